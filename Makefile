@@ -1,0 +1,83 @@
+# `make help` lists the targets. Everything installs into $(VENV), which is made at the first need.
+
+VENV ?= .venv
+OUT ?= results/quick
+# Candidates, in order; the first one of a version that we support is used.
+PYTHON ?= python3 python3.13 python3.12 python3.11
+# TORCH=cpu: at the first installation, PyTorch's own wheels without CUDA, a tenth of the download.
+TORCH ?= default
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# Processes of pytest: a number, or auto for one a core.
+JOBS ?= auto
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+ifeq ($(filter $(TORCH),default cpu),)
+$(error TORCH must be default or cpu, got $(TORCH))
+endif
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all test-gpu format clean
+
+help:
+	@echo 'make demo       trains and attacks the quick suite and prints its board (under 90 s after installation)'
+	@echo 'make test       format, lint, types and the default tests: what CI runs'
+	@echo 'make test-all   the slow tests too, at full counts'
+	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo 'make format     formats the code and mends what the linter can'
+	@echo 'make clean      removes .venv, caches and builds; results stay'
+	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo)'
+
+# `run` prints the board, also where a cell failed.
+demo: $(VENV)/.core
+	@$(BIN)/leakbench run quick --out $(OUT)
+
+test: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pytest -n $(JOBS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/pytest -n $(JOBS) -m 'not gpu'
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/pytest -m gpu
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@for python in $(PYTHON); do \
+	  if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$($$python --version)"; \
+	    $$python -m venv $(VENV) || exit 1; touch $@; exit 0; \
+	  fi; \
+	done; \
+	echo "leakbench needs Python 3.11, 3.12 or 3.13, and none of [$(PYTHON)] is one:" \
+	  "install one, or name yours with PYTHON=/path/to/python" >&2; exit 1
+
+# An index that the user has set up is kept: PyTorch's is then asked beside it, not instead.
+$(VENV)/.torch: $(VENV)/.made
+ifeq ($(TORCH),cpu)
+	@echo 'installing PyTorch without CUDA'
+	@option=--index-url; [ -z "$$PIP_INDEX_URL" ] || option=--extra-index-url; \
+	$(PIP) install --quiet $$option $(TORCH_CPU_INDEX) 'torch>=2.10'
+endif
+	@touch $@
+
+$(VENV)/.core: pyproject.toml $(VENV)/.torch
+	@echo 'installing leakbench (PyTorch is large: the first time takes minutes)'
+	@$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	@echo 'installing leakbench and what its tests need (PyTorch is large: the first time takes minutes)'
+	@$(PIP) install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.core

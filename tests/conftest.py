@@ -1,0 +1,40 @@
+"""What every test shares: shapes and types checked at run time, one thread, the optional data folder."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Before any of them is imported: a module that is loaded already is not checked any more.
+install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], "beartype.beartype")
+
+# Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
+torch.set_num_threads(1)
+
+# No deadline: a shared machine is slow at times. The same examples every time: if a fresh clone fails, the
+# reason is in the clone.
+hypothesis.settings.register_profile("leakbench", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("leakbench")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests marked `gpu`, saying so, where there is no CUDA device."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and torch finds none")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of the data sets that are not embedded, named by LEAKBENCH_DATA; skips where there is none."""
+    named = os.environ.get("LEAKBENCH_DATA")
+    if not named:
+        pytest.skip(
+            "LEAKBENCH_DATA is not set: it names a folder with MNIST or CIFAR-10, which are not embedded"
+        )
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.skip(f"LEAKBENCH_DATA names {folder}, which is not a folder")
+    return folder

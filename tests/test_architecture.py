@@ -1,0 +1,146 @@
+"""Who may import whom: four leaves that know nothing of one another, and one hub that knows their types."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LEAVES = ("defenses", "attacks", "benchmarks", "leaderboard")
+PACKAGES = (*LEAVES, "audit")
+# What the hub may see of the leaves; it finds methods by name. Only the command line prints boards.
+HUB_MAY_IMPORT = (
+    "defenses.core",
+    "attacks.core",
+    "benchmarks.core",
+    "benchmarks.data",
+    "benchmarks.models",
+    "leaderboard.record",
+)
+COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "misc"}
+
+
+def modules() -> list[str]:
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return sorted(dotted(file.relative_to(ROOT)) for file in files)
+
+
+def dotted(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def source_of(module: str) -> Path:
+    path = ROOT / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
+    """Every name imported anywhere in `source`, absolute, and whether it was written relatively."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((f"{base}.{alias.name}", node.level > 0) for alias in node.names)
+
+
+def within(name: str, allowed: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in allowed)
+
+
+def faults(module: str, source: str, package: str) -> list[str]:
+    """What is wrong with the imports of `module`, one sentence each; `package` is the one it lies in."""
+    own, found = module.split(".")[0], []
+    for name, relative in imports(source, package):
+        top = name.split(".")[0]
+        if top == own and not relative:
+            found.append(f"{module} imports {name} of its own package; write it relatively")
+        if top == own and within(module, (f"{own}.core",)) and not within(name, (f"{own}.core",)):
+            found.append(f"{module} is shared machinery and imports {name}, which is built on it")
+        if top == "tests":
+            found.append(f"{module} imports {name}, which is not shipped")
+        if top in PACKAGES and top != own:
+            if own in LEAVES:
+                found.append(f"{module} imports {name}; {own} must not know {top}")
+            else:
+                on_command_line = within(module, ("audit.cli",))
+                allowed = COMMAND_LINE_MAY_IMPORT if on_command_line else HUB_MAY_IMPORT
+                if not within(name, allowed):
+                    found.append(f"{module} imports {name}; of the others it may import {', '.join(allowed)}")
+        if own == "leaderboard" and top == "torch":
+            found.append(f"{module} imports torch; a board is made where there is none")
+        if module == "leaderboard.record" and not relative and top not in sys.stdlib_module_names:
+            found.append(f"{module} imports {name}; records are read by the standard library alone")
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_only_what_it_may(module):
+    file = source_of(module)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    assert faults(module, file.read_text(encoding="utf-8"), package) == []
+
+
+@pytest.mark.parametrize("module", modules())
+def test_no_module_is_a_drawer_for_everything(module):
+    assert not FORBIDDEN_NAMES & set(module.split("."))
+
+
+def test_all_five_packages_are_looked_at():
+    assert {module.split(".")[0] for module in modules()} == set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "fault"),
+    [
+        ("defenses.dp_sgd", "import attacks", "defenses must not know attacks"),
+        ("defenses.dp_sgd", "def f():\n    from audit.share import x", "defenses must not know audit"),
+        ("attacks.dlg", "from defenses.core import clip", "attacks must not know defenses"),
+        ("benchmarks.data.digits", "import leaderboard.record", "benchmarks must not know leaderboard"),
+        ("leaderboard.table", "from audit import cli", "leaderboard must not know audit"),
+        ("leaderboard.table", "import torch.nn", "a board is made where there is none"),
+        ("leaderboard.record", "import pandas", "the standard library alone"),
+        ("audit.harness", "from defenses.dp_sgd import dp_sgd", "of the others it may import"),
+        ("audit.harness", "from defenses import dp_sgd", "of the others it may import"),
+        ("audit.harness", "import leaderboard.table", "of the others it may import"),
+        ("defenses.dp_sgd", "from defenses.core import clip", "write it relatively"),
+        ("defenses.core.engine", "from ..dp_sgd import dp_sgd", "is shared machinery"),
+        ("defenses.core.engine", "from .. import dp_sgd", "is shared machinery"),
+        ("audit.harness", "from tests.conftest import x", "not shipped"),
+    ],
+)
+def test_a_forbidden_import_is_found(module, source, fault):
+    (found,) = faults(module, source, module.rpartition(".")[0])
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("defenses.dp_sgd", "import torch\nfrom .core import clip"),
+        ("defenses.core.engine", "from .rows import rows\nfrom . import noise"),
+        ("benchmarks.data.digits", "from ..core import Splits"),
+        ("audit.harness", "from defenses.core import train\nfrom leaderboard.record import Record"),
+        ("audit.harness", "from benchmarks import data, models\nfrom .catalog import find"),
+        ("audit.cli", "from leaderboard.table import Board"),
+        ("leaderboard.record", "import json\nfrom dataclasses import dataclass"),
+        ("leaderboard.table", "import pandas\nfrom .record import Record"),
+    ],
+)
+def test_a_permitted_import_passes(module, source):
+    assert faults(module, source, module.rpartition(".")[0]) == []
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.startswith("leaderboard")])
+def test_the_leaderboard_runs_without_torch(module):
+    """Also through what it imports: read in a process of its own."""
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
