@@ -1,0 +1,248 @@
+"""What every written form of the board says, before a form is chosen: headers, cells, footnotes, remarks.
+
+A cell is a tuple of parts (value, interval) that a form joins with a space, or with a line break where
+columns must be narrow. Reasons become numbered footnotes, each once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from .aggregate import Estimate
+from .controls import ControlResult, Violation
+from .record import Record
+from .rows import Row
+
+SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+
+# Half a table each, for narrow terminals; a row is recognised by its first column.
+MEMBERSHIP = ("defense", "epsilon", "accuracy", "auc", "tpr", "attack")
+RECONSTRUCTION = ("defense", "psnr_free", "psnr_noisy", "seeds", "flags")
+_NOISE = {"none": " without noise", "calibrated": " with noise"}
+COLUMNS = (*MEMBERSHIP, *RECONSTRUCTION[1:])
+
+Cell = tuple[str, ...]
+
+
+@dataclass
+class Sheet:
+    """The board in words.
+
+    Attributes:
+        alarms: sentences that must be read first: failed controls, violated claims, absent controls.
+        headers: column -> parts of its header.
+        sections: title and rows of each group of comparable rows; a row is column -> parts.
+        footnotes: what the superscripts in the cells stand for, in order from 1.
+        notes: how to read the numbers.
+        unranked: what failed or was skipped, with its sentence.
+    """
+
+    alarms: list[str]
+    headers: dict[str, Cell] = field(default_factory=dict)
+    sections: list[tuple[str, list[dict[str, Cell]]]] = field(default_factory=list)
+    footnotes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unranked: list[str] = field(default_factory=list)
+
+    def mark(self, cell: Cell, reason: str | None) -> Cell:
+        """Adds a footnote's number to a cell; the same reason has the same number."""
+        if not reason:
+            return cell
+        if reason not in self.footnotes:
+            self.footnotes.append(reason)
+        return (*cell[:-1], cell[-1] + superscript(self.footnotes.index(reason) + 1))
+
+
+def superscript(number: int) -> str:
+    """A footnote's number, raised."""
+    return "".join(SUPERSCRIPTS[int(digit)] for digit in str(number))
+
+
+def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation]) -> list[str]:
+    """The sentences of the banner; empty when controls were there and all held.
+
+    Args:
+        controls: all results.
+        violations: all refuted claims.
+
+    Returns:
+        One sentence each.
+    """
+    failed = [f"{c.name}: expected {c.expected}, measured {c.measured}" for c in controls if not c.ok]
+    said = []
+    if failed:
+        said.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
+    said += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
+    if not controls:
+        said.append(
+            "There are no controls in these records: nothing shows that these attacks can find a leak."
+        )
+    return said
+
+
+def sheet(
+    rows: Sequence[Row],
+    *,
+    controls: Sequence[ControlResult],
+    violations: Sequence[Violation],
+    unranked: Sequence[Record],
+) -> Sheet:
+    """Words the whole board.
+
+    Args:
+        rows: in the order of the board.
+        controls: all results.
+        violations: all refuted claims.
+        unranked: records that failed or were skipped.
+
+    Returns:
+        The sheet, ready for any form.
+    """
+    page = Sheet(alarms=alarms(controls, violations))
+    deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
+    page.headers = {
+        "defense": ("defense",),
+        "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}")
+        if len(deltas) == 1
+        else ("claimed", "ε"),
+        "accuracy": ("accuracy",),
+        "auc": ("worst", "AUC"),
+        "tpr": ("worst", "TPR@1%FPR"),
+        "attack": ("strongest", "attack"),
+        "psnr_free": ("PSNR, dB,", "no noise"),
+        "psnr_noisy": ("PSNR, dB,", "with noise"),
+        "seeds": ("seeds",),
+        "flags": ("flags",),
+    }
+    for section, group in groupby(rows, key=lambda row: row.section):
+        title = " · ".join(filter(None, section))
+        page.sections.append((title, [_words(page, row, several=len(deltas) > 1) for row in group]))
+    page.notes = _notes(rows, controls)
+    page.unranked = _unranked(unranked)
+    return page
+
+
+def _words(page: Sheet, row: Row, *, several: bool) -> dict[str, Cell]:
+    details = (f"({row.details})",) if row.details else ()
+    control = (f"({row.control} control)",) if row.control else ()
+    counts = sorted({len(cell.records) for cell in row.cells})
+    seeds = "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
+    uneven = None
+    if "uneven_seeds" in row.flags:
+        uneven = "seeds measured: " + "; ".join(
+            f"{cell.attack or cell.kind}{_NOISE.get(cell.noise or '', '')}: {_list(cell.records)}"
+            for cell in row.cells
+        )
+    strongest = row.auc.attack or row.psnr_free.attack or row.psnr_noisy.attack
+    by_tpr = row.tpr.attack
+    other = f"by TPR@1%FPR the strongest is {by_tpr}" if by_tpr and by_tpr != row.auc.attack else None
+    return {
+        "defense": (row.defense.name, *details, *control),
+        "epsilon": _epsilon(page, row, several=several),
+        "accuracy": _number(page, row.accuracy, 2),
+        "auc": _number(page, row.auc, 2),
+        "tpr": _number(page, row.tpr, 3),
+        "attack": page.mark((strongest,), other) if strongest else ("-",),
+        "psnr_free": _number(page, row.psnr_free, 1),
+        "psnr_noisy": _number(page, row.psnr_noisy, 1),
+        "seeds": page.mark((seeds,), uneven),
+        "flags": (", ".join(flags),),
+    }
+
+
+def _epsilon(page: Sheet, row: Row, *, several: bool) -> Cell:
+    claim = row.claim
+    if claim is None:
+        return page.mark(("n/a",), "no claim in these records")
+    if claim.epsilon is None:
+        return page.mark(("∞",), claim.reason)
+    reason = None
+    if claim.as_if_poisson is not None:
+        reason = f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}"
+    words = page.mark((f"{claim.epsilon:.2f}",), reason)
+    words += (f"δ={_short(claim.delta)}",) if several else ()
+    return (*words, "VIOLATED") if "claim_violated" in row.flags else words
+
+
+def _number(page: Sheet, estimate: Estimate, digits: int) -> Cell:
+    if estimate.value is None:
+        return page.mark(("n/a",), estimate.reason)
+    value = f"{estimate.value:.{digits}f}"
+    if estimate.low is None or estimate.high is None:
+        return page.mark((value,), estimate.reason)
+    return page.mark((value, f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"), estimate.reason)
+
+
+def _short(value: float) -> str:
+    return f"{value:g}".replace("e-0", "e-")
+
+
+def _notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
+    notes = [
+        "Means over seeds, with 95 % intervals (Student's t; the record's own for a single seed). Worst is "
+        "the strongest attack's mean; its interval is simultaneous over the attacks compared. "
+        "Chance: AUC 0.5, TPR 0.01. Higher AUC, TPR and PSNR leak more.",
+    ]
+    records = [record for row in rows for record in row.records]
+    shared = dict.fromkeys(
+        ", ".join(f"{prefix}{r.task[key]}" for key, prefix in _SHOWN.items() if key in r.task)
+        for r in records
+        if r.kind == "reconstruction"
+    )
+    if shared:
+        floors = [row.floor.value for row in rows if row.floor.value is not None]
+        floor = ""
+        if floors:
+            least, most = f"{min(floors):.1f}", f"{max(floors):.1f}"
+            floor = f" The mean public image alone has {least if least == most else f'{least} to {most}'} dB."
+        notes.append(f"PSNR: one shared update ({'; '.join(shared)}), without and with its noise.{floor}")
+    if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
+        notes.append(f"Controls that held: {'; '.join(passed)}.")
+    if roles := {row.control for row in rows} - {None}:
+        absent = {"positive", "negative"} - roles
+        notes += [f"There is no {role} control in these records." for role in sorted(absent)]
+    if any(record.noise == "seeded" for record in records):
+        notes.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
+    notes += [f"Attack {name}: {needs}." for name, needs in _needs(records).items()]
+    papers = [f"{r.defense.name}, {p.metric} {p.value:g} in {p.source}" for r in records for p in r.reported]
+    return notes + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
+
+
+_SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
+
+
+def _needs(records: Sequence[Record]) -> dict[str, str]:
+    """What each attack is given, because a worst case is only as realistic as that."""
+    found = {}
+    for record in records:
+        if record.attack is not None and record.requires:
+            words = []
+            for name, value in record.requires.items():
+                if value:
+                    items = value if isinstance(value, list) else [value]
+                    words.append(f"{name} {', '.join(str(item).lower() for item in items)}")
+            found[record.attack.name] = "; ".join(words)
+    return {name: found[name] for name in sorted(found) if found[name]}
+
+
+def _unranked(records: Sequence[Record]) -> list[str]:
+    """One line for each sentence, with all the cells and seeds it concerns."""
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for record in records:
+        what = record.attack.name if record.attack else record.kind
+        noise = str(record.task.get("noise")) if record.kind == "reconstruction" else ""
+        cell = f"{record.defense.name} x {what}{_NOISE.get(noise, '')}"
+        lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
+    return [
+        f"{status}: {cell}, {_seeds(seeds)}: {reason}"
+        for (status, cell, reason), seeds in sorted(lines.items())
+    ]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}"
+
+
+def _list(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))

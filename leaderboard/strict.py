@@ -1,0 +1,148 @@
+"""Dataclasses that check their own types, and are built from parsed JSON without guessing.
+
+A record is evidence: a misspelt key, a number in quotes or a NaN must stop its reader rather than become a
+default. The annotations of the dataclass are the only schema. Standard library only.
+"""
+
+import dataclasses
+import sys
+import types
+import typing
+from typing import Any, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+_WORDS = {float: "a finite number", int: "an integer", str: "a string", bool: "true or false"}
+
+
+class RecordError(ValueError):
+    """A record, or the file it lies in, is not what it must be."""
+
+
+def conform(instance: Any) -> None:
+    """Checks every field of a dataclass against its annotation and stores it in plain form.
+
+    Plain form is what JSON gives back: tuples for `tuple` fields, lists inside free dictionaries, copies of
+    dictionaries, so that a record equals the one read back from its file and shares nothing with its maker.
+
+    Args:
+        instance: a dataclass (frozen or not), in its `__post_init__`.
+
+    Raises:
+        RecordError: a field has another type or is not finite; the message starts with the field's name.
+    """
+    for name, hint in typing.get_type_hints(type(instance)).items():
+        # A frozen dataclass can only be normalised this way.
+        object.__setattr__(instance, name, convert(hint, getattr(instance, name), name))
+
+
+def build(cls: type[T], data: Any, where: str = "") -> T:
+    """Makes a dataclass from a parsed JSON object that has exactly its fields, defaults included.
+
+    Args:
+        cls: the dataclass.
+        data: what `json.loads` returned.
+        where: path of `data` in its document, for messages; empty at the top.
+
+    Returns:
+        The instance, nested dataclasses built as well.
+
+    Raises:
+        RecordError: not an object, a key is missing or unknown, or a value is refused.
+    """
+    place = f" in {where}" if where else ""
+    if not isinstance(data, dict):
+        raise RecordError(f"{where or 'the record'} must be an object, got {_short(data)}")
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
+    if missing := [name for name in names if name not in data]:
+        raise RecordError(f"key {missing[0]!r} is missing{place}")
+    if unknown := [name for name in data if name not in names]:
+        raise RecordError(f"key {unknown[0]!r} is unknown{place}")
+    hints = typing.get_type_hints(cls)
+    path = f"{where}." if where else ""
+    values = {name: convert(hints[name], data[name], path + name) for name in names}
+    try:
+        return cls(**values)
+    except RecordError as error:  # of its `__post_init__`, which knows its own fields only
+        raise RecordError(f"{path}{error}") from None
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Returns `value` in the plain form of the annotation `hint`, or refuses it.
+
+    Args:
+        hint: an annotation: a scalar, `Any` (free JSON), `Literal`, a union, `tuple[X, ...]`,
+            `dict[str, X]` or a dataclass.
+        value: what to check.
+        where: path of the value, for messages.
+
+    Returns:
+        The same content, normalised.
+
+    Raises:
+        RecordError: the value does not fit.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return _plain(value, where)
+    if origin in (Union, types.UnionType):
+        return _union(arguments, value, where)
+    if origin is Literal:
+        if any(value is choice or (isinstance(value, str) and value == choice) for choice in arguments):
+            return value
+        raise RecordError(f"{where} must be one of {', '.join(map(str, arguments))}, got {_short(value)}")
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        inner = arguments[1]
+        return {_key(key, where): convert(inner, item, f"{where}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        cls = typing.cast(type, hint)
+        return value if isinstance(value, cls) else build(cls, value, where)
+    if origin is None and _is(hint, value):
+        return hint(value)
+    expected = {tuple: "a list", dict: "an object"}.get(typing.cast(type, origin)) or _WORDS[hint]
+    raise RecordError(f"{where} must be {expected}, got {_short(value)}")
+
+
+def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and types.NoneType in choices:
+        return None
+    rest = [choice for choice in choices if choice is not types.NoneType]
+    if len(rest) == 1:
+        return convert(rest[0], value, where)
+    if any(_is(choice, value) for choice in rest):
+        return value
+    expected = " or ".join(_WORDS[choice] for choice in rest)
+    raise RecordError(f"{where} must be {expected}, got {_short(value)}")
+
+
+def _is(scalar: type, value: Any) -> bool:
+    if scalar is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return abs(value) <= sys.float_info.max  # false for NaN, infinity and integers no float can hold
+    if scalar is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, scalar)
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, dict):
+        return {_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if value is None or any(_is(scalar, value) for scalar in _WORDS):
+        return value
+    raise RecordError(f"{where} must be plain JSON without NaN or infinity, got {_short(value)}")
+
+
+def _key(key: Any, where: str) -> str:
+    if isinstance(key, str):
+        return key
+    raise RecordError(f"{where} must have strings for keys, got {_short(key)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,81 @@
+"""Builders of records in code; no other package takes part."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaderboard.record import Claim, MethodUsed, Metric, Record
+
+
+def metric(value: float | None, half: float | None = None, **fields: Any) -> Metric:
+    """A metric with the interval value +- half."""
+    ends = {} if half is None or value is None else {"low": value - half, "high": value + half}
+    return Metric(value=value, **{"better": "lower", **ends, **fields})
+
+
+def record(kind: str = "membership", **fields: Any) -> Record:
+    """A valid record; its id follows from its fields."""
+    metrics = {
+        "utility": {"accuracy": metric(0.9, 0.02, better="higher")},
+        "membership": {"auc": metric(0.7, 0.05), "tpr_at_1pct_fpr": metric(0.05, 0.02)},
+        "reconstruction": {"psnr": metric(20.0, 1.0), "psnr_floor": metric(11.0)},
+    }[kind]
+    share = {"data": "photos", "model": "convnet", "batch": 1, "step": 2, "noise": "none"}
+    filled: dict[str, Any] = {
+        "suite": "quick",
+        "suite_digest": "d1",
+        "kind": kind,
+        "defense": "dp_sgd",
+        "attack": None if kind == "utility" else "likelihood_ratio",
+        "task": share if kind == "reconstruction" else {"data": "digits", "model": "mlp", "batch": 64},
+        "budget": {"epsilon": 3.0, "delta": 1e-5},
+        "claim": claim(),
+        "noise_multiplier": 1.5,
+        "noise": "seeded",
+        "metrics": metrics,
+        "seed": 0,
+        "device": "cpu",
+        "code_version": "0.1.0",
+        "seconds": 1.0,
+        **fields,
+    }
+    for role in ("defense", "attack"):
+        if isinstance(filled[role], str):
+            filled[role] = MethodUsed(name=filled[role], settings=filled.pop(f"{role}_settings", {}))
+    if filled.get("status", "ok") != "ok":
+        filled["metrics"] = {}
+    identifier = hashlib.sha256(json.dumps(filled, default=repr, sort_keys=True).encode()).hexdigest()[:16]
+    return Record(**{"id": identifier, **filled})
+
+
+def claim(epsilon: float | None = 3.0, **fields: Any) -> Claim:
+    """A claim under Poisson sampling; infinite for None."""
+    return Claim(
+        **{
+            "epsilon": epsilon,
+            "delta": 1e-5,
+            "relation": "add_remove",
+            "sampling": "poisson",
+            "accountant": "PLD",
+            "reason": None if epsilon is not None else "no noise is added",
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(name="record")
+def _record() -> Callable[..., Record]:
+    return record
+
+
+@pytest.fixture(name="metric")
+def _metric() -> Callable[..., Metric]:
+    return metric
+
+
+@pytest.fixture(name="claim")
+def _claim() -> Callable[..., Claim]:
+    return claim
