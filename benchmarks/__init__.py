@@ -1,0 +1,1 @@
+"""Real images with fixed splits, the architectures of the papers, and the suites that put them together."""

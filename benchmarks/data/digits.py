@@ -1,0 +1,46 @@
+"""Handwritten digits: 1,797 real grey images of 8x8 pixels, embedded in scikit-learn.
+
+Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (its
+test part), CC BY 4.0. All three pools are dealt from one deck, so they are exchangeable.
+"""
+
+import torch
+from sklearn.datasets import load_digits
+
+from ..core import Splits, choose, content_digest, verify
+
+PRIVATE, NON_MEMBER, PUBLIC = 700, 700, 397
+# Of pixels / 16 as float32 [1797, 1, 8, 8] and labels as int64 [1797]; exact on every platform.
+CONTENT = "0f9d51972f162b3745a13365e4e663511a664c89bfa435327917c6ab54e31576"
+
+
+def digits(*, seed: int = 0) -> Splits:
+    """1,797 handwritten digits, 8x8 grey, 10 classes (scikit-learn, embedded).
+
+    Args:
+        seed: decides who is a member, a non-member or public.
+
+    Returns:
+        700 members, 700 non-members and 397 public examples, inputs [n, 1, 8, 8] in [0, 1].
+
+    Raises:
+        ValueError: if scikit-learn's copy is not the one that the recorded digest names.
+    """
+    pixels, classes = load_digits(return_X_y=True)
+    inputs = torch.from_numpy(pixels / 16).float().reshape(-1, 1, 8, 8)
+    labels = torch.from_numpy(classes).to(torch.int64)
+    verify(
+        content_digest(inputs, labels),
+        CONTENT,
+        what="scikit-learn's digits",
+        way_out="install an unmodified scikit-learn",
+    )
+    return Splits.cut(
+        inputs,
+        labels,
+        choose(torch.arange(len(labels)), (PRIVATE, NON_MEMBER, PUBLIC), salt=f"digits/{seed}"),
+        name="digits",
+        classes=10,
+        in_distribution_public=True,
+        about="UCI Optical Recognition of Handwritten Digits (CC BY 4.0), as embedded in scikit-learn",
+    )

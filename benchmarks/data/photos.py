@@ -1,0 +1,91 @@
+"""Colour crops of 32x32 pixels from scikit-learn's two sample photographs, for reconstruction.
+
+`china.jpg` and `flower.jpg`, 427x640 pixels each, Flickr photographs under CC BY 2.0. The grid of crops,
+without overlap, has 13 rows and 20 columns a photograph; the class is which photograph and which of five
+horizontal bands. Columns are dealt in ranges: the public crops lie to the left of the target crops, with a
+whole column between them, so that no attacker's prior holds a strip of the image that it is asked to find.
+Members and non-members are dealt from the same columns, since pools that differ in place could be told apart
+by it.
+
+Crops without features (blurred background, empty sky) are no part of the data set: a flat guess would count
+as a reconstruction of them, and public and target ones would be near-copies. What remains is not balanced:
+class 0 (the sky over the roofs) has only public crops, class 9 (the foot of the flower) only target crops.
+
+What is checked are the JPEG files. Decoders differ by a grey level here and there, so the pixels are
+not refused for that; they are in the digest of the splits, which every record carries.
+"""
+
+import hashlib
+import io
+from importlib import resources
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..core import Splits, choose, verify
+
+FILES = {
+    "china.jpg": "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
+    "flower.jpg": "a77f6ec41e353afdf8bdff2ea981b2955535d8d83294f8cfa49cf4e423dd5638",
+}
+CROP, ROWS, COLUMNS, BANDS = 32, 13, 20, 5
+PUBLIC_COLUMNS = range(8)  # column 8 is the gap
+TARGET_COLUMNS = range(9, COLUMNS)
+PRIVATE, NON_MEMBER = 64, 64
+# Standard deviation of the pixels, mean over colours, inputs in [0, 1]. No crop is within 0.0007 of it, which
+# is far more than a decoder's rounding moves any of them.
+FEATURELESS = 0.048
+
+
+def photos(*, seed: int = 0) -> Splits:
+    """32x32 colour crops of two photographs, 10 classes: which photograph and band (scikit-learn, embedded).
+
+    Args:
+        seed: decides which target crops are members; the public crops are always the same.
+
+    Returns:
+        64 members, 64 non-members and 109 public crops, inputs [n, 3, 32, 32] in [0, 1]. An id is the
+        crop's place: 260 * photograph + 20 * row + column.
+
+    Raises:
+        ValueError: if scikit-learn's copy is not the one that the recorded digests name.
+    """
+    inputs = torch.cat([crops(photograph(name)) for name in FILES])
+    ids = torch.arange(len(inputs))
+    row, column = ids // COLUMNS % ROWS, ids % COLUMNS
+    labels = ids // (ROWS * COLUMNS) * BANDS + row * BANDS // ROWS
+
+    kept = inputs.flatten(start_dim=2).std(dim=2).mean(dim=1) >= FEATURELESS
+    public = ids[kept & torch.isin(column, torch.tensor(PUBLIC_COLUMNS))]
+    target = ids[kept & torch.isin(column, torch.tensor(TARGET_COLUMNS))]
+    return Splits.cut(
+        inputs,
+        labels,
+        [*choose(target, (PRIVATE, NON_MEMBER), salt=f"photos/{seed}"), public],
+        name="photos",
+        classes=2 * BANDS,
+        in_distribution_public=True,
+        about="china.jpg and flower.jpg of scikit-learn (Flickr, CC BY 2.0), cut into 32x32 crops",
+    )
+
+
+def photograph(name: str) -> Tensor:
+    """One photograph as [3, height, width] in [0, 1]."""
+    content = (resources.files("sklearn.datasets.images") / name).read_bytes()
+    verify(
+        hashlib.sha256(content).hexdigest(),
+        FILES[name],
+        what=f"scikit-learn's {name}",
+        way_out="install an unmodified scikit-learn",
+    )
+    with Image.open(io.BytesIO(content)) as image:
+        pixels = np.array(image.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+
+
+def crops(image: Tensor) -> Tensor:
+    """Cuts [3, height, width] into [260, 3, 32, 32], row by row; a remainder is left over."""
+    grid = image[:, : ROWS * CROP, : COLUMNS * CROP].unfold(1, CROP, CROP).unfold(2, CROP, CROP)
+    return grid.permute(1, 2, 0, 3, 4).reshape(ROWS * COLUMNS, 3, CROP, CROP)
