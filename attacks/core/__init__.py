@@ -1,0 +1,35 @@
+"""Shared machinery of attacks: targets, requirements, results, priors and the Gaussian likelihood ratio."""
+
+from .decorator import Attack, attack
+from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
+from .narrow import narrow, offer
+from .observation import Examples, ModelAccess, Observation, Target, Transcript
+from .priors import Box, total_variation
+from .requires import Access, AccessError, Controls, Knows, Requirements, granted
+from .results import MembershipScores, Reconstruction
+
+__all__ = [
+    "Access",
+    "AccessError",
+    "Attack",
+    "Box",
+    "Controls",
+    "Evidence",
+    "Examples",
+    "Knows",
+    "MembershipScores",
+    "ModelAccess",
+    "Observation",
+    "Reconstruction",
+    "Requirements",
+    "Target",
+    "Transcript",
+    "attack",
+    "granted",
+    "log_likelihood_ratio",
+    "narrow",
+    "offer",
+    "relative_residual",
+    "subsampled",
+    "total_variation",
+]

@@ -1,0 +1,164 @@
+"""The decorator that turns a function into an attack: declares needs, narrows the target, checks settings.
+
+@attack(access=Access.UPDATE, knows=Knows.LABELS)
+def method(target: Observation, coins: torch.Generator, *, steps: int = 100) -> Reconstruction: ...
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
+
+import torch
+
+from .narrow import enabled_by, narrow, offer
+from .observation import ModelAccess, Observation, Target, Transcript
+from .requires import Access, AccessError, Controls, Knows, Requirements
+from .results import MembershipScores, Reconstruction
+
+R = TypeVar("R", Reconstruction, MembershipScores)
+
+_TARGETS = {
+    Access.UPDATE: Observation,
+    Access.BLACK_BOX: ModelAccess,
+    Access.WHITE_BOX: ModelAccess,
+    Access.ALL_STEPS: Transcript,
+    Access.FEDERATED: Transcript,
+}
+
+
+class Attack(Generic[R]):
+    """A method with its threat model.
+
+    Attributes:
+        name: the name of the function, which is that of its file.
+        summary: first line of its docstring.
+        requires: what it needs.
+        defaults: its settings with their default values, read only.
+        kind: `reconstruction` or `membership`, by what it returns.
+        target: the class of what it attacks.
+    """
+
+    def __init__(self, function: Callable[..., R], requires: Requirements) -> None:
+        functools.update_wrapper(self, function)
+        target, coins, *settings = inspect.signature(function).parameters.values()
+        misplaced = [p.name for p in settings if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
+        if misplaced or (target.name, coins.name) != ("target", "coins"):
+            raise TypeError(
+                f"{function.__name__} must be written (target, coins, *, setting=default, ...), "
+                f"got {', '.join(misplaced) or f'{target.name}, {coins.name}'}"
+            )
+        hints = get_type_hints(function)
+        self.target: type[Target] = _TARGETS[requires.access]
+        if hints.get("target") is not self.target:
+            raise TypeError(
+                f"{function.__name__} has {requires.access.name} access: "
+                f"its target must be annotated as {self.target.__name__}, got {hints.get('target')}"
+            )
+        if hints.get("return") not in (Reconstruction, MembershipScores):
+            raise TypeError(
+                f"{function.__name__} must be annotated to return Reconstruction or MembershipScores, "
+                f"got {hints.get('return')}"
+            )
+        self.kind: Literal["reconstruction", "membership"] = (
+            "reconstruction" if hints["return"] is Reconstruction else "membership"
+        )
+        self.name: str = function.__name__
+        self.summary: str = (inspect.getdoc(function) or "").split("\n", 1)[0]
+        self.requires = requires
+        self.defaults = MappingProxyType({p.name: p.default for p in settings})
+        self._types = {p.name: hints.get(p.name) for p in settings}
+        self._function = function
+
+    def settings(self, **given: Any) -> dict[str, Any]:
+        """All settings of a call, the given ones over the defaults.
+
+        Raises:
+            ValueError: a setting that this attack does not have, or one of the wrong type.
+        """
+        for name, value in given.items():
+            if name not in self.defaults:
+                near = difflib.get_close_matches(name, self.defaults, n=1)
+                known = (
+                    f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
+                )
+                raise ValueError(f"{self.name} has no setting {name!r}; {known}")
+            wanted = self._types[name]
+            if wanted in (int, float, str, bool) and not _is_a(value, wanted):
+                raise ValueError(f"{name} of {self.name} must be of type {wanted.__name__}, got {value!r}")
+        return {**self.defaults, **given}
+
+    def check(self, target: Target | Requirements) -> str | None:
+        """Why this attack does not apply, in one sentence, or None if it does. Computes nothing.
+
+        Args:
+            target: what would be attacked, or, before there is one, the threat model that it will offer.
+        """
+        if isinstance(target, Requirements):
+            return self._missing(target)
+        if not isinstance(target, self.target):
+            return (
+                f"{self.name} needs access to {self.requires.access.value} ({self.target.__name__}), "
+                f"got {type(target).__name__}"
+            )
+        try:
+            problem = self._missing(offer(target))
+        except AccessError as error:
+            return f"{self.name} does not apply: {error}"
+        if problem is None and self.kind == "membership" and target.candidates is None:
+            return f"{self.name} needs candidates to score: fill {self.target.__name__}.candidates"
+        return problem
+
+    def _missing(self, offered: Requirements) -> str | None:
+        missing = self.requires.missing_from(offered)
+        if self.requires.access in missing:
+            return f"{self.name} needs access to {self.requires.access.value}, got {offered.access.value}"
+        if missing:
+            return (
+                f"{self.name} needs {' and '.join(enabled_by(need) for need in missing)}, which is withheld"
+            )
+        return None
+
+    def __call__(self, target: Target, coins: torch.Generator | None = None, **settings: Any) -> R:
+        """Runs the attack on what it declared to need, and on nothing else.
+
+        Args:
+            target: narrowed before the method sees it.
+            coins: the attack's own randomness, on the CPU; by default a generator with seed 0.
+            **settings: the method's settings.
+
+        Raises:
+            AccessError: the target does not grant what the attack needs, or the attack read what it did not
+                declare.
+            ValueError: an unknown or impossible setting.
+        """
+        resolved = self.settings(**settings)
+        if (problem := self.check(target)) is not None:
+            raise AccessError(problem)
+        coins = torch.Generator().manual_seed(0) if coins is None else coins
+        return self._function(narrow(target, self.requires), coins, **resolved)
+
+    def __repr__(self) -> str:
+        return f"<attack {self.name}: {self.requires.to_dict()}>"
+
+
+def attack(
+    *, access: Access, knows: Knows = Knows.NOTHING, controls: Controls = Controls.NOTHING
+) -> Callable[[Callable[..., R]], Attack[R]]:
+    """Declares what an attack needs; everything else is withheld from it.
+
+    Args:
+        access: decides the class of the target: `Observation`, `ModelAccess` or `Transcript`.
+        knows: side knowledge.
+        controls: influence on training.
+    """
+    requires = Requirements(access=access, knows=knows, controls=controls)
+    return lambda function: Attack(function, requires)
+
+
+def _is_a(value: Any, wanted: type) -> bool:
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

@@ -1,0 +1,163 @@
+"""The exact likelihood ratio of "took part" against "did not", for releases with Gaussian noise.
+
+With everybody else's contributions removed, what is left of the undivided noisy sums is r ~ N(0, diag(s^2))
+if the candidate did not take part and r ~ N(v, diag(s^2)) if it did, v being its own encoded and bounded
+contribution. Then
+
+    Lambda = sum_j v_j r_j / s_j^2 - v_j^2 / (2 s_j^2),
+
+with signal-to-noise ratio mu = ||v / s|| <= 1 / noise_multiplier: AUC Phi(mu / sqrt 2), TPR Phi(Phi^-1(FPR) +
+mu). By Neyman and Pearson no test is more powerful. Dense, masked, projected and two-part releases differ
+only in v and s. Over steps the ratios multiply, although v_t depends on what was released before, because the
+noise of a step is fresh given the past; under Poisson sampling with known rate q a step's ratio is 1 - q + q
+exp(Lambda).
+
+Where a coordinate carries signal and no noise there is no ratio but a decision: r equals v there, or it does
+not.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .observation import Examples, Observation
+from .requires import granted
+
+_CHUNK = 1 << 21  # elements taken to float64 at a time, 16 MiB
+
+
+def log_likelihood_ratio(
+    remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"], noise_std: Float[Tensor, " m"]
+) -> Float[Tensor, " n"]:
+    """Lambda of each candidate, in nats, over the coordinates that carry noise.
+
+    Args:
+        remainder: r, undivided sums with everybody else removed.
+        contribution: v, what the candidate would add to the undivided sums.
+        noise_std: s on the undivided sums; coordinates where it is 0 are left out (see `relative_residual`).
+
+    Returns:
+        float64.
+    """
+    std = noise_std.double()
+    precision = torch.where(std > 0, std.clamp(min=torch.finfo(torch.float64).tiny) ** -2, 0.0)
+    parts = []
+    for r, v in _row_chunks(remainder, contribution):
+        wide = v.double()
+        parts.append((wide * (r - wide / 2)) @ precision)  # promotes r on the way
+    return torch.cat(parts)
+
+
+def relative_residual(
+    remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"]
+) -> Float[Tensor, " n"]:
+    """||r - v|| / ||v|| of each candidate: 0 if the release shows exactly its contribution, 1 if nothing.
+
+    Returns:
+        float64; NaN where v = 0, so that nothing could show.
+    """
+    return torch.cat(
+        [
+            (r.double() - v.double()).norm(dim=1)
+            / v.double().norm(dim=1).masked_fill(~v.any(dim=1), math.nan)
+            for r, v in _row_chunks(remainder, contribution)
+        ]
+    )
+
+
+def subsampled(log_ratio: Float[Tensor, " n"], sample_rate: float) -> Float[Tensor, " n"]:
+    """log(1 - q + q exp(Lambda)): the log ratio of one step when a record joins it with probability q.
+
+    Args:
+        log_ratio: Lambda given participation, in nats.
+        sample_rate: q, in (0, 1].
+    """
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
+    if sample_rate == 1:
+        return log_ratio
+    joined = log_ratio.double() + math.log(sample_rate)
+    return torch.logaddexp(joined, torch.full_like(joined, math.log1p(-sample_rate)))
+
+
+class Evidence:
+    """Evidence for the membership of candidates, accumulated over the steps of one run.
+
+    Args:
+        candidates: how many candidates there are.
+        device: where the sums are kept.
+    """
+
+    def __init__(self, candidates: int, device: torch.device | str = "cpu") -> None:
+        self._log_ratio = torch.zeros(candidates, dtype=torch.float64, device=device)
+        self._closest = torch.full_like(self._log_ratio, math.inf)
+
+    @property
+    def log_ratio(self) -> Float[Tensor, " n"]:
+        """The log likelihood ratio of all steps so far, over the coordinates with noise, in nats."""
+        return self._log_ratio
+
+    def add(
+        self,
+        remainder: Float[Tensor, "n m"],
+        contribution: Float[Tensor, "n m"],
+        noise_std: Float[Tensor, " m"],
+        sample_rate: float = 1.0,
+    ) -> None:
+        """Takes one step into account.
+
+        Args:
+            remainder: r, as for `log_likelihood_ratio`.
+            contribution: v, as for `log_likelihood_ratio`.
+            noise_std: s on the undivided sums.
+            sample_rate: chance that a record takes part in the step.
+        """
+        for name, rows in (("remainder", remainder), ("contribution", contribution)):
+            if rows.shape != (len(self._log_ratio), len(noise_std)):
+                raise ValueError(
+                    f"{name} must have shape [candidates, coordinates] = "
+                    f"{[len(self._log_ratio), len(noise_std)]}, got {list(rows.shape)}"
+                )
+        bare = noise_std == 0
+        if bare.any():
+            everywhere = bool(bare.all())
+            shown = remainder if everywhere else remainder[:, bare]
+            expected = contribution if everywhere else contribution[:, bare]
+            # fmin passes over NaN: a step in which the candidate adds nothing there decides nothing.
+            self._closest = torch.fmin(self._closest, relative_residual(shown, expected).to(self._closest))
+            if everywhere:
+                return
+        ratio = log_likelihood_ratio(remainder, contribution, noise_std).to(self._log_ratio)
+        self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
+
+    def add_step(self, step: Observation, candidates: Examples) -> None:
+        """Takes one observed step into account.
+
+        Args:
+            step: grants OTHERS and DEFENSE.
+            candidates: those that the step's `others_removed` answers for, in the same order.
+        """
+        contribution = step.contributions(candidates.inputs, candidates.labels)
+        remainder = granted(step.others_removed)()
+        self.add(remainder.detach(), contribution.detach(), granted(step.noise_std), step.sample_rate)
+
+    def scores(self) -> tuple[Float[Tensor, " n"], bool]:
+        """The score of each candidate, and whether any of them was decided without noise.
+
+        Returns:
+            The log ratio in nats and False, or, if some contribution could be seen without noise, scores on a
+            scale of decisions and True: minus the smallest relative residual over the steps (0: a step shows
+            exactly this candidate; -1: none does), and for a candidate that no step could decide so minus its
+            posterior probability of being a non-member at even odds (-1/2: no evidence).
+        """
+        decided = self._closest.isfinite()
+        if not decided.any():
+            return self._log_ratio, False
+        return torch.where(decided, -self._closest, -torch.sigmoid(-self._log_ratio)), True
+
+
+def _row_chunks(*tables: Tensor) -> list[tuple[Tensor, ...]]:
+    rows = max(1, _CHUNK // max(1, tables[0].shape[1]))
+    return list(zip(*(table.split(rows) for table in tables), strict=True))

@@ -1,0 +1,117 @@
+"""Narrowing: the view of a target that an attack is handed, and what a target has to offer.
+
+A withheld field is not hidden behind a check alone: the view does not hold its value. What is left is what
+Python cannot withhold, the variables that the target's functions close over; an attack that digs there is
+fraud, not a mistake.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, TypeVar
+
+from .observation import ModelAccess, Observation, Target, Transcript
+from .requires import MEANING, Access, AccessError, Controls, Knows, Requirements
+
+T = TypeVar("T", bound=Target)
+
+
+def narrow(target: T, requires: Requirements) -> T:
+    """View of `target` in which reading what `requires` does not grant raises `AccessError`.
+
+    Args:
+        target: what the attack is called with; not changed.
+        requires: what the attack declared.
+
+    Returns:
+        An instance of a subclass of the target's class, without the withheld values.
+    """
+    # A view of a view stays as narrow as it was.
+    withheld: dict[str, Access | Knows | Controls] = dict(vars(target).get("_withheld", {}))
+    for slot in fields(target):
+        need = slot.metadata.get("needs")
+        if need is not None and not requires.grants(need):
+            withheld[slot.name] = need
+    shown = {name: value for name, value in vars(target).items() if name not in withheld}
+    if isinstance(target, Transcript):
+        shown["steps"] = _Steps(target.steps, requires)
+        shown["final"] = None if target.final is None else narrow(target.final, requires)
+    view = object.__new__(_view_class(_plain_class(type(target))))
+    vars(view).update(shown, _withheld=withheld)
+    return view
+
+
+def offer(target: Target) -> Requirements:
+    """The threat model that the filled fields of `target` amount to; of a transcript, of its first step.
+
+    Args:
+        target: none of its functions is called.
+
+    Raises:
+        AccessError: a transcript has no step, so there is nothing to attack.
+    """
+    if isinstance(target, Observation):
+        return Requirements(access=Access.UPDATE, knows=_known(target))
+    if isinstance(target, ModelAccess):
+        access = Access.BLACK_BOX if target.parameters is None else Access.WHITE_BOX
+        return Requirements(access=access, knows=_known(target), controls=target.controls)
+    first = next(iter(target.steps), None)
+    if first is None:
+        raise AccessError("the transcript has no steps, so there is no update to attack")
+    return Requirements(access=Access.ALL_STEPS, knows=_known(first), controls=target.controls)
+
+
+def enabled_by(need: Access | Knows | Controls) -> str:
+    """Words for an error: what `need` is, and which field of the target would grant it."""
+    for kind in (Observation, ModelAccess):
+        for slot in fields(kind):
+            if slot.metadata.get("needs") == need:
+                return (
+                    f"{MEANING[need]} ({type(need).__name__}.{need.name}, field {kind.__name__}.{slot.name})"
+                )
+    return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Narrows one step after the other, so that a lazy transcript stays lazy."""
+
+    steps: Any
+    requires: Requirements
+
+    def __iter__(self) -> Iterator[Observation]:
+        return (narrow(step, self.requires) for step in self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def _known(target: Observation | ModelAccess) -> Knows:
+    known = Knows.NOTHING
+    for slot in fields(target):
+        need = slot.metadata.get("needs")
+        if isinstance(need, Knows) and getattr(target, slot.name) is not None:
+            known |= need
+    return known
+
+
+def _plain_class(kind: type) -> type:
+    return next(c for c in kind.__mro__ if c in (Observation, ModelAccess, Transcript))
+
+
+@cache
+def _view_class(kind: type) -> type:
+    # `__getattribute__`, because a field with a default is an attribute of the class, too.
+    def guarded(self: Any, name: str) -> Any:
+        withheld = object.__getattribute__(self, "__dict__").get("_withheld", {})
+        if name in withheld:
+            raise AccessError(
+                f"this attack did not declare {type(withheld[name]).__name__}.{withheld[name].name}, "
+                f"so it may not read {kind.__name__}.{name}: add it to the decorator"
+            )
+        return object.__getattribute__(self, name)
+
+    def shown(self: Any) -> str:
+        return f"<narrowed {kind.__name__}, without {', '.join(sorted(self._withheld)) or 'nothing'}>"
+
+    return type(f"Narrowed{kind.__name__}", (kind,), {"__getattribute__": guarded, "__repr__": shown})

@@ -1,0 +1,207 @@
+"""What attackers are given: one shared update, a whole transcript, or a model to ask.
+
+These are the only things an attack sees, and none of them holds what is to be found out: no private inputs,
+no membership. A field that needs more than access carries its need in its metadata; `narrow` withholds it
+from attacks that did not declare the need. A defense is described by functions (`simulate`, `contributions`,
+`residual`), so that an attack is written once for dense, masked, projected and two-part releases.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .requires import Access, Controls, Knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Labelled examples with an identity.
+
+    Attributes:
+        ids: int64 [n], distinct.
+        inputs: [n, *shape], in model-input units.
+        labels: int64 [n], class indices.
+    """
+
+    ids: Tensor
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        counts = [len(self.ids), len(self.inputs), len(self.labels)]
+        if len(set(counts)) != 1 or self.ids.ndim != 1 or self.labels.ndim != 1:
+            raise ValueError(f"ids, inputs and labels must have one entry an example, got {counts} entries")
+        for name, values in (("ids", self.ids), ("labels", self.labels)):
+            if values.dtype != torch.int64:
+                raise ValueError(f"{name} must be int64, got {values.dtype}")
+        if self.ids.unique().numel() != self.ids.numel():
+            raise ValueError("ids must be distinct, got an id twice: scores are matched to members by id")
+        if not self.inputs.isfinite().all():
+            raise ValueError("inputs must be finite, got NaN or infinity")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """`Access.UPDATE`: one shared update and the public model at which it was taken.
+
+    Attributes:
+        released: [m], the noisy sums of all blocks, divided by `divisor`, one after another.
+        simulate: (inputs [b, *input_shape], labels [b] or class probabilities [b, classes]) -> [m], the
+            release without noise that these data would give; differentiable in both arguments.
+        contributions: (inputs, labels) -> [n, m], encoded, bounded and undivided, per example; no gradient.
+        residual: (predicted [m]) -> whitened `released - predicted`; affine in `predicted`, without noise the
+            difference.
+        logits: inputs -> [n, classes], the model at this step; differentiable in inputs.
+        input_shape: shape of one example.
+        input_low: smallest valid input, in model-input units.
+        input_high: largest valid input.
+        classes: number of classes.
+        step: index of the step, from 0.
+        divisor: the public constant that the sums were divided by.
+        sample_rate: chance that a record takes part in this step; 1 where participation is known.
+        labels: int64 [b] (`Knows.LABELS`).
+        batch_size: b (`Knows.BATCH_SIZE`).
+        population: public examples (`Knows.POPULATION`).
+        noise_std: [m], standard deviation on the *undivided* sums, 0 where there is no noise
+            (`Knows.DEFENSE`).
+        candidates: whom a membership test is about.
+        others_removed: () -> [candidates, m], per candidate the undivided noisy sums less what everybody else
+            contributed (`Knows.OTHERS`).
+    """
+
+    released: Tensor
+    simulate: Callable[..., Tensor]
+    contributions: Callable[..., Tensor]
+    residual: Callable[..., Tensor]
+    logits: Callable[..., Tensor]
+    input_shape: tuple[int, ...]
+    input_low: float
+    input_high: float
+    classes: int
+    step: int
+    divisor: float
+    sample_rate: float = 1.0
+    labels: Tensor | None = field(default=None, metadata={"needs": Knows.LABELS})
+    batch_size: int | None = field(default=None, metadata={"needs": Knows.BATCH_SIZE})
+    population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
+    noise_std: Tensor | None = field(default=None, metadata={"needs": Knows.DEFENSE})
+    candidates: Examples | None = None
+    others_removed: Callable[[], Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
+
+    def __post_init__(self) -> None:
+        if self.released.ndim != 1 or self.released.numel() == 0 or not self.released.is_floating_point():
+            raise ValueError(
+                f"released must be floats of shape [m], m >= 1, "
+                f"got {self.released.dtype} {list(self.released.shape)}"
+            )
+        if not self.released.isfinite().all():
+            raise ValueError(
+                f"released must be finite, got NaN or infinity at step {self.step}: training diverged"
+            )
+        if not self.input_low < self.input_high:
+            raise ValueError(
+                f"input_low must be below input_high, got {self.input_low} and {self.input_high}"
+            )
+        if not (math.isfinite(self.divisor) and self.divisor > 0):
+            raise ValueError(f"divisor must be positive and finite, got {self.divisor}")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
+        if self.step < 0:
+            raise ValueError(f"step must be at least 0, got {self.step}")
+        _check_labels("labels", self.labels, self.classes)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.labels is not None and self.batch_size not in (None, len(self.labels)):
+            raise ValueError(
+                f"labels must be one an example: {len(self.labels)} for a batch of {self.batch_size}"
+            )
+        if self.noise_std is not None:
+            if self.noise_std.shape != self.released.shape:
+                raise ValueError(
+                    "noise_std must have one entry a released coordinate, "
+                    f"got {list(self.noise_std.shape)} for {list(self.released.shape)}"
+                )
+            if not (self.noise_std.isfinite() & (self.noise_std >= 0)).all():
+                raise ValueError("noise_std must be finite and at least 0 everywhere")
+        if self.others_removed is not None and self.candidates is None:
+            raise ValueError("others_removed answers for candidates, and this observation has none")
+        for name, examples in (("population", self.population), ("candidates", self.candidates)):
+            _check_examples(name, examples, self.input_shape, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAccess:
+    """`Access.BLACK_BOX` or `Access.WHITE_BOX`: a trained model, in evaluation mode.
+
+    Attributes:
+        logits: inputs [n, *input_shape] -> [n, classes].
+        input_shape: shape of one example.
+        classes: number of classes.
+        candidates: whom a membership test is about.
+        population: public examples (`Knows.POPULATION`).
+        parameters: name -> tensor (`Access.WHITE_BOX`).
+        controls: what the adversary was allowed to put into training.
+    """
+
+    logits: Callable[..., Tensor]
+    input_shape: tuple[int, ...]
+    classes: int
+    candidates: Examples | None = None
+    population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
+    parameters: Mapping[str, Tensor] | None = field(default=None, metadata={"needs": Access.WHITE_BOX})
+    controls: Controls = Controls.NOTHING
+
+    def __post_init__(self) -> None:
+        for name, examples in (("population", self.population), ("candidates", self.candidates)):
+            _check_examples(name, examples, self.input_shape, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """`Access.ALL_STEPS`: every update of one training run, in order.
+
+    Attributes:
+        steps: one `Observation` a step; may be lazy, but every `iter` starts at the first step again.
+        candidates: whom a membership test is about, for all steps.
+        final: the trained model.
+        controls: what the adversary was allowed to put into training.
+    """
+
+    steps: Iterable[Observation]
+    candidates: Examples | None = None
+    final: ModelAccess | None = None
+    controls: Controls = Controls.NOTHING
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, Iterator):
+            raise ValueError(
+                "steps must be iterable again and again, got an iterator: pass a sequence or a lazy view"
+            )
+
+
+Target = Observation | ModelAccess | Transcript
+
+
+def _check_labels(name: str, labels: Tensor | None, classes: int) -> None:
+    if labels is None:
+        return
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64 of shape [n], got {labels.dtype} {list(labels.shape)}")
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise ValueError(f"{name} must be in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
+
+
+def _check_examples(name: str, examples: Examples | None, input_shape: tuple[int, ...], classes: int) -> None:
+    if examples is None:
+        return
+    if tuple(examples.inputs.shape[1:]) != tuple(input_shape):
+        raise ValueError(
+            f"{name} must have inputs of shape {input_shape}, got {tuple(examples.inputs.shape[1:])}"
+        )
+    _check_labels(f"labels of {name}", examples.labels, classes)

@@ -1,0 +1,47 @@
+"""What is known of an image before anything is released: it is smooth, and its pixels lie in a box."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+def total_variation(images: Float[Tensor, "batch *channels height width"]) -> Float[Tensor, ""]:
+    """mean|dx| + mean|dy|, in input units.
+
+    The means run over everything, batch included, each over its own number of differences. (Forms that *sum*
+    differ by the number of pixels, and their weights with them.)
+
+    Args:
+        images: the last two axes are height and width; a side of 1 has no differences and adds 0.
+    """
+    variation = images.new_zeros(())
+    for axis in (-1, -2):
+        if images.shape[axis] > 1:
+            variation = variation + images.diff(dim=axis).abs().mean()
+    return variation
+
+
+class Box:
+    """The box [low, high] of valid inputs, in units in which it is [-2, 2].
+
+    Images normalised by their mean and standard deviation lie in about that box. Step lengths and starts that
+    were tuned on such images keep their meaning for inputs of any range.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        if not low < high:
+            raise ValueError(f"low must be below high, got {low} and {high}")
+        self.centre = (low + high) / 2
+        self.scale = (high - low) / 4
+        self.low, self.high = low, high
+
+    def inputs(self, point: Tensor) -> Tensor:
+        """Box units -> model-input units; differentiable."""
+        return self.centre + self.scale * point
+
+    def project_(self, point: Tensor) -> Tensor:
+        """Moves a point in box units to the nearest valid one, in place."""
+        return point.clamp_(-2.0, 2.0)
+
+    def clamp(self, inputs: Tensor) -> Tensor:
+        """Nearest valid inputs, in model-input units: undoes the rounding of `inputs` at the border."""
+        return inputs.clamp(self.low, self.high)

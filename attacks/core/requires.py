@@ -1,0 +1,110 @@
+"""What an attack needs: the access it has, what it knows beside, and what it controls.
+
+Nobody's threat model is in a comment: the decorator `attack` attaches one `Requirements` to every attack, the
+target it is called with is narrowed to it, and a record states it beside the numbers.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class AccessError(ValueError):
+    """An attack touched, or was called without, something that its threat model has to grant."""
+
+
+class Access(Enum):
+    """What the adversary holds; the value completes "access to ..."."""
+
+    UPDATE = "one shared update and the model it was taken at"
+    BLACK_BOX = "the answers of the final model"
+    WHITE_BOX = "the parameters of the final model"
+    ALL_STEPS = "the update and the model of every step"
+    FEDERATED = "the updates of federated clients"
+
+
+class Knows(Flag):
+    """What the adversary knows beside its access."""
+
+    NOTHING = 0
+    LABELS = auto()
+    BATCH_SIZE = auto()
+    POPULATION = auto()
+    DEFENSE = auto()
+    OTHERS = auto()
+
+
+class Controls(Flag):
+    """What the adversary may put into training."""
+
+    NOTHING = 0
+    CANARIES = auto()
+
+
+MEANING = {
+    Knows.LABELS: "the labels of the batch",
+    Knows.BATCH_SIZE: "the number of examples in the batch",
+    Knows.POPULATION: "public examples of the population",
+    Knows.DEFENSE: "the scale of the noise",
+    Knows.OTHERS: "the contribution of everybody else in the batch",
+    Controls.CANARIES: "canaries among the training data",
+    Access.WHITE_BOX: "the parameters of the model",
+}
+"""What each need is, in the words of an error message."""
+
+_SHOWS_PARAMETERS = (Access.WHITE_BOX, Access.ALL_STEPS, Access.FEDERATED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """A threat model: asked for by an attack, or offered by a target.
+
+    Attributes:
+        access: what is attacked.
+        knows: side knowledge.
+        controls: influence on training.
+    """
+
+    access: Access
+    knows: Knows = Knows.NOTHING
+    controls: Controls = Controls.NOTHING
+
+    def grants(self, need: Access | Knows | Controls) -> bool:
+        """Whether this threat model includes `need`."""
+        if isinstance(need, Knows):
+            return need in self.knows
+        if isinstance(need, Controls):
+            return need in self.controls
+        if need is Access.WHITE_BOX:
+            return self.access in _SHOWS_PARAMETERS
+        # Who has the parameters can ask the model, too.
+        return need is self.access or (need is Access.BLACK_BOX and self.access is Access.WHITE_BOX)
+
+    def missing_from(self, offered: "Requirements") -> list[Access | Knows | Controls]:
+        """What is asked for here and not granted by `offered`; empty when `offered` is enough."""
+        asked = [self.access, *self.knows, *self.controls]
+        return [need for need in asked if not offered.grants(need)]
+
+    def to_dict(self) -> dict[str, str | list[str]]:
+        """Names alone, for records: `{"access": "UPDATE", "knows": ["LABELS"], "controls": []}`."""
+        return {
+            "access": self.access.name,
+            "knows": [str(need.name) for need in self.knows],
+            "controls": [str(need.name) for need in self.controls],
+        }
+
+
+def granted(value: T | None) -> T:
+    """The value of a field that the attack declared, for the type checker's sake.
+
+    Raises:
+        AccessError: the field is empty: of a target that was built step by step, a later step lacks what the
+            first had.
+    """
+    if value is None:
+        raise AccessError(
+            "the target grants less than it promised: a field that the attack declared is empty"
+        )
+    return value

@@ -1,0 +1,33 @@
+"""Exact likelihood-ratio membership test on the updates of a whole training run.
+
+Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
+USENIX Security 2023 (arXiv:2302.07956) for the adversary: it sees every update, knows everybody but the
+candidate, and the noise. It is the adversary that differential privacy is defined against, so its power is
+what a claimed epsilon must bound.
+"""
+
+import torch
+
+from .core import Access, Evidence, Knows, MembershipScores, Transcript, attack, granted
+
+
+@attack(access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE)
+def likelihood_ratio(target: Transcript, coins: torch.Generator) -> MembershipScores:
+    """Sums the log likelihood ratio of "took part" against "did not" over all steps.
+
+    Args:
+        target: the transcript; each step's `sample_rate` says whether participation is known (1) or only its
+            rate.
+        coins: not used.
+
+    Returns:
+        log prod_t (1 - q + q exp(Lambda_t)) in nats, or decisions where updates carry no noise.
+    """
+    candidates = granted(target.candidates)
+    evidence = Evidence(len(candidates), candidates.inputs.device)
+    for step in target.steps:
+        evidence.add_step(step, candidates)
+    scores, deterministic = evidence.scores()
+    return MembershipScores(
+        ids=candidates.ids, scores=scores, exact=True, deterministic=deterministic, dependence="per_model"
+    )

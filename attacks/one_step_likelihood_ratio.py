@@ -1,0 +1,29 @@
+"""Exact likelihood-ratio membership test on one shared update.
+
+Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
+USENIX Security 2023 (arXiv:2302.07956) for the adversary, here with a single step to look at.
+"""
+
+import torch
+
+from .core import Access, Evidence, Knows, MembershipScores, Observation, attack, granted
+
+
+@attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
+def one_step_likelihood_ratio(target: Observation, coins: torch.Generator) -> MembershipScores:
+    """Log likelihood ratio of "took part" against "did not", from one update.
+
+    Args:
+        target: one update with its candidates.
+        coins: not used.
+
+    Returns:
+        log(1 - q + q exp(Lambda)) in nats, or decisions where the update carries no noise.
+    """
+    candidates = granted(target.candidates)
+    evidence = Evidence(len(candidates), candidates.inputs.device)
+    evidence.add_step(target, candidates)
+    scores, deterministic = evidence.scores()
+    return MembershipScores(
+        ids=candidates.ids, scores=scores, exact=True, deterministic=deterministic, dependence="per_step"
+    )

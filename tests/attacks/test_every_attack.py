@@ -1,0 +1,231 @@
+"""Duties of every attack, over the files that are there: a new one is tested by being there."""
+
+import ast
+import importlib
+import inspect
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import attacks
+from attacks.core import (
+    Access,
+    AccessError,
+    Attack,
+    Controls,
+    Knows,
+    MembershipScores,
+    ModelAccess,
+    Observation,
+    Requirements,
+    Target,
+    Transcript,
+    attack,
+)
+
+from . import toys
+
+FOLDER = Path(inspect.getfile(attacks)).parent
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+# Enough for the toys; the defaults are for real images.
+CHEAP = {"iterations": 150, "restarts": 1, "shadows": 8}
+SEEDS = range(6)
+
+
+def method(name: str) -> Attack:
+    return getattr(importlib.import_module(f"attacks.{name}"), name)
+
+
+def cheap(one: Attack) -> dict[str, int]:
+    return {name: value for name, value in CHEAP.items() if name in one.defaults}
+
+
+def of_kind(kind: str) -> list[str]:
+    return [name for name in NAMES if method(name).kind == kind]
+
+
+def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
+    """A target of the class that the attack needs, with every field filled, that gives its members away."""
+    if one.target is Observation:
+        return toys.membership_step(seed=seed, noise=0.2)
+    if one.target is Transcript:
+        return toys.transcript(seed=seed, noise=0.4)
+    return toys.model_target(seed=seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_holds_the_attack_of_its_name(name):
+    one = method(name)
+    assert isinstance(one, Attack)
+    assert one.name == name
+    assert one.summary.endswith(".")
+
+
+@pytest.mark.parametrize("name", of_kind("membership"))
+def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
+    one = method(name)
+    aucs = []
+    for seed in SEEDS:
+        target, _ = leaky(one, seed)
+        # Whoever took part, the label below is a coin: no attack can know it.
+        coin = torch.randperm(400, generator=toys.generator(seed + 77)) < 200
+        aucs.append(toys.auc(one(target, toys.generator(seed), **cheap(one)).scores, coin))
+    # Under exchangeability an AUC of 200 against 200 has std 0.0289; six of them 0.0118; five std.
+    assert abs(sum(aucs) / len(aucs) - 0.5) < 5 * 0.0118
+
+
+@pytest.mark.parametrize("name", of_kind("membership"))
+def test_members_of_a_leaky_target_are_told_apart(name):
+    one = method(name)
+    for seed in SEEDS:
+        target, member = leaky(one, seed)
+        result = one(target, toys.generator(seed), **cheap(one))
+        assert toys.auc(result.scores, member) > 0.9
+        assert target.candidates is not None and torch.equal(result.ids, target.candidates.ids)
+
+
+@pytest.mark.parametrize("name", of_kind("reconstruction"))
+def test_an_update_of_one_image_gives_the_image_away(name):
+    one = method(name)
+    gains = []
+    for seed in SEEDS:
+        target, truth = toys.update_target(seed=seed)
+        result = one(target, toys.generator(seed), **cheap(one))
+        assert result.inputs.shape == truth.inputs.shape
+        gains.append(toys.psnr(result.inputs, truth.inputs) - toys.psnr(torch.full((1,), 0.5), truth.inputs))
+    assert sorted(gains)[1] > 6  # dB over grey; one start of six may fail
+
+
+@pytest.mark.parametrize("name", of_kind("reconstruction"))
+def test_an_update_of_noise_gives_nothing_away(name):
+    one = method(name)
+    for seed in SEEDS:
+        target, truth = toys.update_target(seed=seed, noise=1e3)
+        result = one(target, toys.generator(seed), **cheap(one))
+        grey = toys.psnr(torch.full((1,), 0.5), truth.inputs)
+        assert toys.psnr(result.inputs, truth.inputs) < grey + 1
+        assert result.inputs.min() >= 0 and result.inputs.max() <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_access_it_is_refused_in_one_sentence(name):
+    one = method(name)
+    for kind in (toys.update_target()[0], toys.model_target()[0], toys.transcript(noise=1.0, steps=1)[0]):
+        if isinstance(kind, one.target):
+            continue
+        reason = one.check(kind)
+        assert reason is not None and one.name in reason
+        assert "\n" not in reason
+        with pytest.raises(AccessError, match="needs access to"):
+            one(kind)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_what_it_must_know_it_is_refused_and_told_the_field(name):
+    one = method(name)
+    whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]
+    assert one.check(whole) is None
+    for need in one.requires.knows:
+        poorer = without(whole, need)
+        reason = one.check(poorer)
+        assert reason is not None and str(need.name) in reason
+        with pytest.raises(AccessError):
+            one(poorer)
+        offered = Requirements(access=one.requires.access, knows=~need)
+        assert str(need.name) in (one.check(offered) or "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_does_not_read_what_it_did_not_declare(name):
+    """Runs on a target stripped of everything undeclared, and finds the same as on a full one."""
+    one = method(name)
+    whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]
+    poorer = whole
+    for need in Knows:
+        if need not in one.requires.knows:
+            poorer = without(poorer, need)
+    full = one(whole, toys.generator(5), **cheap(one))
+    bare = one(poorer, toys.generator(5), **cheap(one))
+    slot = "scores" if one.kind == "membership" else "inputs"
+    assert torch.equal(getattr(full, slot), getattr(bare, slot))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_coins_give_equal_results_and_global_randomness_is_left_alone(name):
+    one = method(name)
+    whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]
+    slot = "scores" if one.kind == "membership" else "inputs"
+    before = torch.random.get_rng_state()
+    first = one(whole, toys.generator(3), **cheap(one))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    again = one(whole, toys.generator(3), **cheap(one))
+    assert torch.equal(getattr(first, slot), getattr(again, slot))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_setting_is_refused(name):
+    with pytest.raises(ValueError, match="no setting 'restart_count'"):
+        method(name).settings(restart_count=3)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda p: p.stem)
+def test_truth_is_nowhere_in_the_package(path):
+    """No module imports another package of ours, and no name in it speaks of the truth."""
+    tree = ast.parse(path.read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
+        )
+    }
+    assert not imported & {"defenses", "audit", "benchmarks", "leaderboard", "tests"}
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not {
+        name for name in names if "truth" in name.lower() or name in ("is_member", "members", "member")
+    }
+
+
+@pytest.mark.parametrize("kind", [Observation, ModelAccess, Transcript])
+def test_no_target_has_a_field_for_the_truth(kind):
+    words = ("truth", "member", "private", "batch_inputs", "seed")
+    assert not [slot.name for slot in fields(kind) if any(word in slot.name for word in words)]
+
+
+def test_a_file_is_found_for_every_kind_of_question():
+    assert of_kind("membership") and of_kind("reconstruction")
+
+
+def without(target: Target, need: Knows) -> Target:
+    if isinstance(target, Transcript):
+        return replace(target, steps=[without(step, need) for step in target.steps])
+    empty = {slot.name: None for slot in fields(target) if slot.metadata.get("needs") == need}
+    return replace(target, **empty)
+
+
+def test_reading_an_undeclared_field_raises_and_names_it():
+    @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE)
+    def greedy(target: Observation, coins: torch.Generator) -> MembershipScores:
+        """Reads the labels without having declared them."""
+        assert target.batch_size == 1
+        scores = target.labels.double()  # pyright: ignore[reportOptionalMemberAccess]
+        return MembershipScores(ids=torch.arange(1), scores=scores, exact=False)
+
+    with pytest.raises(AccessError, match=r"Knows\.LABELS.*Observation\.labels"):
+        greedy(toys.update_target()[0])
+
+
+def test_what_a_check_says_before_there_is_a_target():
+    one = method("likelihood_ratio")
+    enough = Requirements(
+        access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE, controls=Controls.NOTHING
+    )
+    assert one.check(enough) is None
+    assert "needs access to" in (one.check(replace(enough, access=Access.BLACK_BOX)) or "")

@@ -1,0 +1,239 @@
+"""Targets small enough to reason about, in plain torch: what the auditor builds from a plan, by hand.
+
+A toy release is encode -> clip -> sum -> noise -> divide of per-example gradients; `encode` is one matrix, so
+that dense, masked and projected releases are the identity, some of its rows and any orthonormal rows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+from attacks.core import Examples, ModelAccess, Observation, Transcript
+
+CLASSES = 4
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def linear_net(shape: tuple[int, ...], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A linear layer with bias on the flattened input."""
+    size = int(torch.tensor(shape).prod())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(size, CLASSES)).to(dtype)
+    return _drawn(net, seed)
+
+
+def conv_net(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Two smooth convolutions and a linear layer, for inputs [1, 8, 8]."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(6, 6, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(6 * 16, CLASSES),
+    )
+    return _drawn(net.to(dtype), seed)
+
+
+def rows(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Per-example gradients [n, d]; labels are indices or probabilities."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(functional_call(model, dict(parameters), (one[None],)), label[None])
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, labels)
+    return torch.cat([part.flatten(1) for part in gradients.values()], dim=1)
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One training step as its operator sees it; `observe` gives what an attacker sees.
+
+    Attributes:
+        encoder: [m, d], rows -> released space.
+        noise_std: [m], on the undivided sums.
+    """
+
+    model: nn.Module
+    batch: Examples
+    encoder: Tensor
+    noise_std: Tensor
+    clip_norm: float | None = None
+    divisor: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+    seed: int = 0
+
+    def contributions(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        encoded = rows(self.model, inputs, labels) @ self.encoder.T
+        if self.clip_norm is None:
+            return encoded
+        return encoded * (self.clip_norm / encoded.norm(dim=1, keepdim=True)).clamp(max=1)
+
+    def observe(self, **granted: object) -> Observation:
+        simulate: Callable[..., Tensor] = lambda x, y: self.contributions(x, y).sum(0) / self.divisor  # noqa: E731
+        noise = self.noise_std * torch.randn(
+            self.noise_std.shape, generator=generator(self.seed), dtype=self.noise_std.dtype
+        )
+        own = self.contributions(self.batch.inputs, self.batch.labels).detach()
+        released = (own.sum(0) + noise) / self.divisor
+        std = self.noise_std / self.divisor
+
+        def others_removed() -> Tensor:
+            candidates = granted["candidates"]
+            assert isinstance(candidates, Examples)
+            took_part = candidates.ids[:, None] == self.batch.ids[None]
+            others = own.sum(0) - took_part.to(own) @ own
+            return released * self.divisor - others
+
+        if "candidates" in granted:
+            granted = {"others_removed": others_removed, **granted}
+        return Observation(
+            released=released,
+            simulate=simulate,
+            contributions=lambda x, y: self.contributions(x, y).detach(),
+            residual=lambda predicted: (released - predicted) / torch.where(std > 0, std, 1.0),
+            logits=self.model,
+            input_shape=tuple(self.batch.inputs.shape[1:]),
+            input_low=self.low,
+            input_high=self.high,
+            classes=CLASSES,
+            step=0,
+            divisor=self.divisor,
+            **granted,  # type: ignore[arg-type]
+        )
+
+
+def examples(count: int, shape: tuple[int, ...], *, seed: int, first_id: int = 0) -> Examples:
+    """Smooth random inputs in [0, 1] with random labels."""
+    coins = generator(seed)
+    flat = torch.rand(count, *shape, generator=coins)
+    if len(shape) == 3:  # blurred: real images are smooth, and attacks may rely on it
+        flat = nn.functional.avg_pool2d(nn.functional.pad(flat, (2, 2, 2, 2), mode="replicate"), 5, stride=1)
+        flat = (flat - flat.amin((1, 2, 3), keepdim=True)) / (
+            flat.amax((1, 2, 3), keepdim=True) - flat.amin((1, 2, 3), keepdim=True)
+        )
+    labels = torch.randint(CLASSES, (count,), generator=coins)
+    return Examples(ids=torch.arange(first_id, first_id + count), inputs=flat, labels=labels)
+
+
+def subset(source: Examples, keep: Tensor) -> Examples:
+    return Examples(ids=source.ids[keep], inputs=source.inputs[keep], labels=source.labels[keep])
+
+
+def everything(step: Step, **extra: object) -> dict[str, object]:
+    """Every field that a threat model can grant, filled."""
+    return {
+        "labels": step.batch.labels,
+        "batch_size": len(step.batch),
+        "population": examples(16, tuple(step.batch.inputs.shape[1:]), seed=99, first_id=1000),
+        "noise_std": step.noise_std,
+        **extra,
+    }
+
+
+def update_target(*, seed: int = 0, noise: float = 0.0) -> tuple[Observation, Examples]:
+    """One conv-net update of a batch of one, and the truth: that batch."""
+    model = conv_net(seed=seed)
+    dim = sum(p.numel() for p in model.parameters())
+    batch = examples(1, (1, 8, 8), seed=seed)
+    step = Step(
+        model=model, batch=batch, encoder=torch.eye(dim), noise_std=torch.full((dim,), noise), seed=seed
+    )
+    return step.observe(**everything(step, candidates=batch)), batch
+
+
+def membership_step(*, seed: int = 0, noise: float, count: int = 400) -> tuple[Observation, Tensor]:
+    """One linear-net update with `count` candidates, half of which took part, and the truth [count]."""
+    model = linear_net((1, 4, 4), seed=seed)
+    dim = sum(p.numel() for p in model.parameters())
+    candidates = examples(count, (1, 4, 4), seed=seed)
+    member = torch.randperm(count, generator=generator(seed + 1)) < count // 2
+    step = Step(
+        model=model,
+        batch=subset(candidates, member),
+        encoder=torch.eye(dim),
+        noise_std=torch.full((dim,), noise),
+        clip_norm=1.0,
+        divisor=float(count // 2),
+        seed=seed + 2,
+    )
+    return step.observe(**everything(step, candidates=candidates)), member
+
+
+def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400) -> tuple[Transcript, Tensor]:
+    """A few such steps with the same members, and the truth [count]."""
+    observed = []
+    member = torch.zeros(0)
+    for index in range(steps):
+        # The same candidates and members at every step, fresh noise at each.
+        step, member = membership_step(seed=seed, noise=0.0, count=count)
+        fresh = noise * torch.randn(step.released.shape, generator=generator(1000 + 50 * seed + index))
+        released = step.released + fresh / step.divisor
+        others = step.others_removed
+        assert others is not None
+        observed.append(
+            Observation(
+                **{
+                    **vars(step),
+                    "released": released,
+                    "noise_std": torch.full_like(released, noise),
+                    "others_removed": lambda others=others, fresh=fresh: others() + fresh,
+                    "step": index,
+                }
+            )
+        )
+    return Transcript(
+        steps=observed, candidates=observed[0].candidates, final=model_target(seed=seed)[0]
+    ), member
+
+
+def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tuple[ModelAccess, Tensor]:
+    """A table that remembers its members with that many nats of logit, and the truth [count]."""
+    candidates = examples(count, (1, 4, 4), seed=seed)
+    member = torch.randperm(count, generator=generator(seed + 1)) < count // 2
+    bonus = memory * member[:, None] * torch.eye(CLASSES)[candidates.labels]
+    table = bonus + torch.randn(count, CLASSES, generator=generator(seed + 3))
+
+    def logits(inputs: Tensor) -> Tensor:
+        nearest = torch.cdist(inputs.flatten(1), candidates.inputs.flatten(1)).argmin(dim=1)
+        return table[nearest]
+
+    access = ModelAccess(
+        logits=logits,
+        input_shape=(1, 4, 4),
+        classes=CLASSES,
+        candidates=candidates,
+        population=examples(16, (1, 4, 4), seed=98, first_id=1000),
+        parameters={"table": table},
+    )
+    return access, member
+
+
+def auc(scores: Tensor, member: Tensor) -> float:
+    """Mann-Whitney with half ties, by ranks."""
+    _, inverse, counts = scores.unique(return_inverse=True, return_counts=True)
+    mid_ranks = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[inverse]
+    inside = int(member.sum())
+    return float((mid_ranks[member].sum() - inside * (inside + 1) / 2) / (inside * (len(member) - inside)))
+
+
+def psnr(guess: Tensor, truth: Tensor) -> float:
+    return float(-10 * (guess - truth).square().mean().log10())
+
+
+def _drawn(net: nn.Module, seed: int) -> nn.Module:
+    # Drawn from its own generator: the global one is nobody's in a test.
+    coins = generator(seed + 17)
+    with torch.no_grad():
+        for p in net.parameters():
+            fan_in = p[0].numel() if p.ndim > 1 else 1
+            p.copy_(torch.randn(p.shape, generator=coins, dtype=p.dtype) / fan_in**0.5)
+    return net
