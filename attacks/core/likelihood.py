@@ -25,8 +25,6 @@ from torch import Tensor
 from .observation import Examples, Observation
 from .requires import granted
 
-_CHUNK = 1 << 21  # elements taken to float64 at a time, 16 MiB
-
 
 def log_likelihood_ratio(
     remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"], noise_std: Float[Tensor, " m"]
@@ -39,15 +37,16 @@ def log_likelihood_ratio(
         noise_std: s on the undivided sums; coordinates where it is 0 are left out (see `relative_residual`).
 
     Returns:
-        float64.
+        float64; summed in the dtype of the contributions, whose rounding is far below the noise.
     """
     std = noise_std.double()
     precision = torch.where(std > 0, std.clamp(min=torch.finfo(torch.float64).tiny) ** -2, 0.0)
-    parts = []
-    for r, v in _row_chunks(remainder, contribution):
-        wide = v.double()
-        parts.append((wide * (r - wide / 2)) @ precision)  # promotes r on the way
-    return torch.cat(parts)
+    if not (precision < 1e30).all():  # out of float32's range once multiplied
+        contribution = contribution.double()
+    weighted = contribution * precision.to(contribution)
+    # v r - v v / 2 as two batched dot products, which write nothing of the size of the tables.
+    dot = torch.einsum("nm,nm->n", weighted, remainder.to(weighted))
+    return dot.double() - torch.einsum("nm,nm->n", weighted, contribution).double() / 2
 
 
 def relative_residual(
@@ -58,13 +57,9 @@ def relative_residual(
     Returns:
         float64; NaN where v = 0, so that nothing could show.
     """
-    return torch.cat(
-        [
-            (r.double() - v.double()).norm(dim=1)
-            / v.double().norm(dim=1).masked_fill(~v.any(dim=1), math.nan)
-            for r, v in _row_chunks(remainder, contribution)
-        ]
-    )
+    missing = torch.linalg.vector_norm(remainder - contribution, dim=1, dtype=torch.float64)
+    size = torch.linalg.vector_norm(contribution, dim=1, dtype=torch.float64)
+    return missing / size.masked_fill(size == 0, math.nan)
 
 
 def subsampled(log_ratio: Float[Tensor, " n"], sample_rate: float) -> Float[Tensor, " n"]:
@@ -156,8 +151,3 @@ class Evidence:
         if not decided.any():
             return self._log_ratio, False
         return torch.where(decided, -self._closest, -torch.sigmoid(-self._log_ratio)), True
-
-
-def _row_chunks(*tables: Tensor) -> list[tuple[Tensor, ...]]:
-    rows = max(1, _CHUNK // max(1, tables[0].shape[1]))
-    return list(zip(*(table.split(rows) for table in tables), strict=True))

@@ -12,7 +12,7 @@ COLOUR, GREY, SMALL = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 COUNTS = [
     ("mlp", SMALL, {}, 64 * 32 + 32 + 32 * 10 + 10),
     ("mlp", SMALL, {"hidden": 5}, 64 * 5 + 5 + 5 * 10 + 10),
-    ("convnet", COLOUR, {}, 10_642),
+    ("convnet", COLOUR, {}, 44_098),
     ("dp_cnn", COLOUR, {}, 550_570),
     ("dp_cnn_small", GREY, {}, 26_010),
     ("lenet", COLOUR, {}, 62_006),
