@@ -12,9 +12,7 @@ from .core import Access, MembershipScores, ModelAccess, attack, granted
 
 
 @attack(access=Access.BLACK_BOX)
-def loss_threshold(
-    target: ModelAccess, coins: torch.Generator, *, batch_size: int = 1024
-) -> MembershipScores:
+def loss_threshold(target: ModelAccess, coins: torch.Generator, *, batch_size: int = 1024) -> MembershipScores:
     """Scores each candidate by minus its cross-entropy under the final model.
 
     Args:
@@ -35,6 +33,4 @@ def loss_threshold(
                 candidates.inputs.split(batch_size), candidates.labels.split(batch_size), strict=True
             )
         ]
-    return MembershipScores(
-        ids=candidates.ids, scores=-torch.cat(losses), exact=False, dependence="per_model"
-    )
+    return MembershipScores(ids=candidates.ids, scores=-torch.cat(losses), exact=False, dependence="per_model")

@@ -154,6 +154,4 @@ def _violation(record: Record) -> Violation:
             ends = "" if metric.low is None else f" [{metric.low:.3f}, {metric.high:.3f}]"
             words += f", {name} {metric.value:.3f}{ends}"
     sentence = f"{words} (record {record.id})"
-    return Violation(
-        defense=record.defense.name, attack=attack, seed=record.seed, record=record.id, sentence=sentence
-    )
+    return Violation(defense=record.defense.name, attack=attack, seed=record.seed, record=record.id, sentence=sentence)

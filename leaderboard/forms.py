@@ -95,9 +95,7 @@ def latex(page: Sheet) -> str:
     for title, rows in page.sections:
         columns = _used(rows)
         lines.append(f"\\noindent\\textbf{{{_tex(title)}}}\\par\\smallskip")
-        lines.append(
-            f"\\noindent\\begin{{tabular}}{{{''.join('l' if c in _LEFT else 'r' for c in columns)}}}"
-        )
+        lines.append(f"\\noindent\\begin{{tabular}}{{{''.join('l' if c in _LEFT else 'r' for c in columns)}}}")
         lines.append("\\hline")
         lines += [" & ".join(_tex(" ".join(page.headers[c])) for c in columns) + r" \\", "\\hline"]
         lines += [" & ".join(_tex(" ".join(row[c])) for c in columns) + r" \\" for row in rows]

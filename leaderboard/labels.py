@@ -31,8 +31,7 @@ def public(task: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: public(value) if isinstance(value, dict) else value
         for key, value in task.items()
-        if key not in ("seed", "hash", "hashes", "digest", "digests")
-        and not key.endswith(("_hash", "_digest"))
+        if key not in ("seed", "hash", "hashes", "digest", "digests") and not key.endswith(("_hash", "_digest"))
     }
 
 

@@ -107,7 +107,9 @@ def rows_from(records: Iterable[Record]) -> list[Row]:
     drafts = [draft for group in groups.values() for draft in _drafts(group)]
     families: dict[tuple[str, ...], list[_Draft]] = {}
     for draft in drafts:
-        families.setdefault((draft.suite, draft.data, draft.model, draft.name), []).append(draft)
+        # A control is told from a contestant by its mark, so it needs no details on account of one.
+        key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
+        families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
     return sorted(rows, key=Row.order)
 
@@ -262,9 +264,7 @@ def _claim(records: list[Record]) -> tuple[Claim | None, bool]:
 
 
 def _why_missing(kind: str, unranked: list[Record], noise: str | None = None) -> str:
-    of_kind = [
-        r for r in unranked if r.kind == kind and (noise is None or r.task.get("noise", noise) == noise)
-    ]
+    of_kind = [r for r in unranked if r.kind == kind and (noise is None or r.task.get("noise", noise) == noise)]
     reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)
     what = {"none": "noise-free ", "calibrated": "noisy ", None: ""}[noise] + kind
     return "; ".join(reasons) or f"no {what} record"

@@ -74,9 +74,7 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation]) -
         said.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
     said += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
     if not controls:
-        said.append(
-            "There are no controls in these records: nothing shows that these attacks can find a leak."
-        )
+        said.append("There are no controls in these records: nothing shows that these attacks can find a leak.")
     return said
 
 
@@ -102,9 +100,7 @@ def sheet(
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     page.headers = {
         "defense": ("defense",),
-        "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}")
-        if len(deltas) == 1
-        else ("claimed", "ε"),
+        "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}") if len(deltas) == 1 else ("claimed", "ε"),
         "accuracy": ("accuracy",),
         "auc": ("worst", "AUC"),
         "tpr": ("worst", "TPR@1%FPR"),
@@ -131,8 +127,7 @@ def _words(page: Sheet, row: Row, *, several: bool) -> dict[str, Cell]:
     uneven = None
     if "uneven_seeds" in row.flags:
         uneven = "seeds measured: " + "; ".join(
-            f"{cell.attack or cell.kind}{_NOISE.get(cell.noise or '', '')}: {_list(cell.records)}"
-            for cell in row.cells
+            f"{cell.attack or cell.kind}{_NOISE.get(cell.noise or '', '')}: {_list(cell.records)}" for cell in row.cells
         )
     strongest = row.auc.attack or row.psnr_free.attack or row.psnr_noisy.attack
     by_tpr = row.tpr.attack
@@ -234,10 +229,7 @@ def _unranked(records: Sequence[Record]) -> list[str]:
         noise = str(record.task.get("noise")) if record.kind == "reconstruction" else ""
         cell = f"{record.defense.name} x {what}{_NOISE.get(noise, '')}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
-    return [
-        f"{status}: {cell}, {_seeds(seeds)}: {reason}"
-        for (status, cell, reason), seeds in sorted(lines.items())
-    ]
+    return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]
 
 
 def _seeds(seeds: Sequence[int]) -> str:

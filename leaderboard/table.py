@@ -68,9 +68,7 @@ class Board:
             raise BoardError("records must not be empty: run a suite first")
         identifier, count = Counter(record.id for record in records).most_common(1)[0]
         if count > 1:
-            raise BoardError(
-                f"records must differ in id, {identifier} is there {count} times; remove the copies"
-            )
+            raise BoardError(f"records must differ in id, {identifier} is there {count} times; remove the copies")
         rows = rows_from(records)
         return cls(
             rows=tuple(rows),

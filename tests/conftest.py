@@ -31,9 +31,7 @@ def data_dir() -> Path:
     """Folder of the data sets that are not embedded, named by LEAKBENCH_DATA; skips where there is none."""
     named = os.environ.get("LEAKBENCH_DATA")
     if not named:
-        pytest.skip(
-            "LEAKBENCH_DATA is not set: it names a folder with MNIST or CIFAR-10, which are not embedded"
-        )
+        pytest.skip("LEAKBENCH_DATA is not set: it names a folder with MNIST or CIFAR-10, which are not embedded")
     folder = Path(named)
     if not folder.is_dir():
         pytest.skip(f"LEAKBENCH_DATA names {folder}, which is not a folder")

@@ -61,9 +61,7 @@ def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
 
 def test_the_wheel_declares_its_command_and_carries_its_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        texts = {
-            name.split("/", 1)[1]: archive.read(name) for name in archive.namelist() if "dist-info" in name
-        }
+        texts = {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist() if "dist-info" in name}
     assert b"leakbench = audit.cli:main" in texts["entry_points.txt"]
     assert b"Apache License" in texts["licenses/LICENSE"]
     assert b"Requires-Python: <3.14,>=3.11" in texts["METADATA"]

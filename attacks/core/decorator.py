@@ -81,9 +81,7 @@ class Attack(Generic[R]):
         for name, value in given.items():
             if name not in self.defaults:
                 near = difflib.get_close_matches(name, self.defaults, n=1)
-                known = (
-                    f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
-                )
+                known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
                 raise ValueError(f"{self.name} has no setting {name!r}; {known}")
             wanted = self._types[name]
             if wanted in (int, float, str, bool) and not _is_a(value, wanted):
@@ -116,9 +114,7 @@ class Attack(Generic[R]):
         if self.requires.access in missing:
             return f"{self.name} needs access to {self.requires.access.value}, got {offered.access.value}"
         if missing:
-            return (
-                f"{self.name} needs {' and '.join(enabled_by(need) for need in missing)}, which is withheld"
-            )
+            return f"{self.name} needs {' and '.join(enabled_by(need) for need in missing)}, which is withheld"
         return None
 
     def __call__(self, target: Target, coins: torch.Generator | None = None, **settings: Any) -> R:

@@ -49,9 +49,7 @@ def log_likelihood_ratio(
     return dot.double() - torch.einsum("nm,nm->n", weighted, contribution).double() / 2
 
 
-def relative_residual(
-    remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"]
-) -> Float[Tensor, " n"]:
+def relative_residual(remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
     """||r - v|| / ||v|| of each candidate: 0 if the release shows exactly its contribution, 1 if nothing.
 
     Returns:

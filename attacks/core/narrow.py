@@ -66,9 +66,7 @@ def enabled_by(need: Access | Knows | Controls) -> str:
     for kind in (Observation, ModelAccess):
         for slot in fields(kind):
             if slot.metadata.get("needs") == need:
-                return (
-                    f"{MEANING[need]} ({type(need).__name__}.{need.name}, field {kind.__name__}.{slot.name})"
-                )
+                return f"{MEANING[need]} ({type(need).__name__}.{need.name}, field {kind.__name__}.{slot.name})"
     return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
 
 

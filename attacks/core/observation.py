@@ -97,17 +97,12 @@ class Observation:
     def __post_init__(self) -> None:
         if self.released.ndim != 1 or self.released.numel() == 0 or not self.released.is_floating_point():
             raise ValueError(
-                f"released must be floats of shape [m], m >= 1, "
-                f"got {self.released.dtype} {list(self.released.shape)}"
+                f"released must be floats of shape [m], m >= 1, got {self.released.dtype} {list(self.released.shape)}"
             )
         if not self.released.isfinite().all():
-            raise ValueError(
-                f"released must be finite, got NaN or infinity at step {self.step}: training diverged"
-            )
+            raise ValueError(f"released must be finite, got NaN or infinity at step {self.step}: training diverged")
         if not self.input_low < self.input_high:
-            raise ValueError(
-                f"input_low must be below input_high, got {self.input_low} and {self.input_high}"
-            )
+            raise ValueError(f"input_low must be below input_high, got {self.input_low} and {self.input_high}")
         if not (math.isfinite(self.divisor) and self.divisor > 0):
             raise ValueError(f"divisor must be positive and finite, got {self.divisor}")
         if not 0 < self.sample_rate <= 1:
@@ -118,9 +113,7 @@ class Observation:
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.labels is not None and self.batch_size not in (None, len(self.labels)):
-            raise ValueError(
-                f"labels must be one an example: {len(self.labels)} for a batch of {self.batch_size}"
-            )
+            raise ValueError(f"labels must be one an example: {len(self.labels)} for a batch of {self.batch_size}")
         if self.noise_std is not None:
             if self.noise_std.shape != self.released.shape:
                 raise ValueError(
@@ -180,9 +173,7 @@ class Transcript:
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, Iterator):
-            raise ValueError(
-                "steps must be iterable again and again, got an iterator: pass a sequence or a lazy view"
-            )
+            raise ValueError("steps must be iterable again and again, got an iterator: pass a sequence or a lazy view")
 
 
 Target = Observation | ModelAccess | Transcript
@@ -201,7 +192,5 @@ def _check_examples(name: str, examples: Examples | None, input_shape: tuple[int
     if examples is None:
         return
     if tuple(examples.inputs.shape[1:]) != tuple(input_shape):
-        raise ValueError(
-            f"{name} must have inputs of shape {input_shape}, got {tuple(examples.inputs.shape[1:])}"
-        )
+        raise ValueError(f"{name} must have inputs of shape {input_shape}, got {tuple(examples.inputs.shape[1:])}")
     _check_labels(f"labels of {name}", examples.labels, classes)

@@ -104,7 +104,5 @@ def granted(value: T | None) -> T:
             first had.
     """
     if value is None:
-        raise AccessError(
-            "the target grants less than it promised: a field that the attack declared is empty"
-        )
+        raise AccessError("the target grants less than it promised: a field that the attack declared is empty")
     return value

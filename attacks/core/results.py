@@ -32,9 +32,7 @@ class Reconstruction:
 
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2 or not self.inputs.isfinite().all():
-            raise ValueError(
-                f"inputs must be finite, [batch, *input_shape], got shape {list(self.inputs.shape)}"
-            )
+            raise ValueError(f"inputs must be finite, [batch, *input_shape], got shape {list(self.inputs.shape)}")
         if self.labels.shape != self.inputs.shape[:1] or self.labels.dtype != torch.int64:
             raise ValueError(
                 f"labels must be int64, one an input: got {self.labels.dtype} {list(self.labels.shape)} "
@@ -70,9 +68,7 @@ class MembershipScores:
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.shape != self.scores.shape:
-            raise ValueError(
-                f"scores must be one an id, [n]: got {list(self.scores.shape)} for {list(self.ids.shape)}"
-            )
+            raise ValueError(f"scores must be one an id, [n]: got {list(self.scores.shape)} for {list(self.ids.shape)}")
         if self.ids.unique().numel() != self.ids.numel():
             raise ValueError("ids must be distinct, got an id twice")
         if self.scores.dtype != torch.float64:

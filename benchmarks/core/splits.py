@@ -99,9 +99,7 @@ class Splits:
         )
 
 
-def choose(
-    candidates: Int64[Tensor, " candidates"], sizes: Sequence[int], *, salt: str
-) -> list[Int64[Tensor, "_"]]:
+def choose(candidates: Int64[Tensor, " candidates"], sizes: Sequence[int], *, salt: str) -> list[Int64[Tensor, "_"]]:
     """Deals `candidates` at random, without replacement, into pools of the given sizes, each sorted by id.
 
     Orders by SHA-256 of salt and id rather than by a random generator, whose stream may change from one

@@ -31,9 +31,7 @@ def defaults(name: str) -> dict[str, Any]:
     return _CATALOGUE.defaults(name)
 
 
-def build(
-    name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 0, **settings: Any
-) -> nn.Module:
+def build(name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 0, **settings: Any) -> nn.Module:
     """A freshly initialised network on the CPU that maps [n, *input_shape] to logits [n, classes].
 
     Args:
@@ -53,9 +51,7 @@ def build(
     known = _CATALOGUE.defaults(name)
     for setting in settings:
         if setting not in known:
-            raise ValueError(
-                f"model {name!r} has no setting {setting!r}; it has {', '.join(known) or 'none'}"
-            )
+            raise ValueError(f"model {name!r} has no setting {setting!r}; it has {', '.join(known) or 'none'}")
     # The CPU's generator alone: torch.manual_seed would also reseed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)

@@ -28,6 +28,4 @@ def dp_cnn(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         layers.append(nn.MaxPool2d(2))
         channels = width
     body = nn.Sequential(*layers, nn.Flatten())
-    return nn.Sequential(
-        body, nn.Linear(features(body, input_shape), 128), nn.Tanh(), nn.Linear(128, classes)
-    )
+    return nn.Sequential(body, nn.Linear(features(body, input_shape), 128), nn.Tanh(), nn.Linear(128, classes))

@@ -188,9 +188,7 @@ def test_truth_is_nowhere_in_the_package(path):
     assert not imported & {"defenses", "audit", "benchmarks", "leaderboard", "tests"}
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not {
-        name for name in names if "truth" in name.lower() or name in ("is_member", "members", "member")
-    }
+    assert not {name for name in names if "truth" in name.lower() or name in ("is_member", "members", "member")}
 
 
 @pytest.mark.parametrize("kind", [Observation, ModelAccess, Transcript])
@@ -224,8 +222,6 @@ def test_reading_an_undeclared_field_raises_and_names_it():
 
 def test_what_a_check_says_before_there_is_a_target():
     one = method("likelihood_ratio")
-    enough = Requirements(
-        access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE, controls=Controls.NOTHING
-    )
+    enough = Requirements(access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE, controls=Controls.NOTHING)
     assert one.check(enough) is None
     assert "needs access to" in (one.check(replace(enough, access=Access.BLACK_BOX)) or "")

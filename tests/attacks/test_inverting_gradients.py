@@ -140,9 +140,7 @@ def test_the_result_is_the_best_iterate_and_lies_in_the_box():
     result = inverting_gradients(target, toys.generator(6), iterations=50, tv_weight=0.0)
     assert result.history is not None
     assert result.objective == result.history.min().item()
-    assert direction_mismatch(target, batch.labels)(result.inputs).item() == pytest.approx(
-        result.objective, rel=1e-2
-    )
+    assert direction_mismatch(target, batch.labels)(result.inputs).item() == pytest.approx(result.objective, rel=1e-2)
     assert result.inputs.min() >= 0 and result.inputs.max() <= 1
 
 
@@ -163,9 +161,7 @@ def test_the_range_of_the_inputs_is_immaterial():
     dim = parameters_of_conv_net()
     found = []
     for network, data, high in ((model, batch, 1.0), (Scaled(model), wide, 255.0)):
-        step = toys.Step(
-            model=network, batch=data, encoder=torch.eye(dim), noise_std=torch.zeros(dim), high=high
-        )
+        step = toys.Step(model=network, batch=data, encoder=torch.eye(dim), noise_std=torch.zeros(dim), high=high)
         target = step.observe(labels=data.labels, batch_size=1)
         found.append(inverting_gradients(target, toys.generator(7), iterations=100).inputs / high)
     assert toys.psnr(found[0], found[1]) > 25

@@ -19,9 +19,7 @@ GOLDEN_TPR = 0.0923622  # Phi(Phi^-1(0.01) + 1)
 # both sides. TPR at a threshold from the sample: binomial, plus that of the threshold times the slope of the
 # ROC, exp(mu t - mu^2/2).
 SE_AUC = math.sqrt(
-    2
-    * float((norm.cdf(norm.ppf((torch.arange(10_000) + 0.5) / 10_000) + 1)).var())
-    / N  # symmetric: both sides equal
+    2 * float((norm.cdf(norm.ppf((torch.arange(10_000) + 0.5) / 10_000) + 1)).var()) / N  # symmetric: both sides equal
 )
 SLOPE = math.exp(norm.ppf(0.99) - 0.5)
 SE_TPR = math.sqrt((GOLDEN_TPR * (1 - GOLDEN_TPR) + SLOPE**2 * 0.01 * 0.99) / N)
@@ -159,9 +157,7 @@ def test_whitening_a_basis_that_is_not_orthonormal_changes_nothing():
     noise = torch.randn(50, DIM, generator=toys.generator(32), dtype=torch.float64)
     signal = BASIS.mT @ (BASIS @ CANARY) / 100
     plain = log_likelihood_ratio(noise @ BASIS.mT, (BASIS @ signal).expand(50, -1), torch.ones(6))
-    whitened = (
-        torch.linalg.solve_triangular(root, (skewed @ x.mT), upper=False).mT for x in (noise, signal[None])
-    )
+    whitened = (torch.linalg.solve_triangular(root, (skewed @ x.mT), upper=False).mT for x in (noise, signal[None]))
     r, v = whitened
     torch.testing.assert_close(log_likelihood_ratio(r, v.expand_as(r), torch.ones(6)), plain)
 

@@ -144,9 +144,7 @@ def update_target(*, seed: int = 0, noise: float = 0.0) -> tuple[Observation, Ex
     model = conv_net(seed=seed)
     dim = sum(p.numel() for p in model.parameters())
     batch = examples(1, (1, 8, 8), seed=seed)
-    step = Step(
-        model=model, batch=batch, encoder=torch.eye(dim), noise_std=torch.full((dim,), noise), seed=seed
-    )
+    step = Step(model=model, batch=batch, encoder=torch.eye(dim), noise_std=torch.full((dim,), noise), seed=seed)
     return step.observe(**everything(step, candidates=batch)), batch
 
 
@@ -190,9 +188,7 @@ def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400)
                 }
             )
         )
-    return Transcript(
-        steps=observed, candidates=observed[0].candidates, final=model_target(seed=seed)[0]
-    ), member
+    return Transcript(steps=observed, candidates=observed[0].candidates, final=model_target(seed=seed)[0]), member
 
 
 def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tuple[ModelAccess, Tensor]:

@@ -80,9 +80,7 @@ def test_the_same_seed_gives_the_same_split_and_another_seed_another(name):
 @EMBEDDED
 def test_an_id_means_the_same_image_under_every_seed(name):
     first, other = data.load(name, seed=0), data.load(name, seed=1)
-    images = {
-        i: image for pool in pools(first) for i, image in zip(pool.ids.tolist(), pool.inputs, strict=True)
-    }
+    images = {i: image for pool in pools(first) for i, image in zip(pool.ids.tolist(), pool.inputs, strict=True)}
     shared = [
         (images[i], image)
         for pool in pools(other)
@@ -113,9 +111,7 @@ def test_digits_are_scaled_by_their_sixteen_grey_levels():
 
 def test_members_and_non_members_of_digits_have_the_same_classes_up_to_chance():
     splits = data.load("digits")
-    counts = [
-        torch.bincount(pool.labels, minlength=10).double() for pool in (splits.private, splits.non_member)
-    ]
+    counts = [torch.bincount(pool.labels, minlength=10).double() for pool in (splits.private, splits.non_member)]
     difference = (counts[0] - counts[1]).abs()
     assert difference.max() < 60  # 70 expected in each, standard deviation of the difference below 12
 

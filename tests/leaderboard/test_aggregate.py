@@ -56,9 +56,7 @@ def test_more_looks_make_wider_intervals(cell):
         (low, high), (lower, higher) = (ends(over_seeds("auc", one, looks=looks)) for looks in (1, 4))
         assert lower < low < high < higher
     # normal quantiles: z(1 - 0.025 / 4) / z(0.975) = 2.4977 / 1.95996
-    assert over_seeds("auc", cell(0.65), looks=4).low == pytest.approx(
-        0.65 - 0.05 * 2.4977 / 1.95996, abs=1e-4
-    )
+    assert over_seeds("auc", cell(0.65), looks=4).low == pytest.approx(0.65 - 0.05 * 2.4977 / 1.95996, abs=1e-4)
 
 
 def test_what_was_not_measured_has_no_value_and_says_why(cell, metric):

@@ -95,9 +95,7 @@ def test_failed_and_skipped_cells_rank_nowhere_and_keep_their_sentence(record):
 
 def test_an_image_attack_that_fails_at_one_noise_explains_only_that_column(record):
     noisy = record("reconstruction").task | {"noise": "calibrated"}
-    (row,) = rows_of(
-        record("utility"), record("reconstruction", task=noisy, status="skipped", reason="no past")
-    )
+    (row,) = rows_of(record("utility"), record("reconstruction", task=noisy, status="skipped", reason="no past"))
     assert row.psnr_noisy.reason == "skipped: no past"
     assert row.psnr_free.reason == "no noise-free reconstruction record"
 
@@ -135,9 +133,7 @@ def test_copies_repetitions_and_nothing_at_all_are_refused(record):
     one = record()
     with pytest.raises(BoardError, match=f"{one.id} is there 2 times"):
         Board.from_records([one, one])
-    with pytest.raises(
-        BoardError, match=r"likelihood_ratio, seed 0 is recorded twice.*code 0\.1\.0.*code 0\.2\.0"
-    ):
+    with pytest.raises(BoardError, match=r"likelihood_ratio, seed 0 is recorded twice.*code 0\.1\.0.*code 0\.2\.0"):
         Board.from_records([one, record(code_version="0.2.0")])
     with pytest.raises(BoardError, match="records must not be empty"):
         Board.from_records([])
@@ -155,9 +151,7 @@ def test_copies_repetitions_and_nothing_at_all_are_refused(record):
         ("negative", 0.5, None, False),
     ],
 )
-def test_a_control_holds_when_its_interval_lies_on_the_right_side_of_chance(
-    record, metric, control, auc, half, ok
-):
+def test_a_control_holds_when_its_interval_lies_on_the_right_side_of_chance(record, metric, control, auc, half, ok):
     board = Board.from_records([record(), record(control=control, metrics={"auc": metric(auc, half)})])
     (result,) = board.controls
     assert (result.ok, board.trustworthy) == (ok, ok)
@@ -185,9 +179,7 @@ def test_image_controls_are_measured_against_the_mean_public_image(record, metri
 def test_a_positive_control_holds_by_its_strongest_attack_a_negative_one_by_all(record, metric):
     def board(control):
         strong = record(control=control, metrics={"auc": metric(0.9, 0.05)})
-        return Board.from_records(
-            [strong, record(attack="b", control=control, metrics={"auc": metric(0.5, 0.05)})]
-        )
+        return Board.from_records([strong, record(attack="b", control=control, metrics={"auc": metric(0.5, 0.05)})])
 
     assert board("positive").trustworthy
     assert not board("negative").trustworthy

@@ -168,8 +168,6 @@ def test_two_deltas_are_shown_row_by_row(record, claim):
 
 
 def test_what_a_claim_would_be_under_poisson_sampling_is_a_footnote(record, claim):
-    text = Board.from_records(
-        [record(claim=claim(25.3, sampling="partition", as_if_poisson=2.75))]
-    ).to_markdown()
+    text = Board.from_records([record(claim=claim(25.3, sampling="partition", as_if_poisson=2.75))]).to_markdown()
     assert "25.30¹" in text
     assert "¹ sampling is partition; were it Poisson, epsilon would be 2.75" in text

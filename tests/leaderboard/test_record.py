@@ -34,9 +34,7 @@ def with_value(text, path, value):
     return json.dumps(data)
 
 
-@given(
-    settings=st.dictionaries(st.text(max_size=8), PLAIN, max_size=4), value=FINITE, seconds=st.floats(0, 1e9)
-)
+@given(settings=st.dictionaries(st.text(max_size=8), PLAIN, max_size=4), value=FINITE, seconds=st.floats(0, 1e9))
 def test_any_record_is_read_back_equal(settings, value, seconds):
     record = Record(
         id="0123456789abcdef", suite="s", suite_digest="d", kind="membership", seed=0, device="cpu",

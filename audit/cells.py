@@ -1,0 +1,340 @@
+"""The cells of a suite: every defense x attack x seed as a resolved request, decided before any compute.
+
+A cell's id is a hash of its request, so a run over existing results knows what is missing, and adding a cell to a suite
+moves no other. What a random process in a cell decides derives from the same hashes: cells that train the same model
+share one `Training`, and all defenses of one seed start from the same weights. What cannot be run is found here, from
+declarations, toy runs and shapes, and becomes a cell that says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from attacks.core import Access, Knows, Requirements
+from benchmarks import data as datasets
+from benchmarks import models
+from benchmarks.core import Splits
+from defenses.core import Defense, Sampling, noise_multiplier, predict, refuse_batch_norm, seed_from
+
+from . import catalog
+from .suite import AttackChoice, DefenseChoice, Suite, check_sizes
+
+BASELINE = "sgd"
+"""The defense that must leak: with controls, its cells are the positive control."""
+
+_SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
+_RUN = Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
+OFFERED = {
+    ("reconstruction", Access.UPDATE): Requirements(access=Access.UPDATE, knows=_SHARED),
+    ("membership", Access.UPDATE): Requirements(access=Access.UPDATE, knows=_RUN),
+    ("membership", Access.ALL_STEPS): Requirements(access=Access.ALL_STEPS, knows=_RUN),
+    ("membership", Access.BLACK_BOX): Requirements(access=Access.BLACK_BOX, knows=Knows.POPULATION),
+    ("membership", Access.WHITE_BOX): Requirements(access=Access.WHITE_BOX, knows=Knows.POPULATION),
+}
+"""(kind of attack, access) -> the threat model that a suite offers."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One record to be.
+
+    Attributes:
+        request: everything that decides the result, as plain JSON values.
+        attack: None for utility.
+        skip: why it cannot be run; empty if it can.
+        reported: the papers' figures for it, as (metric, value, source).
+    """
+
+    request: dict[str, Any]
+    skip: str = ""
+    reported: tuple[tuple[str, float, str], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Name of its record."""
+        return digest_of(self.request)
+
+    @property
+    def kind(self) -> str:
+        """`utility`, `membership` or `reconstruction`."""
+        return self.request["kind"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cells that are computed together: those of one trained model, or one cell of a shared update.
+
+    Attributes:
+        cells: in order.
+        suite_digest: of the suite file.
+    """
+
+    cells: tuple[Cell, ...]
+    suite_digest: str
+
+    @property
+    def words(self) -> str:
+        """What it is, for progress."""
+        first = self.cells[0].request
+        what = {"utility": "train", "membership": "train"}.get(first["kind"], "share")
+        control = f" ({first['control']} control)" if first["control"] else ""
+        noise = f", noise {first['task']['noise']}" if what == "share" else ""
+        return f"{what} {first['defense']['name']}{control}{noise}, seed {first['seed']}"
+
+
+@dataclass
+class Plan:
+    """All jobs of a run.
+
+    Attributes:
+        jobs: to be computed.
+        skipped: cells that cannot be.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    skipped: list[Cell] = field(default_factory=list)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Every cell, in the order of the suite."""
+        return [cell for job in self.jobs for cell in job.cells] + self.skipped
+
+
+def digest_of(request: dict[str, Any]) -> str:
+    """The id of a request: the same for the same content, whatever its order."""
+    canonical = json.dumps(request, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def seed_of(request: dict[str, Any], purpose: str) -> int:
+    """A seed for one random process of a request's training, whatever attack it is part of."""
+    training = {k: v for k, v in request.items() if k not in ("attack", "kind")}
+    return seed_from(json.dumps(training, sort_keys=True), purpose)
+
+
+@cache
+def load_data(name: str, seed: int) -> Splits:
+    """A data set's splits; kept, because all cells of a seed use the same."""
+    return datasets.load(name, seed=seed)
+
+
+def build_model(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
+    """A fresh model for a data set; the same weights for every defense of a seed."""
+    return models.build(
+        name,
+        input_shape=splits.input_shape,
+        classes=splits.classes,
+        seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
+        **settings,
+    )
+
+
+def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
+    """Resolves a suite into jobs and checks everything that can be checked without computing.
+
+    Args:
+        suite: with its overrides and selection.
+        secure_noise: whether noise comes from the operating system; a part of the request, so that such results never
+            pass for seeded ones.
+
+    Returns:
+        The jobs, and the cells that cannot be run with their sentences.
+
+    Raises:
+        SuiteError: sizes that the data do not have.
+        ValueError: a model that does not fit its data.
+    """
+    first = load_data(suite.task.data, suite.seeds[0])
+    share_data = None if suite.share is None else load_data(suite.share.data, suite.seeds[0])
+    check_sizes(suite, len(first.private), n_share=None if share_data is None else len(share_data.private))
+    _check_model(suite.task.model.name, suite.task.model.settings, first)
+    if suite.share is not None and share_data is not None:
+        _check_model(suite.share.model.name, suite.share.model.settings, share_data)
+    found = Plan()
+    for choice, control in _defenses(suite):
+        for budget in _budgets(suite, choice):
+            for seed in suite.seeds:
+                _add(found, suite, choice, control, budget, seed, secure_noise)
+    return found
+
+
+def _defenses(suite: Suite) -> list[tuple[DefenseChoice, str | None]]:
+    """Every defense, and its part as a control; controls are added when they are asked for and not there."""
+    chosen: list[tuple[DefenseChoice, str | None]] = [(choice, None) for choice in suite.defense_grid()]
+    if not suite.controls:
+        return chosen
+    baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
+    chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
+    if all(control is None for _, control in chosen):
+        chosen.append((baseline, "positive"))
+    trained_alike = next(c for c, control in chosen if control == "positive")
+    return [*chosen, (replace(baseline, training=trained_alike.training), "negative")]
+
+
+def _budgets(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
+    """The budgets of a defense; one that adds no noise runs once, whatever the grid."""
+    if catalog.defense(choice.name, choice.settings).noise_multiplier is None:
+        return suite.budget_grid()
+    return [{"delta": suite.budget.delta}]
+
+
+def _add(
+    found: Plan,
+    suite: Suite,
+    choice: DefenseChoice,
+    control: str | None,
+    budget: dict[str, float],
+    seed: int,
+    secure_noise: bool,
+) -> None:
+    task = suite.task_for(choice)
+    trained = {
+        "schema": 1,
+        "suite": suite.name,
+        "defense": {"name": choice.name, "settings": choice.settings},
+        "budget": dict(budget),
+        "control": control,
+        "seed": seed,
+        "task": {
+            "data": task.data,
+            "model": task.model.name,
+            "model_settings": dict(task.model.settings),
+            "private": task.private,
+            "candidates": task.candidates,
+            "batch": task.batch,
+            "epochs": task.epochs,
+            "lr": task.lr,
+            "momentum": task.momentum,
+            "optimizer": task.optimizer,
+            "schedule": task.schedule,
+            "sampling": task.sampling,
+        },
+    }
+    if secure_noise:
+        trained["noise"] = "secure"
+    reason = _cannot_run(choice)
+    group: list[Cell] = []
+    if control != "negative":
+        group.append(_cell(suite, choice, budget, None, trained | {"kind": "utility", "attack": None}, reason))
+    for attack in suite.attack_grid():
+        method = catalog.attack(attack.name)
+        request = {"kind": method.kind, "attack": {"name": attack.name, "settings": attack.settings}}
+        offered = OFFERED.get((method.kind, method.requires.access))
+        why = reason or _cannot_attack(attack, offered)
+        if method.kind == "membership":
+            cell = _cell(suite, choice, budget, attack, trained | request, why)
+            group.append(cell)
+            continue
+        for noise in suite.share.noise if suite.share is not None else ["calibrated"]:
+            if noise == "calibrated" and "epsilon" not in budget and "noise_multiplier" not in budget:
+                continue  # without noise the release is the same
+            shared = trained | request | {"training": trained["task"], "task": _share(suite, noise)}
+            if suite.share is None:
+                why = why or f"{attack.name} needs a shared update, and the suite has no [share] table"
+            _file(found, [_cell(suite, choice, budget, attack, shared, why)], suite)
+    _file(found, group, suite)
+
+
+def _cell(
+    suite: Suite,
+    choice: DefenseChoice,
+    budget: dict[str, float],
+    attack: AttackChoice | None,
+    request: dict[str, Any],
+    skip: str,
+) -> Cell:
+    figures = [] if request["control"] == "negative" else suite.reported_for(choice, budget, attack)
+    return Cell(request, skip, tuple((f.metric, f.value, f.source) for f in figures))
+
+
+def _file(found: Plan, cells: list[Cell], suite: Suite) -> None:
+    found.skipped += [cell for cell in cells if cell.skip]
+    if wanted := tuple(cell for cell in cells if not cell.skip):
+        found.jobs.append(Job(wanted, suite.digest))
+
+
+def _share(suite: Suite, noise: str) -> dict[str, Any]:
+    share = suite.share
+    if share is None:
+        return {"noise": noise}
+    return {
+        "data": share.data,
+        "model": share.model.name,
+        "model_settings": dict(share.model.settings),
+        "step": share.step,
+        "steps": share.steps,
+        "batch": share.batch,
+        "images": share.images,
+        "lr": suite.task.lr if share.lr is None else share.lr,
+        "noise": noise,
+    }
+
+
+@cache
+def _toy_run(name: str, settings: str) -> str:
+    try:
+        defense: Defense = catalog.defense(name, json.loads(settings))
+        predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4)
+    except catalog.MissingExtra as error:
+        return str(error)
+    return ""
+
+
+def _cannot_run(choice: DefenseChoice) -> str:
+    """Why a defense cannot run here; its plans are tried on a toy."""
+    return _toy_run(choice.name, json.dumps(choice.settings))
+
+
+def _cannot_attack(attack: AttackChoice, offered: Requirements | None) -> str:
+    method = catalog.attack(attack.name)
+    if offered is None:
+        return f"{attack.name} needs {method.requires.access.name} access, which no suite offers yet"
+    return method.check(offered) or ""
+
+
+def _check_model(name: str, settings: dict[str, Any], splits: Splits) -> None:
+    refuse_batch_norm(build_model(name, settings, splits, 0))
+
+
+def requires(attack: str) -> dict[str, Any]:
+    """An attack's threat model, by names."""
+    return catalog.attack(attack).requires.to_dict()
+
+
+def planned(request: dict[str, Any], examples: int) -> tuple[Sampling, int]:
+    """The sampler and the number of steps of a request's training.
+
+    Args:
+        request: of a trained cell, or the `training` of a shared one.
+        examples: number of private examples.
+    """
+    task = request.get("training", request["task"])
+    rate = 1.0 if task["sampling"] == "full" else task["batch"] / examples
+    sampling = Sampling(task["sampling"], rate)
+    return sampling, max(1, round(task["epochs"] * sampling.steps_per_epoch))
+
+
+def defend(request: dict[str, Any], examples: int) -> tuple[Defense, bool]:
+    """The defense of a request at its budget's noise, and whether that noise was matched rather than calibrated.
+
+    A defense that proves nothing at any noise (no bound on an example) gets, for a budget in epsilon, the noise that a
+    bounded one would need: its record is flagged, and its epsilon stays infinite.
+    """
+    name, settings = request["defense"]["name"], request["defense"]["settings"]
+    defense: Defense = catalog.defense(name, settings)
+    budget = request["budget"]
+    if defense.noise_multiplier is not None or ("epsilon" not in budget and "noise_multiplier" not in budget):
+        return defense, False
+    if "noise_multiplier" in budget:
+        return defense.with_noise(float(budget["noise_multiplier"])), False
+    sampling, steps = planned(request, examples)
+    sigma = noise_multiplier(epsilon=budget["epsilon"], delta=budget["delta"], sampling=sampling, steps=steps)
+    proved = predict(defense.with_noise(sigma), sampling=sampling, steps=steps).claim(budget["delta"]).epsilon
+    return defense.with_noise(sigma), not math.isfinite(proved)

@@ -1,0 +1,220 @@
+"""The entries of a suite that name things: checked against what there is, and expanded into single choices.
+
+Every function returns what is wrong as (key.path, problem), so that a file's mistakes can be reported
+together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import catalog
+from .schema import TRAINING, ReportedRow, training_value
+from .settings import CatalogError, Setting, no_such, way_out
+
+Problem = tuple[str, str]
+Choice = dict[str, Any]
+"""One method with everything decided: name, settings, training."""
+
+METRICS = (
+    "accuracy",
+    "loss",
+    "epsilon",
+    "auc",
+    "tpr_at_1pct_fpr",
+    "tpr_at_0.1pct_fpr",
+    "advantage",
+    "balanced_accuracy",
+    "psnr",
+    "mse",
+    "ssim",
+    "lpips",
+    "label_accuracy",
+)
+"""What a paper's figure can stand beside."""
+
+
+def expand(raw: Mapping[str, Any], kind: catalog.Method) -> tuple[list[list[Choice]], list[Problem]]:
+    """The choices of every entry of a list of methods, and what is wrong with the entries.
+
+    A list that the type of a setting does not allow is a grid.
+
+    Args:
+        raw: the document.
+        kind: whose list.
+
+    Returns:
+        A list of choices per entry, without those that have mistakes; the mistakes.
+    """
+    key = catalog.KINDS[kind]
+    entries = raw.get(key)
+    expanded: list[list[Choice]] = []
+    wrong: list[Problem] = []
+    seen: list[tuple[str, Choice]] = []
+    for position, entry in enumerate(entries if isinstance(entries, list) else []):
+        if not isinstance(entry, dict):
+            continue  # its type is reported by the schema
+        path = f"{key}[{position}]"
+        choices, problems = _expand_entry(entry, kind, path)
+        for choice in choices:
+            repeated = next((where for where, other in seen if other == choice), None)
+            if repeated:
+                problems.append((path, f"repeats {repeated}"))
+                break
+            seen.append((path, choice))
+        if problems:
+            wrong += problems
+        else:
+            expanded.append(choices)
+    return expanded, wrong
+
+
+def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
+    """Unknown data sets, models and settings of models, and a budget of both kinds or of neither."""
+    wrong: list[Problem] = []
+    for table in ("task", "share"):
+        content = raw.get(table)
+        if not isinstance(content, dict):
+            continue
+        if isinstance(data := content.get("data"), str) and data not in (known := catalog.names("data")):
+            wrong.append((f"{table}.data", no_such("data set", data, known)))
+        model = content.get("model")
+        told = model if isinstance(model, dict) else {"name": model}
+        name = told.get("name")
+        if not isinstance(name, str):
+            continue
+        if name not in (known := catalog.names("models")):
+            wrong.append((f"{table}.model", no_such("model", name, known)))
+            continue
+        settings = importlib.import_module("benchmarks.models").defaults(name)
+        unknown = [key for key in told if key != "name" and key not in settings]
+        wrong += [(f"{table}.model.{key}", f"unknown setting of {name!r}; {way_out(key, settings)}") for key in unknown]
+    budget = raw.get("budget")
+    if isinstance(budget, dict):
+        kinds = [key for key in ("epsilon", "noise_multiplier") if key in budget]
+        if len(kinds) != 1:
+            got = "both" if kinds else "neither"
+            wrong.append(("budget", f"must have either epsilon or noise_multiplier, got {got}"))
+    return wrong
+
+
+def wrong_reported(
+    raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]], attacks: Sequence[Sequence[Choice]]
+) -> list[Problem]:
+    """Figures of papers that belong to no cell of the suite: an unknown defense, attack, metric or selector.
+
+    Args:
+        raw: the document.
+        defenses: the choices without mistakes.
+        attacks: the same.
+    """
+    rows, wrong = raw.get("reported"), []
+    known_attacks = {choice["name"] for entry in attacks for choice in entry}
+    keys: dict[str, set[str]] = {}
+    for choice in itertools.chain.from_iterable(defenses):
+        keys.setdefault(choice["name"], {"epsilon", "noise_multiplier", "delta", *TRAINING}).update(choice["settings"])
+    named = _names(raw, "defense")
+    for position, row in enumerate(rows if isinstance(rows, list) else []):
+        if not isinstance(row, dict):
+            continue
+        path, name = f"reported[{position}]", row.get("defense")
+        if isinstance(name, str) and name not in named:
+            wrong.append((f"{path}.defense", no_such("defense", name, named) + " in this suite"))
+        attack = row.get("attack")
+        if isinstance(attack, str) and attack not in known_attacks and attack not in _names(raw, "attack"):
+            wrong.append((f"{path}.attack", no_such("attack", attack, sorted(known_attacks)) + " in this suite"))
+        metric = row.get("metric")
+        if isinstance(metric, str) and metric not in METRICS:
+            wrong.append((f"{path}.metric", no_such("metric", metric, METRICS)))
+        for key in row:
+            if name in keys and key not in ReportedRow.model_fields and key not in keys[name]:
+                wrong.append((f"{path}.{key}", f"unknown selector; {way_out(key, sorted(keys[name]))}"))
+    return wrong
+
+
+def _expand_entry(entry: Mapping[str, Any], kind: catalog.Method, path: str) -> tuple[list[Choice], list[Problem]]:
+    name = entry.get("name")
+    if not isinstance(name, str):
+        return [], [(f"{path}.name", "is missing" if name is None else f"must be text, got {name!r}")]
+    if name not in (known := catalog.names(kind)):
+        return [], [(f"{path}.name", no_such(catalog.KINDS[kind], name, known))]
+    try:
+        settings = catalog.settings(kind, name)
+    except CatalogError as error:
+        return [], [(path, str(error))]
+    training = TRAINING if kind == "defenses" else {}
+    wrong = [
+        (f"{path}.{key}", "is missing") for key, setting in settings.items() if setting.required and key not in entry
+    ]
+    grid: dict[str, list[Any]] = {key: [setting.default] for key, setting in settings.items() if not setting.required}
+    for key, value in entry.items():
+        if key == "name":
+            continue
+        where = f"{path}.{key}"
+        if key in settings:
+            grid[key], problems = _values(value, settings[key].conform, where)
+        elif key in training:
+            grid[key], problems = _values(value, lambda one, key=key: _training(key, one), where)
+        elif key == catalog.BUDGETED and kind == "defenses":
+            problems = [(where, "is decided by the budget, so it is no setting of a defense")]
+        else:
+            problems = [(where, f"unknown setting of {name!r}; {way_out(key, [*settings, *training])}")]
+        wrong += problems
+    if wrong:
+        return [], wrong
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    choices = [_choice(name, settings, values) for values in combinations]
+    if kind == "defenses":
+        for choice in choices:
+            try:
+                catalog.defense(name, choice["settings"])  # the method's own rules, as final_sparsity < 1
+            except ValueError as error:
+                wrong.append((path, str(error)))
+    return choices, wrong
+
+
+def _values(value: Any, conform: Callable[[Any], Any], where: str) -> tuple[list[Any], list[Problem]]:
+    try:
+        return [conform(value)], []
+    except CatalogError as error:
+        if not isinstance(value, list):
+            return [], [(where, _without_name(error))]
+    values, wrong = [], []
+    for position, one in enumerate(value):
+        try:
+            values.append(conform(one))
+        except CatalogError as error:
+            wrong.append((f"{where}[{position}]", _without_name(error)))
+    if not value:
+        wrong.append((where, "must have at least one entry, got none"))
+    return values, wrong
+
+
+def _choice(name: str, settings: Mapping[str, Setting], values: dict[str, Any]) -> Choice:
+    return {
+        "name": name,
+        "settings": {key: value for key, value in values.items() if key in settings},
+        "training": {key: value for key, value in values.items() if key not in settings},
+    }
+
+
+def _training(key: str, value: Any) -> Any:
+    try:
+        return training_value(key, value)
+    except ValueError as error:
+        raise CatalogError(f"{key} {error}") from None
+
+
+def _without_name(error: CatalogError) -> str:
+    # The path in front says which setting it is.
+    return str(error).partition(" ")[2]
+
+
+def _names(raw: Mapping[str, Any], key: str) -> list[str]:
+    entries = raw.get(key)
+    listed = entries if isinstance(entries, list) else []
+    named = [entry.get("name") for entry in listed if isinstance(entry, dict)]
+    return [name for name in named if isinstance(name, str)]

@@ -1,0 +1,170 @@
+"""What a privacy claim allows an attacker to achieve, and whether a measurement exceeds it.
+
+A mechanism that is (epsilon, delta)-private, or that is one Gaussian with mean shift `mu` in units of the
+noise, has a trade-off curve: the least miss rate of any membership test at each false positive rate. The area
+above the curve is the best AUC. Sources: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
+Privacy", ICML 2015 (the region of (epsilon, delta)); Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B
+2022 (Gaussian curve, its delta).
+
+`epsilon=None` and `math.inf` both mean that nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy import optimize, stats
+from scipy.special import log_ndtr, ndtr, ndtri
+
+
+def gaussian_auc(mu: float) -> float:
+    """AUC of the likelihood-ratio test between N(0, 1) and N(mu, 1).
+
+    Args:
+        mu: shift, in standard deviations of the noise; 1 / noise_multiplier for an example that fills its
+            bound.
+    """
+    return float(ndtr(mu / math.sqrt(2)))
+
+
+def gaussian_tpr(mu: float, fpr: float) -> float:
+    """True positive rate of the likelihood-ratio test between N(0, 1) and N(mu, 1).
+
+    Args:
+        mu: shift, in standard deviations of the noise.
+        fpr: false positive rate, in [0, 1].
+
+    Raises:
+        ValueError: fpr is no rate.
+    """
+    if not 0 <= fpr <= 1:
+        raise ValueError(f"fpr must be in [0, 1], got {fpr}")
+    return float(ndtr(ndtri(fpr) + mu))
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Smallest delta at which a Gaussian of shift mu is (epsilon, delta)-private (Dong et al., Cor. 2.13).
+
+    Args:
+        epsilon: nats, >= 0.
+        mu: shift, in standard deviations of the noise, >= 0.
+
+    Raises:
+        ValueError: an argument is negative.
+    """
+    if epsilon < 0 or mu < 0:
+        raise ValueError(f"epsilon and mu must be >= 0, got {epsilon} and {mu}")
+    if mu == 0 or math.isinf(epsilon):
+        return 0.0
+    # exp(epsilon) alone overflows where its product with the tail is tiny
+    tail = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
+    return max(0.0, float(ndtr(-epsilon / mu + mu / 2)) - tail)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon (nats) at which a Gaussian of shift mu is (epsilon, delta)-private.
+
+    Args:
+        mu: shift, in standard deviations of the noise, >= 0; infinite without noise.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError: delta is outside (0, 1): a Gaussian is private at no epsilon with delta 0.
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}; a Gaussian has no finite epsilon at delta 0")
+    if math.isinf(mu):
+        return math.inf
+    if gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(high, mu) > delta:
+        high *= 2
+    root = optimize.brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, high, xtol=1e-12)
+    return float(root)  # pyright: ignore[reportArgumentType] -- a float unless full_output is asked for
+
+
+def largest_tpr(epsilon: float | None, delta: float, fpr: float) -> float:
+    """The most true positive rate that (epsilon, delta)-privacy allows at a false positive rate.
+
+    Args:
+        epsilon: claimed, nats; None or infinite: no claim.
+        delta: claimed, in [0, 1].
+        fpr: false positive rate, in [0, 1].
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    _check_claim(epsilon, delta)
+    if not 0 <= fpr <= 1:
+        raise ValueError(f"fpr must be in [0, 1], got {fpr}")
+    if epsilon is None or math.isinf(epsilon):
+        return 1.0
+    steep = 1 - delta - math.exp(min(epsilon, 700.0)) * fpr  # e^709 is the largest float
+    return 1 - max(0.0, steep, math.exp(-epsilon) * (1 - delta - fpr))
+
+
+def largest_auc(epsilon: float | None, delta: float) -> float:
+    """The most AUC that (epsilon, delta)-privacy allows a test: 1 - (1 - delta)^2 / (1 + e^epsilon).
+
+    It is the area above max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)): two triangles that meet
+    at a = (1 - delta) / (1 + e^epsilon). The bound holds for membership decided by coins and for both orders
+    of the removal; on one trained model, with its members fixed, chance can exceed it, so compare the low end
+    of an interval.
+
+    Args:
+        epsilon: claimed, nats; None or infinite: no claim, so 1.0.
+        delta: claimed, in [0, 1].
+
+    Raises:
+        ValueError: epsilon is negative or delta outside [0, 1].
+    """
+    _check_claim(epsilon, delta)
+    if epsilon is None or math.isinf(epsilon):
+        return 1.0
+    shrink = math.exp(-epsilon)
+    return 1 - (1 - delta) ** 2 * shrink / (1 + shrink)
+
+
+def clopper_pearson(successes: float | int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Exact two-sided interval of a proportion; each side errs with probability at most (1 - level) / 2.
+
+    Args:
+        successes: count, in [0, n]; a fraction of one is interpolated by the beta function.
+        n: trials, >= 1.
+        level: confidence.
+
+    Returns:
+        (low, high), low = 0 without a success and high = 1 without a failure.
+
+    Raises:
+        ValueError: counts or level outside their ranges.
+    """
+    alpha = (1 - level) / 2
+    return clopper_pearson_lower(successes, n, alpha), clopper_pearson_upper(successes, n, alpha)
+
+
+def clopper_pearson_lower(successes: float | int, n: int, alpha: float) -> float:
+    """One-sided lower bound of a proportion that errs with probability at most alpha."""
+    _check_counts(successes, n, alpha)
+    return 0.0 if successes == 0 else float(stats.beta.ppf(alpha, successes, n - successes + 1))
+
+
+def clopper_pearson_upper(successes: float | int, n: int, alpha: float) -> float:
+    """One-sided upper bound of a proportion that errs with probability at most alpha."""
+    _check_counts(successes, n, alpha)
+    return 1.0 if successes == n else float(stats.beta.ppf(1 - alpha, successes + 1, n - successes))
+
+
+def _check_counts(successes: float | int, n: int, alpha: float) -> None:
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"successes must be in [0, n] with n >= 1, got {successes} of {n}")
+    if not 0 < alpha < 1:
+        raise ValueError(f"an error rate must be in (0, 1), got {alpha}")
+
+
+def _check_claim(epsilon: float | None, delta: float) -> None:
+    if epsilon is not None and not epsilon >= 0:
+        raise ValueError(f"epsilon must be >= 0, or None where nothing is claimed, got {epsilon}")
+    if not 0 <= delta <= 1:
+        raise ValueError(f"delta must be in [0, 1], got {delta}")

@@ -1,0 +1,207 @@
+"""Runs the cells of a suite: train, attack, score, record. One record a cell, written as soon as it is there.
+
+A run over existing results computes only what is missing or failed. A failing cell is a record with its error; the
+others go on. Jobs run in processes of their own, each with its share of the cores, and write their own records, so a
+crash loses at most what is in progress.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from leaderboard.record import Claim, MethodUsed, Record, Reported, read, write
+
+from . import cells as planning
+from .arrays import write_arrays
+from .cells import Cell, Job, digest_of
+from .compute import compute
+from .outcome import Outcome
+from .suite import Suite
+
+Report = Callable[[int, int, str], None]
+MOST_JOBS = 8
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ValueError: another name, or no CUDA device here.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got '{name}'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be here, got cuda, and torch finds none; take cpu, or see leakbench doctor")
+    cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def run(
+    suite: Suite,
+    directory: Path,
+    *,
+    device: torch.device,
+    jobs: int | None = None,
+    secure_noise: bool = False,
+    fail_fast: bool = False,
+    report: Report = lambda done, total, what: None,
+) -> list[Record]:
+    """Runs what is missing of a suite.
+
+    Args:
+        suite: with its overrides and selection.
+        directory: records go to `directory/records`; those that are there are kept.
+        device: where to compute.
+        jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
+        secure_noise: noise from the operating system's generator instead of the cells' seeds.
+        fail_fast: stop at the first cell that fails.
+        report: called with (cells done, cells in all, what just happened).
+
+    Returns:
+        The records of all cells of the suite, in its order, those of former runs included.
+
+    Raises:
+        SuiteError: sizes that do not fit.
+        RecordError: a torn record in the directory, named; nothing is computed or overwritten.
+    """
+    plan = planning.plan(suite, secure_noise=secure_noise)
+    folder = directory / "records"
+    there = {cell.id: read(path) for cell in plan.cells if (path := folder / f"{cell.id}.json").exists()}
+    done = {name for name, record in there.items() if record.status != "failed"}
+    for cell in plan.skipped:
+        if cell.id not in done:
+            there[cell.id] = _record(cell, suite.digest, device, Outcome(skipped=cell.skip))
+            write(there[cell.id], folder)
+    todo = [
+        Job(missing, job.suite_digest)
+        for job in plan.jobs
+        if (missing := tuple(cell for cell in job.cells if cell.id not in done))
+    ]
+    total = len(plan.cells)
+    finished = total - sum(len(job.cells) for job in todo)
+    report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
+    for job, records in _execute(todo, folder, device, jobs):
+        there.update({record.id: record for record in records})
+        finished += len(records)
+        report(finished, total, job.words)
+        if fail_fast and any(record.status == "failed" for record in records):
+            break
+    return [there[cell.id] for cell in plan.cells if cell.id in there]
+
+
+def _execute(
+    todo: list[Job], folder: Path, device: torch.device, jobs: int | None
+) -> Iterable[tuple[Job, list[Record]]]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = jobs or (1 if device.type == "cuda" else min(cores, MOST_JOBS))
+    count = min(count, len(todo))
+    if count <= 1:
+        for job in todo:
+            yield job, run_job(job, folder, device)
+        return
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, cores // count)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(threads,))
+    waiting: dict[Future[list[Record]], Job] = {}
+    try:
+        waiting = {pool.submit(run_job, job, folder, device): job for job in todo}
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(future), future.result()
+    finally:
+        # Also on an interrupt or when the caller stops: what has not begun is dropped.
+        pool.shutdown(wait=not waiting, cancel_futures=True)
+        if waiting:
+            for process in multiprocessing.active_children():
+                process.terminate()
+
+
+def _start_worker(threads: int) -> None:
+    import signal
+
+    torch.set_num_threads(threads)
+    # Control-C reaches the whole group; the parent says so and ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run_job(job: Job, folder: Path, device: torch.device) -> list[Record]:
+    """Computes the cells of one job and writes their records.
+
+    Args:
+        job: its cells share what is computed once.
+        folder: where records go.
+        device: where to compute.
+
+    Returns:
+        Their records; a cell that fails has one with its error.
+    """
+    records = []
+    for cell, outcome in compute(job.cells, device):
+        if outcome.arrays:
+            write_arrays(outcome.arrays, folder, cell.id)
+        records.append(_record(cell, job.suite_digest, device, outcome))
+        write(records[-1], folder)
+    return records
+
+
+def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome) -> Record:
+    request = cell.request
+    attack = request["attack"]
+    claim = outcome.claim
+    status = "skipped" if outcome.skipped else "failed" if outcome.error else "ok"
+    return Record(
+        id=digest_of(request),
+        suite=request["suite"],
+        suite_digest=suite_digest,
+        kind=request["kind"],
+        control=request["control"],
+        defense=MethodUsed(**request["defense"]),
+        attack=None if attack is None else MethodUsed(**attack),
+        task=request["task"] | outcome.task,
+        budget=request["budget"],
+        requires=None if attack is None else planning.requires(attack["name"]),
+        claim=None if claim is None else Claim(**claim),
+        noise_multiplier=outcome.noise_multiplier,
+        noise=outcome.noise,
+        metrics=outcome.metrics,
+        status=status,
+        reason=outcome.skipped or outcome.error or None,
+        seed=request["seed"],
+        engine=outcome.engine,
+        device=_device_words(device),
+        code_version=code_version(),
+        seconds=round(outcome.seconds, 3),
+        flags=tuple(outcome.flags),
+        reported=tuple(Reported(metric=m, value=v, source=s) for m, v, s in cell.reported),
+        arrays=f"{cell.id}.parquet" if outcome.arrays else None,
+        versions=_versions(),
+    )
+
+
+def _device_words(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+
+
+@cache
+def code_version() -> str:
+    """Version of the distribution, or of the checkout when it is not installed."""
+    try:
+        return importlib.metadata.version("leakbench")
+    except importlib.metadata.PackageNotFoundError:
+        return "unreleased checkout"
+
+
+@cache
+def _versions() -> dict[str, str]:
+    names = ("torch", "numpy", "scipy", "dp-accounting")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}

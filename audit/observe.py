@@ -1,0 +1,285 @@
+"""From a step that was executed to what an attacker is given: the one place where an attacker gets anything.
+
+An `Observation` is built from the step's plan, so dense, masked, projected and two-part releases need no case of their
+own here or in any attack. The truth (`GroundTruth`) goes to scorers only. What the informed adversary of differential
+privacy knows, everybody's contribution but the candidate's, is computed here from the private data and handed out as a
+remainder per candidate, which looks the same for members and non-members when nothing leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.core import Examples, ModelAccess, Observation
+from attacks.core import Transcript as SeenTranscript
+from defenses.core import (
+    Layout,
+    Loss,
+    Run,
+    Sampling,
+    Step,
+    contributions,
+    cross_entropy,
+    per_example_gradients,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What everybody knows about the task: shapes, the box of valid inputs, the loss, public data.
+
+    Attributes:
+        input_shape: shape of one input.
+        classes: number of classes.
+        low: smallest valid input, in model-input units.
+        high: largest valid input.
+        loss: per-example loss.
+        population: public examples, or None.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    low: float
+    high: float
+    loss: Loss = cross_entropy
+    population: Examples | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroundTruth:
+    """What attackers try to find out; only scorers get it.
+
+    Attributes:
+        inputs: the private inputs behind an update [b, *shape]; None for membership.
+        labels: their labels [b].
+        members: ids of the examples that took part; None for reconstruction.
+        low: smallest valid input, in model-input units.
+        high: largest valid input.
+        floor: the best guess without looking at the update, the mean public image; None without public data.
+        labels_given: whether the attacker was told the labels.
+    """
+
+    inputs: Tensor | None = None
+    labels: Int[Tensor, " b"] | None = None
+    members: Int[Tensor, " n"] | None = None
+    low: float = 0.0
+    high: float = 1.0
+    floor: Tensor | None = None
+    labels_given: bool = True
+
+    def membership(self, ids: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Which of these examples took part."""
+        if self.members is None:
+            raise ValueError("this truth is about reconstruction, it has no members")
+        return torch.isin(ids.cpu(), self.members.cpu())
+
+
+def observe(
+    step: Step,
+    model: nn.Module,
+    layout: Layout,
+    world: World,
+    *,
+    labels: Int[Tensor, " b"] | None = None,
+    batch_size: int | None = None,
+    sample_rate: float | None = None,
+    candidates: Examples | None = None,
+    others_removed: Callable[[Observed], Float[Tensor, "n m"]] | None = None,
+) -> Observation:
+    """What one shared update shows.
+
+    Args:
+        step: as the trainer's transcript has it, with its plan and noisy blocks.
+        model: the architecture; its parameters are not read.
+        layout: order of the flat vectors.
+        world: what everybody knows.
+        labels: labels of the batch, if the attacker may know them.
+        batch_size: its size, if the attacker may know it.
+        sample_rate: chance that a record takes part; the step's own where None, 1 where participation is known.
+        candidates: whom a membership test is about.
+        others_removed: for the informed adversary, the sums minus everybody else, per candidate.
+
+    Returns:
+        The observation; nothing in it was computed from who is a member, but `others_removed`.
+    """
+    seen = Observed(step, model, layout, world.loss)
+    remainder = None
+    if others_removed is not None:
+        given = others_removed  # narrowed for the closure
+        remainder = lambda: given(seen)  # noqa: E731 - a name for a partial application
+    return Observation(
+        released=seen.released,
+        simulate=seen.simulate,
+        contributions=seen.contributions,
+        residual=seen.residual,
+        logits=seen.logits,
+        input_shape=world.input_shape,
+        input_low=world.low,
+        input_high=world.high,
+        classes=world.classes,
+        step=step.step,
+        divisor=step.divisor,
+        sample_rate=step.sample_rate if sample_rate is None else sample_rate,
+        labels=labels,
+        batch_size=batch_size,
+        population=world.population,
+        noise_std=seen.noise_std,
+        candidates=candidates,
+        others_removed=remainder,
+    )
+
+
+class Observed:
+    """One executed step as functions of data: what data would have contributed and released there.
+
+    Attributes:
+        sums: [m], the undivided noisy sums of all blocks, one after another.
+        noise_std: [m], standard deviation of the noise on them.
+    """
+
+    def __init__(self, step: Step, model: nn.Module, layout: Layout, loss: Loss) -> None:
+        """Takes a step recorded for the `updates` observer.
+
+        Raises:
+            ValueError: when the transcript kept no releases.
+        """
+        if step.plan is None or step.noisy is None:
+            raise ValueError(f"step {step.step} must have its releases, got none; train with observer='updates'")
+        self._step, self._plan, self._model, self._layout, self._loss = step, step.plan, model, layout, loss
+        self.sums = torch.cat(step.noisy)
+        sizes = [noisy.numel() for noisy in step.noisy]
+        stds = [block.noise_std(step.noise_multiplier) for block in self._plan.blocks]
+        self.noise_std = torch.cat([self.sums.new_full((n,), std) for n, std in zip(sizes, stds, strict=True)])
+        self._sizes = sizes
+        self._whitening = torch.where(self.noise_std > 0, step.divisor / self.noise_std.clamp(min=1e-30), 1.0)
+        self._remembered: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def released(self) -> Float[Tensor, " m"]:
+        """The divided release."""
+        return self.sums / self._step.divisor
+
+    def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
+        """Per-example contributions of these data, differentiable."""
+
+        def gradients(point: Tensor | None) -> Tensor:
+            at = self._step.parameters if point is None else point
+            return per_example_gradients(self._model, self._loss, self._layout, inputs, labels, parameters=at)
+
+        return torch.cat(contributions(self._plan, gradients), dim=1)
+
+    def simulate(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
+        """The release without noise that these data would give."""
+        return self.rows(inputs, labels).sum(dim=0) / self._step.divisor
+
+    def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
+        """Per-example contributions; those of the last inputs asked about are remembered."""
+        if self._remembered is None or self._remembered[0] is not inputs:
+            with torch.no_grad():
+                self._remembered = (inputs, self.rows(inputs, labels))
+        return self._remembered[1]
+
+    def residual(self, predicted: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Released minus predicted, in units of the noise where there is noise, without what carries noise only."""
+        parts = ((self.released - predicted) * self._whitening).split(self._sizes)
+        return torch.cat([b.codec.signal(part) for b, part in zip(self._plan.blocks, parts, strict=True)])
+
+    def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:
+        """The model at this step."""
+        parameters: dict[str, Any] = dict(self._layout.unflatten(self._step.parameters))
+        return functional_call(self._model, parameters, (inputs,))
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The steps of a run, observed one at a time so that only one step's candidates are in memory.
+
+    Attributes:
+        run: trained with observer="updates".
+        world: what everybody knows.
+        candidates: whom membership is about.
+        private: the training data, in the trainer's order; used for `others_removed` only.
+        sampling: the sampler of the run.
+        informed: whether the attacker knows everybody but the candidate.
+    """
+
+    run: Run
+    world: World
+    candidates: Examples
+    private: Examples
+    sampling: Sampling
+    informed: bool = True
+
+    def __len__(self) -> int:
+        return len(self.run.transcript.steps)
+
+    def __iter__(self) -> Iterator[Observation]:
+        # Only independent coins make the product over steps of 1 - q + q exp(Lambda) exact. Under the other samplers
+        # the same score is taken, which is then a strong test and not the optimal one.
+        return (self.at(position, sample_rate=self.sampling.rate) for position in range(len(self)))
+
+    def at(self, position: int, *, sample_rate: float) -> Observation:
+        """One step.
+
+        Args:
+            position: in the transcript, from 0.
+            sample_rate: 1 where the attacker knows who would have taken part.
+        """
+        step = self.run.transcript.steps[position]
+        return observe(
+            step,
+            self.run.model,
+            self.run.transcript.layout,
+            self.world,
+            sample_rate=sample_rate,
+            candidates=self.candidates,
+            others_removed=self._remainder(step) if self.informed else None,
+        )
+
+    def _remainder(self, step: Step) -> Callable[[Observed], Tensor]:
+        private, candidates = self.private, self.candidates
+
+        @cache
+        def remainder(seen: Observed) -> Tensor:
+            took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key)
+            took_part = took_part.to(private.inputs.device)
+            noise = seen.sums.clone()
+            if len(took_part):
+                with torch.no_grad():
+                    rows = seen.rows(private.inputs[took_part], private.labels[took_part])
+                noise -= rows.sum(dim=0, dtype=torch.float64).to(noise.dtype)
+            own = seen.contributions(candidates.inputs, candidates.labels)
+            inside = torch.isin(candidates.ids, private.ids[took_part])
+            return noise + own * inside.unsqueeze(1)
+
+        return remainder
+
+
+def observe_run(view: RunView) -> SeenTranscript:
+    """What an attacker sees who reads every release of a run."""
+    return SeenTranscript(steps=view, candidates=view.candidates, final=model_access(view.run.model, view))
+
+
+def model_access(model: nn.Module, view: RunView, *, white_box: bool = False) -> ModelAccess:
+    """What an attacker sees who has the final model."""
+
+    def logits(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model(inputs)
+
+    return ModelAccess(
+        logits=logits,
+        input_shape=view.world.input_shape,
+        classes=view.world.classes,
+        candidates=view.candidates,
+        population=view.world.population,
+        parameters=dict(model.named_parameters()) if white_box else None,
+    )

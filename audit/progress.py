@@ -1,0 +1,54 @@
+"""Progress on stderr: a bar with the time left on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+Report = Callable[[int, int, str], None]
+"""(cells done, cells in all, what just happened)."""
+
+
+@contextmanager
+def show(*, quiet: bool = False) -> Iterator[Report]:
+    """Gives a function to report progress with.
+
+    Args:
+        quiet: report nothing.
+    """
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, total, what: None
+    elif console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("starting", total=None)
+            yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+    else:
+        start = time.monotonic()
+
+        def line(done: int, total: int, what: str) -> None:
+            spent = time.monotonic() - start
+            left = f", about {spent / done * (total - done):.0f} s left" if 0 < done < total else ""
+            print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)
+
+        yield line

@@ -1,0 +1,38 @@
+"""(result, truth) -> metrics: what an attack found, against what it was about."""
+
+from __future__ import annotations
+
+from attacks.core import MembershipScores, Reconstruction
+from leaderboard.record import Metric
+
+from .leakage import score_membership
+from .observe import GroundTruth
+from .reconstruction import score_reconstruction
+
+
+def score(result: MembershipScores | Reconstruction, truth: GroundTruth) -> dict[str, Metric]:
+    """Every metric of one result.
+
+    Args:
+        result: what an attack returned.
+        truth: about the same target.
+
+    Returns:
+        Metrics by name; what cannot be measured has no value and says why.
+
+    Raises:
+        ValueError: when the truth is about something else.
+    """
+    if isinstance(result, MembershipScores):
+        return score_membership(result, truth.membership(result.ids))
+    if truth.inputs is None or truth.labels is None:
+        raise ValueError("this truth is about membership, it has no inputs")
+    return score_reconstruction(
+        result,
+        truth.inputs,
+        truth.labels,
+        low=truth.low,
+        high=truth.high,
+        floor_image=truth.floor,
+        labels_given=truth.labels_given,
+    )

@@ -1,0 +1,202 @@
+"""A method's settings, read from its function: names, types, defaults and the text of its docstring.
+
+What a suite file gives for them is checked here, so that a misspelt or mistyped setting is one sentence
+before any compute, whatever the method itself would have made of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+
+class CatalogError(ValueError):
+    """Nothing of that name, or not with these settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One keyword of a method.
+
+    Attributes:
+        name: as in a suite file.
+        annotation: its type, evaluated; `Any` where there is none.
+        required: whether it has no default.
+        default: None where required.
+        about: its text in the function's docstring.
+    """
+
+    name: str
+    annotation: Any
+    required: bool
+    default: Any
+    about: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the type in words, a default that JSON lacks as text."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "required": self.required,
+            "default": _plain(self.default),
+            "about": self.about,
+        }
+
+    @property
+    def type(self) -> str:
+        """The type in words, as "a number"."""
+        return _words(self.annotation)
+
+    def conform(self, value: Any) -> Any:
+        """The value as the method takes it: an integer for a float becomes one, a list for a tuple as well.
+
+        Raises:
+            CatalogError: another type, as text for a number or true for 1.
+        """
+        try:
+            # By way of JSON, whose strict mode reads a list as a tuple, yet nothing else as something else.
+            return _read(json.dumps(value), self.annotation)
+        except (ValidationError, TypeError):
+            raise CatalogError(f"{self.name} must be {self.type}, got {value!r}") from None
+
+
+def read_settings(method: Callable[..., Any], *, ignoring: str = "") -> dict[str, Setting]:
+    """The keyword-only parameters of a method, in the order of its signature.
+
+    Args:
+        method: a factory of defenses or an attack.
+        ignoring: a keyword that is no setting.
+    """
+    function = inspect.unwrap(method)
+    about = _arguments(inspect.getdoc(function) or "")
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # a type that its file imports for the type checker only
+        hints = {}
+    return {
+        parameter.name: Setting(
+            name=parameter.name,
+            annotation=hints.get(parameter.name, Any),
+            required=parameter.default is parameter.empty,
+            default=None if parameter.default is parameter.empty else parameter.default,
+            about=about.get(parameter.name, ""),
+        )
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != ignoring
+    }
+
+
+def resolve_settings(known: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting, the given ones over the defaults, each of the right type, in the order of `known`.
+
+    Raises:
+        CatalogError: all that is wrong with them: unknown, missing, of another type.
+    """
+    resolved = {key: setting.default for key, setting in known.items() if not setting.required}
+    wrong = [f"{key} is missing" for key, setting in known.items() if setting.required and key not in given]
+    for key, value in given.items():
+        if key not in known:
+            wrong.append(f"unknown setting {key!r}; {way_out(key, known)}")
+            continue
+        try:
+            resolved[key] = known[key].conform(value)
+        except CatalogError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise CatalogError("; ".join(wrong))
+    return {key: resolved[key] for key in known}
+
+
+def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
+    """Settings from `key=value` texts, the value in TOML (text in quotes), as `--set` gives them.
+
+    Raises:
+        CatalogError: no `=`, or a value that is not TOML.
+    """
+    parsed: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        try:
+            value = tomllib.loads(f"value = {text}") if equals and key.strip() else {}
+        except tomllib.TOMLDecodeError:
+            value = {}
+        if set(value) != {"value"}:
+            raise CatalogError(f"a setting must be key=value with a TOML value, as share=0.1, got {assignment!r}")
+        parsed[key.strip()] = value["value"]
+    return parsed
+
+
+def near_miss(word: str, options: Iterable[str]) -> str | None:
+    """The option that looks most like the word, if any does."""
+    close = difflib.get_close_matches(word, list(options), n=1)
+    return close[0] if close else None
+
+
+def no_such(what: str, name: str, options: Iterable[str]) -> str:
+    """The sentence "no defense named 'pcpd'; did you mean 'pcdp'?"."""
+    return f"no {what} named {name!r}; {way_out(name, options)}"
+
+
+def way_out(word: str, options: Iterable[str]) -> str:
+    """The clause "did you mean 'clip_norm'?", or all that there is where nothing is near."""
+    options = list(options)
+    near = near_miss(word, options)
+    return f"did you mean {near!r}?" if near else f"there are {', '.join(options) or 'none'}"
+
+
+def _arguments(doc: str) -> dict[str, str]:
+    """Name -> text of the section `Args:` of a Google docstring."""
+    found: dict[str, str] = {}
+    current = None
+    lines = iter(doc.splitlines())
+    for line in lines:
+        if line.strip() == "Args:":
+            break
+    for line in lines:
+        if line.strip() and not line.startswith("    "):
+            break
+        name, colon, text = line.strip().partition(":")
+        if colon and not line.startswith("     ") and name.isidentifier():
+            current, found[name] = name, text.strip()
+        elif current:
+            found[current] = f"{found[current]} {line.strip()}".strip()
+    return found
+
+
+def _read(text: str, annotation: Any) -> Any:
+    try:
+        adapter = TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
+    except PydanticUserError:  # a model or dataclass brings a configuration of its own
+        adapter = TypeAdapter(annotation)
+    return adapter.validate_json(text, strict=True)
+
+
+def _words(annotation: Any) -> str:
+    simple = {float: "a number", int: "an integer", bool: "true or false", str: "text", Any: "anything"}
+    if annotation in simple:
+        return simple[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in arguments if part is not type(None))
+    if inspect.isclass(origin) and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
+        return "a list, each " + " or ".join(dict.fromkeys(_words(part) for part in arguments if part is not ...))
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _plain(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value

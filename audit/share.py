@@ -1,0 +1,130 @@
+"""One shared update from a model, a batch and a defense: what a client of federated learning sends.
+
+The client's steps before the shared one run on `history`, so that methods with a past have one: DPDR its direction,
+ranked sparsification its ranks. Everything is executed by the same engine as training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import Examples, Observation
+from defenses.core import Context, Defense, Engine, Loss, Noise, Step, cross_entropy, from_os
+
+from .observe import GroundTruth, World, observe
+
+
+def share_update(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    defense: Defense,
+    *,
+    loss: Loss = cross_entropy,
+    step: int = 0,
+    steps: int | None = None,
+    lr: float = 0.1,
+    history: tuple[Tensor, Tensor] | None = None,
+    seed: int = 0,
+    noise: Noise | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
+    classes: int | None = None,
+    population: Examples | None = None,
+    microbatch: int | None = None,
+) -> tuple[Observation, GroundTruth]:
+    """Simulates what one client shares at one step, and keeps the truth apart from it.
+
+    Args:
+        model: at the client's first step; left as it is.
+        inputs: the client's batch at the shared step [b, *shape].
+        labels: its labels [b], int64.
+        defense: with its noise multiplier set; 0 shows what the release alone hides.
+        loss: per-example loss.
+        step: which step is shared; the steps before it are executed first.
+        steps: planned length, which schedules refer to; `step + 1` where None.
+        lr: learning rate of the client's plain SGD between steps.
+        history: (inputs, labels) for the steps before, `b` examples a step, taken in turn; the client's own batch again
+            where None.
+        seed: key of the public randomness.
+        noise: secret source; keyed by the operating system where None.
+        low: smallest valid input, in model-input units.
+        high: largest valid input.
+        classes: number of classes; read off the model's output where None.
+        population: public examples that the attacker may use.
+        microbatch: most examples in memory as rows at a time.
+
+    Returns:
+        What the server sees (labels and batch size included, for attacks that declare to know them), and the truth.
+
+    Raises:
+        ValueError: for an uncalibrated defense, a model that mixes examples, or an empty batch.
+    """
+    if len(inputs) == 0 or len(inputs) != len(labels):
+        raise ValueError(f"inputs and labels must have one length above 0, got {len(inputs)} and {len(labels)}")
+    sigma = defense.calibrated_multiplier
+    client = copy.deepcopy(model).eval()
+    engine = Engine(client, loss=loss, noise=noise or from_os(), microbatch=microbatch)
+    layout, size = engine.layout, len(inputs)
+    past_inputs, past_labels = (inputs, labels) if history is None else history
+    rows = _public_rows(engine, population)
+    context = Context(
+        step=0,
+        steps=steps or step + 1,
+        layout=layout,
+        parameters=layout.read(client),
+        expected_batch=float(size),
+        seed=seed,
+        public=rows,
+        device=inputs.device,
+    )
+    state, shared = defense.start(context), None
+    for now in range(step + 1):
+        parameters = layout.read(client)
+        context = context.at(now, parameters=parameters)
+        state, plan = defense.plan(state, context)
+        batch = torch.arange(now * size, (now + 1) * size) % len(past_inputs)
+        x, y = (inputs, labels) if now == step else (past_inputs[batch], past_labels[batch])
+        out = engine.run(plan, x, y, sigma)
+        shared = Step(now, parameters, sigma, float(size), 1.0, plan, out.noisy)
+        update = plan.post(out.total / size)
+        state = defense.observe(state, context, out.noisy, update)
+        context = replace(context, update=update)
+        with torch.no_grad():
+            named = dict(client.named_parameters())
+            for name, change in layout.unflatten(update).items():
+                named[name].sub_(lr * change)
+    if shared is None:
+        raise ValueError(f"step must be at least 0, got {step}")
+    if classes is None:
+        with torch.no_grad():
+            classes = int(client(inputs[:1]).shape[1])
+    world = World(
+        input_shape=tuple(inputs.shape[1:]),
+        classes=classes,
+        low=low,
+        high=high,
+        loss=loss,
+        population=population,
+    )
+    observation = observe(shared, client, layout, world, labels=labels, batch_size=size)
+    floor = None if population is None else population.inputs.mean(dim=0)
+    return observation, GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor)
+
+
+def _public_rows(engine: Engine, population: Examples | None) -> Callable[[int, torch.Generator], Tensor] | None:
+    if population is None:
+        return None
+
+    def rows(n: int, coins: torch.Generator) -> Tensor:
+        if n > len(population):
+            raise ValueError(f"public data must have at least {n} examples, got {len(population)}")
+        chosen = torch.randperm(len(population), generator=coins)[:n]
+        return engine.gradients(population.inputs[chosen], population.labels[chosen])(None).detach()
+
+    return rows

@@ -1,0 +1,158 @@
+"""Shared updates: a fresh model, a defense, one target batch after another, and an attack that wants to see the batch.
+
+A cell's updates are taken with the noise of its budget, or without noise to see what the release alone hides. In the
+negative control another batch is shared than the one that is scored against: an attack that still seems to find it
+finds what any picture looks like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.core import Knows, Reconstruction
+from benchmarks.core import Splits
+from defenses.core import Defense, predict
+from leaderboard.record import Metric
+
+from . import catalog
+from .cells import Cell, build_model, defend, load_data, planned, seed_of
+from .observe import GroundTruth
+from .outcome import Outcome, column, examples_of, finite_claim, noise_for
+from .reconstruction import ONE_IMAGE
+from .score import score
+from .share import share_update
+from .utility import mean_metric
+
+
+class SharedUpdates:
+    """The shared updates of one reconstruction cell: a fresh model, a defense, one target batch after another."""
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        """Names the updates; nothing is computed yet."""
+        self._device = device
+        self._splits: Splits = load_data(cell.request["task"]["data"], cell.request["seed"])
+
+    def outcome(self, cell: Cell) -> Outcome:
+        """Shares, attacks and scores every target of the cell."""
+        request, splits = cell.request, self._splits
+        task = request["task"]
+        trained = load_data(request["training"]["data"], request["seed"])
+        examples = min(request["training"]["private"] or len(trained.private), len(trained.private))
+        defense, matched = defend(request, examples)
+        calibrated = defense.calibrated_multiplier
+        claim = _share_claim(request, defense, examples)
+        if task["noise"] == "none":
+            defense = defense.with_noise(0.0)
+        attack = catalog.attack(request["attack"]["name"])
+        results, scored, wanted = [], [], []
+        noise = noise_for(request)
+        for image in range(task["images"]):
+            inputs, labels, decoy = self._batch(request, image)
+            observation, truth = share_update(
+                build_model(task["model"], task["model_settings"], splits, request["seed"]),
+                *((inputs, labels) if decoy is None else decoy),
+                defense,
+                step=task["step"],
+                steps=task["steps"],
+                lr=task["lr"],
+                history=self._history(request, image),
+                seed=seed_of(request, f"coins {image}"),
+                noise=noise,
+                low=splits.low,
+                high=splits.high,
+                classes=splits.classes,
+                population=examples_of(splits.public, self._device),
+            )
+            coins = torch.Generator().manual_seed(seed_of(request, f"attack {cell.id} {image}"))
+            result: Reconstruction = attack(observation, coins, **request["attack"]["settings"])
+            about = GroundTruth(
+                inputs=inputs,
+                labels=labels,
+                low=truth.low,
+                high=truth.high,
+                floor=truth.floor,
+                labels_given=Knows.LABELS in attack.requires.knows,
+            )
+            results.append(result)
+            scored.append(score(result, about))
+            wanted.append((inputs, labels))
+        flags = sorted({r.status for r in results} - {"ok"}) + ["noise_matched"] * (matched and task["noise"] != "none")
+        return Outcome(
+            metrics=_averaged(scored),
+            task={"digest": splits.digest, "parameters": self._parameters(request)},
+            claim=finite_claim(claim),
+            noise_multiplier=0.0 if task["noise"] == "none" else calibrated,
+            noise=noise.kind if task["noise"] != "none" and calibrated > 0 else "none",
+            engine="torch.func",
+            flags=flags,
+            arrays=_pictures(wanted, results),
+        )
+
+    def _batch(self, request: dict[str, Any], image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Target number `image`; for the negative control also another batch, which is shared in its place."""
+        task, pool = request["task"], self._splits.private
+        coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "targets"))
+        order = torch.randperm(len(pool), generator=coins)
+        size = task["batch"]
+        chosen = order[image * size : (image + 1) * size]
+        inputs, labels = pool.inputs[chosen].to(self._device), pool.labels[chosen].to(self._device)
+        if request["control"] != "negative":
+            return inputs, labels, None
+        others = torch.arange(image * size, (image + 1) * size) % len(self._splits.non_member)
+        decoy = self._splits.non_member
+        return inputs, labels, (decoy.inputs[others].to(self._device), decoy.labels[others].to(self._device))
+
+    def _history(self, request: dict[str, Any], image: int) -> tuple[Tensor, Tensor] | None:
+        """Other people's examples for the steps before the shared one."""
+        task, pool = request["task"], self._splits.non_member
+        needed = task["step"] * task["batch"]
+        if not needed:
+            return None
+        # From the far end of the pool: the decoys of the negative control are taken from the near one.
+        chosen = len(pool) - 1 - (torch.arange(needed) + image * needed) % len(pool)
+        return pool.inputs[chosen].to(self._device), pool.labels[chosen].to(self._device)
+
+    def _parameters(self, request: dict[str, Any]) -> int:
+        task = request["task"]
+        model = build_model(task["model"], task["model_settings"], self._splits, request["seed"])
+        return sum(p.numel() for p in model.parameters())
+
+
+def _share_claim(request: dict[str, Any], defense: Defense, examples: int) -> dict[str, Any]:
+    """The claim of the training that this update would be a step of; nothing where its noise is switched off."""
+    sampling, steps = planned(request, examples)
+    silent = request["task"]["noise"] == "none"
+    ledger = predict(defense.with_noise(0.0) if silent else defense, sampling=sampling, steps=steps)
+    claim = asdict(ledger.claim(request["budget"]["delta"]))
+    return claim | ({"reason": "the noise is switched off to see what the release alone hides"} if silent else {})
+
+
+def _averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
+    """One metric over separate targets: their mean, with an interval over targets where there are two or more."""
+    if len(scored) == 1:
+        return scored[0]
+    averaged = {}
+    for name, first in scored[0].items():
+        values = [metrics[name].value for metrics in scored]
+        there = [value for value in values if value is not None]
+        if len(there) < len(values):
+            missing = next(metrics[name] for metrics in scored if metrics[name].value is None)
+            averaged[name] = missing
+        else:
+            averaged[name] = mean_metric(np.array(there), better=first.better, one=ONE_IMAGE)
+    return averaged
+
+
+def _pictures(wanted: list[tuple[Tensor, Tensor]], results: list[Reconstruction]) -> dict[str, Any]:
+    """Truths and reconstructions side by side; shapes are in the record's task."""
+    return {
+        "target": [t for t, (inputs, _) in enumerate(wanted) for _ in inputs],
+        "label": [int(label) for _, labels in wanted for label in labels],
+        "original": [column(x.flatten()).tolist() for inputs, _ in wanted for x in inputs],
+        "reconstruction": [column(x.flatten()).tolist() for result in results for x in result.inputs],
+    }

@@ -1,0 +1,195 @@
+"""One trained model and what its cells ask of it: utility, and membership under each access.
+
+The private data, the sampler's key and the noise stay in here. An attack gets an observation from `observe`, its result
+goes to `score` together with the truth, and only metrics and per-example arrays leave.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.core import Access, Examples, MembershipScores, ModelAccess, Observation
+from attacks.core import Transcript as SeenTranscript
+from benchmarks.core import Splits
+from defenses.core import Claim, Defense, Run, Sampling, train
+from leaderboard.record import Metric
+
+from . import catalog
+from .cells import Cell, build_model, defend, load_data, planned, seed_of
+from .evidence import largest_auc, largest_tpr
+from .observe import GroundTruth, RunView, World, model_access, observe_run
+from .outcome import Outcome, column, examples_of, finite, finite_claim, join, noise_for, pick, world_of
+from .score import score
+from .utility import score_utility
+
+
+class TrainedModel:
+    """One training run, and what its cells ask of it."""
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        """Names the run; nothing is computed before a cell asks."""
+        self._request, self._device = cell.request, device
+        self._splits: Splits = load_data(cell.request["task"]["data"], cell.request["seed"])
+
+    def outcome(self, cell: Cell) -> Outcome:
+        """Trains, unless that was done for an earlier cell, and computes one cell."""
+        metrics, arrays, flags = self._utility() if cell.kind == "utility" else self._membership(cell)
+        claim = asdict(self._run.claim(self._request["budget"]["delta"]))
+        if any(not torch.isfinite(p).all() for p in self._run.model.parameters()):
+            flags = [*flags, "diverged"]
+        if self._defense[1]:
+            flags = [*flags, "noise_matched"]
+        budget = self._request["budget"].get("epsilon")
+        if budget is not None and math.isfinite(claim["epsilon"]) and claim["epsilon"] > budget * (1 + 1e-9):
+            flags = [*flags, "claim_violated"]  # the plans that were executed spent more than they were given
+        return Outcome(
+            metrics=metrics,
+            task=self._resolved,
+            claim=finite_claim(claim),
+            noise_multiplier=self._defense[0].noise_multiplier,
+            noise=self._run.noise,
+            engine=self._run.engine,
+            flags=flags,
+            arrays=arrays,
+        )
+
+    @cached_property
+    def _members(self) -> Examples:
+        """The private examples, whose membership is the question."""
+        limit = self._request["task"]["private"]
+        return examples_of(self._splits.private, self._device, limit)
+
+    @cached_property
+    def _trained_on(self) -> Examples:
+        """The members; for the negative control the public pool, so that the model never saw a member."""
+        if self._request["control"] == "negative":
+            return examples_of(self._splits.public, self._device)
+        return self._members
+
+    @cached_property
+    def _defense(self) -> tuple[Defense, bool]:
+        return defend(self._request, len(self._trained_on))
+
+    @cached_property
+    def _sampling(self) -> tuple[Sampling, int]:
+        return planned(self._request, len(self._trained_on))
+
+    @cached_property
+    def _run(self) -> Run:
+        request, splits = self._request, self._splits
+        task, data = request["task"], self._trained_on
+        sampling, steps = self._sampling
+        public = None if request["control"] == "negative" else examples_of(splits.public, self._device)
+        return train(
+            build_model(task["model"], task["model_settings"], splits, request["seed"]),
+            (data.inputs, data.labels),
+            self._defense[0],
+            sampling=sampling,
+            steps=steps,
+            lr=task["lr"],
+            momentum=task["momentum"],
+            optimizer=task["optimizer"],
+            schedule=task["schedule"],
+            public=None if public is None else (public.inputs, public.labels),
+            noise=noise_for(request),
+            seed=seed_of(request, "coins"),
+            sampler_key=seed_of(request, "sampler"),
+            device=self._device,
+            observer="updates",
+        )
+
+    @cached_property
+    def _resolved(self) -> dict[str, Any]:
+        sampling, steps = self._sampling
+        splits = self._splits
+        return {
+            "digest": splits.digest,
+            "private": len(self._members),
+            "trained_on": len(self._trained_on),
+            "non_member": len(splits.non_member),
+            "public_in_distribution": splits.in_distribution_public,
+            "steps": steps,
+            "sample_rate": sampling.rate,
+            "parameters": sum(p.numel() for p in self._run.model.parameters()),
+        }
+
+    @cached_property
+    def _world(self) -> World:
+        return world_of(self._splits, self._device)
+
+    @cached_property
+    def _candidates(self) -> Examples:
+        """As many members as non-members, drawn by the data set's digest and the seed: the same for all defenses."""
+        outside = examples_of(self._splits.non_member, self._device)
+        limit = self._request["task"]["candidates"] or max(len(self._members), len(outside))
+        count = min(limit, len(self._members), len(outside))
+        coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "candidates"))
+        inside = pick(self._members, torch.randperm(len(self._members), generator=coins)[:count])
+        return join(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
+
+    def _utility(self) -> tuple[dict[str, Metric], dict[str, Any], list[str]]:
+        test = examples_of(self._splits.non_member, self._device)
+        with torch.no_grad():
+            logits = self._run.model(test.inputs)
+        columns = {
+            "id": column(test.ids),
+            "label": column(test.labels),
+            "predicted": column(logits.argmax(dim=1)),
+        }
+        return score_utility(logits, test.labels), columns, []
+
+    def _membership(self, cell: Cell) -> tuple[dict[str, Metric], dict[str, Any], list[str]]:
+        request = cell.request["attack"]
+        attack = catalog.attack(request["name"])
+        candidates, members = self._candidates, self._members.ids
+        target: SeenTranscript | ModelAccess | Observation
+        view = RunView(self._run, self._world, candidates, self._trained_on, self._sampling[0])
+        if attack.requires.access is Access.ALL_STEPS:
+            target = observe_run(view)
+        elif attack.requires.access is Access.UPDATE:
+            target, members = self._one_step(view)
+        else:
+            target = model_access(self._run.model, view, white_box=attack.requires.access is Access.WHITE_BOX)
+        coins = torch.Generator().manual_seed(seed_of(cell.request, f"attack {cell.id}"))
+        result: MembershipScores = attack(target, coins, **request["settings"])
+        truth = GroundTruth(members=members)
+        columns = {
+            "id": column(result.ids),
+            "score": column(result.scores),
+            "member": column(truth.membership(result.ids)),
+        }
+        claim = self._run.claim(self._request["budget"]["delta"])
+        metrics = score(result, truth)
+        # For the reader: what the claim allows against the attacker that it is about, who has one run per question.
+        epsilon = finite(claim.epsilon)
+        metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
+        metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
+        return metrics, columns, membership_flags(result, claim)
+
+    def _one_step(self, view: RunView) -> tuple[Observation, Tensor]:
+        """The last update, judged by those who took part in it and all non-members: participation is the question."""
+        sampling, steps = self._sampling
+        took_part = sampling.indices(steps - 1, len(self._trained_on), self._run.sampler_key)
+        inside = pick(self._trained_on, took_part)
+        known = torch.isin(self._members.ids, inside.ids.to(self._members.ids))
+        inside = pick(self._members, torch.nonzero(known).squeeze(1))
+        outside = examples_of(self._splits.non_member, self._device)
+        asked = RunView(view.run, view.world, join(inside, outside), view.private, view.sampling)
+        return asked.at(steps - 1, sample_rate=1.0), inside.ids
+
+
+def membership_flags(result: MembershipScores, claim: Claim) -> list[str]:
+    """What a membership result says beside its metrics.
+
+    Scores of one run share its noise, so their ROC, however steep, is no bound on epsilon: that takes runs or canaries
+    that are independent. What refutes a finite epsilon outright is a release that shows a contribution without noise.
+    """
+    if not result.deterministic:
+        return []
+    return ["deterministic", "claim_violated"] if math.isfinite(claim.epsilon) else ["deterministic"]

@@ -1,0 +1,1 @@
+"""Training methods that defend their data, one file each; the shared machinery is in `defenses.core`."""

@@ -1,0 +1,79 @@
+"""Shared machinery of all defenses: what is fixed before a batch, who runs it, and what it costs.
+
+A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPlan`, `Block`, a codec and a
+bound. A user calls `calibrate` and `train`.
+"""
+
+from .bound import Bound, adaptive_weight, clip, normalize, unbounded
+from .codec import Codec, Complement, Coordinates, Everything, Subspace
+from .defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
+from .engine import Engine, Release, clipped_sums, contributions, release
+from .layers import group_norm_instead, refuse_batch_norm
+from .ledger import Claim, Ledger, calibrate, noise_multiplier, predict
+from .noise import Noise, from_os, secure, seeded
+from .post import Identity, Keep, Offset, Post, Project
+from .query import Gradient, GradientDifference, NormWithin, Query
+from .rows import Layout, Loss, cross_entropy, per_example_gradients
+from .sampling import Sampling, fixed, full, partition, poisson, shuffle
+from .train import Run, train
+from .transcript import Step, Transcript
+
+__all__ = [
+    "Block",
+    "Bound",
+    "Claim",
+    "Codec",
+    "Complement",
+    "Context",
+    "Coordinates",
+    "Defense",
+    "Engine",
+    "Everything",
+    "Gradient",
+    "GradientDifference",
+    "Identity",
+    "Keep",
+    "Layout",
+    "Ledger",
+    "Loss",
+    "Method",
+    "Noise",
+    "NormWithin",
+    "Offset",
+    "Post",
+    "Project",
+    "Query",
+    "Release",
+    "Run",
+    "Sampling",
+    "State",
+    "Stateless",
+    "Step",
+    "StepPlan",
+    "Subspace",
+    "Transcript",
+    "adaptive_weight",
+    "calibrate",
+    "clip",
+    "clipped_sums",
+    "contributions",
+    "cross_entropy",
+    "fixed",
+    "from_os",
+    "full",
+    "group_norm_instead",
+    "noise_multiplier",
+    "normalize",
+    "partition",
+    "per_example_gradients",
+    "poisson",
+    "predict",
+    "refuse_batch_norm",
+    "release",
+    "secure",
+    "seed_from",
+    "seeded",
+    "shuffle",
+    "train",
+    "unbounded",
+]

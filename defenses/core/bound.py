@@ -1,0 +1,108 @@
+"""L2 bounds on one example's contribution: maps that know the largest norm they let through.
+
+Source of the forms: Abadi et al. 2016 (clip), Bu et al. 2023 AUTO-S and Yang et al. 2022 NSGD (normalize),
+Xia et al. 2023 DP-PSAC (adaptive weight). All scale a row by a factor of its own norm, so its direction
+survives.
+
+Guarantee:
+    For every row v, finite or not, the bounded row has norm at most `sensitivity` (up to float rounding), and
+    depends on v alone; what floats cannot scale to the bound becomes zero. A sum of bounded rows therefore
+    moves by at most `sensitivity` when one row is added or removed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """How a row is scaled, and what that guarantees.
+
+    Attributes:
+        kind: which map.
+        norm: C, the largest norm after the map, in gradient units; for `unbounded`, the unit in which the
+            noise multiplier is read.
+        regulariser: gamma of `normalize`, r of `adaptive_weight`, in gradient units.
+    """
+
+    kind: Literal["clip", "normalize", "adaptive_weight", "unbounded"]
+    norm: float
+    regulariser: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.norm) and self.norm > 0):
+            raise ValueError(f"the bound's norm must be a positive finite number, got {self.norm}")
+        if not (math.isfinite(self.regulariser) and self.regulariser >= 0):
+            raise ValueError(f"the bound's regulariser must be zero or a positive number, got {self.regulariser}")
+        if self.kind == "adaptive_weight" and self.regulariser == 0:
+            raise ValueError("regulariser must be positive, got 0; without one the bound is normalize")
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest change of a sum when one row is added or removed; infinite where nothing is bounded."""
+        return math.inf if self.kind == "unbounded" else self.norm
+
+    def factors(self, norms: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """Scale of each row given its norm; `factors(norms) * norms <= sensitivity`."""
+        match self.kind:
+            case "clip":
+                return self.norm / norms.clamp(min=self.norm)
+            case "normalize":
+                # With no regulariser a zero row has no direction: it stays zero instead of 0/0. So does one
+                # whose squares vanish even in float64: its norm is not known.
+                divisor = norms + self.regulariser
+                return torch.where(divisor > 1e-150, self.norm / divisor.clamp(min=1e-150), 0.0)
+            case "adaptive_weight":
+                return self.norm / (norms + self.regulariser / (norms + self.regulariser))
+            case "unbounded":
+                return torch.ones_like(norms)
+
+    def __call__(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
+        """Bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself."""
+        rows = finite_rows(rows)
+        if self.kind == "unbounded":
+            return rows
+        # Norms in float64: a float32 square overflows above 1e19 and vanishes below 1e-22.
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        factors = self.factors(norms).to(rows.dtype)
+        # A factor outside of the dtype's normal numbers has lost its precision or is infinite, and the
+        # product may be longer than the bound (a row of 3e38 in float32): such a row counts as zero.
+        normal = torch.finfo(rows.dtype)
+        usable = (factors >= normal.tiny) & (factors <= normal.max)
+        return rows * torch.where(usable, factors, 0.0).unsqueeze(1)
+
+
+def clip(norm: float) -> Bound:
+    """Abadi's clip: v * min(1, C / ||v||)."""
+    return Bound(kind="clip", norm=norm)
+
+
+def normalize(norm: float, *, regulariser: float) -> Bound:
+    """AUTO-S and NSGD: C v / (||v|| + gamma)."""
+    return Bound(kind="normalize", norm=norm, regulariser=regulariser)
+
+
+def adaptive_weight(norm: float, *, regulariser: float) -> Bound:
+    """DP-PSAC: C v / (||v|| + r / (||v|| + r)); the weight at zero norm is C, not C / r."""
+    return Bound(kind="adaptive_weight", norm=norm, regulariser=regulariser)
+
+
+def unbounded(*, unit: float = 1.0) -> Bound:
+    """No bound, hence no guarantee; noise, where there is any, has standard deviation multiplier * unit."""
+    return Bound(kind="unbounded", norm=unit)
+
+
+def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
+    """Rows with a NaN or an infinity replaced by zero rows; the others untouched (NaN * 0 is not 0)."""
+    # One pass: a float64 sum is finite exactly when every float32 entry is.
+    good = torch.isfinite(rows.detach().sum(dim=1, dtype=torch.float64))
+    if rows.dtype == torch.float64:  # whose sum may overflow although every entry is finite
+        good = torch.isfinite(rows.detach()).all(dim=1)
+    return rows if bool(good.all()) else torch.where(good.unsqueeze(1), rows, 0.0)

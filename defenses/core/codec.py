@@ -1,0 +1,211 @@
+"""The space a block is released in: everything, some coordinates, a subspace, or what a subspace leaves over.
+
+A codec is a linear map fixed before the batch is drawn. `encode` takes rows into the released space, before
+they are bounded; `decode` takes the noisy sum back to the parameters. Only what the bound sees after `encode`
+decides the sensitivity, so no codec can spoil a guarantee; a codec that is not orthonormal would only decode
+wrongly, and is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A linear map from rows in R^dim to a released space in R^size, and back."""
+
+    @property
+    def dim(self) -> int:
+        """Length of the rows it takes."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of released values."""
+        ...
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
+        """Rows in the released space; differentiable."""
+        ...
+
+    def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """The released vector in the rows' space: post-processing, free."""
+        ...
+
+    def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
+        """The part of released values that rows can reach; the rest is noise whatever the data are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everything:
+    """The identity: all `dim` coordinates are released."""
+
+    dim: int
+
+    @property
+    def size(self) -> int:
+        """All of them."""
+        return self.dim
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """The rows themselves."""
+        return rows
+
+    def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The values themselves."""
+        return values
+
+    def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+        """Rows reach every value."""
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """A mask: only the named coordinates are released, the others are exactly zero after decoding.
+
+    Attributes:
+        kept: distinct coordinate numbers in [0, dim); stored sorted.
+        dim: length of the rows.
+    """
+
+    kept: Int[Tensor, " size"] = field(repr=False)
+    dim: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        kept = self.kept.sort().values
+        if kept.numel() and (int(kept[0]) < 0 or int(kept[-1]) >= self.dim):
+            raise ValueError(f"kept must lie in [0, {self.dim}), got {int(kept[0])} to {int(kept[-1])}")
+        if kept.numel() > 1 and bool((kept[1:] == kept[:-1]).any()):
+            raise ValueError("kept must not repeat a coordinate, got duplicates")
+        object.__setattr__(self, "kept", kept)
+
+    @property
+    def size(self) -> int:
+        """Number of kept coordinates."""
+        return self.kept.numel()
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
+        """The kept columns."""
+        return rows.index_select(1, self.kept.to(rows.device))
+
+    def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """The values at their places, zero elsewhere."""
+        return values.new_zeros(self.dim).index_copy(0, self.kept.to(values.device), values)
+
+    def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
+        """Rows reach every kept coordinate."""
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """Coefficients along orthonormal directions; each basis lives on its own span of coordinates.
+
+    One basis over (0, dim) is a global subspace, one basis a layer a layer-wise one: spans do not overlap, so
+    the whole is an orthonormal basis of R^dim's subspace, stored in blocks.
+
+    Attributes:
+        bases: matrices [stop - start, k], orthonormal columns.
+        spans: (start, stop) of each basis, increasing and disjoint.
+        dim: length of the rows.
+    """
+
+    bases: tuple[Float[Tensor, "_ _"], ...] = field(repr=False)
+    spans: tuple[tuple[int, int], ...]
+    dim: int
+
+    def __post_init__(self) -> None:
+        edges = [0, *(edge for span in self.spans for edge in span), self.dim]
+        if len(self.bases) != len(self.spans) or edges != sorted(edges):
+            raise ValueError(f"spans must be disjoint, increasing and inside [0, {self.dim}), got {self.spans}")
+        for basis, (start, stop) in zip(self.bases, self.spans, strict=True):
+            if basis.shape[0] != stop - start:
+                raise ValueError(f"basis must have {stop - start} rows for its span, got {basis.shape[0]}")
+            gram = basis.double().T @ basis.double()
+            error = (gram - torch.eye(gram.shape[0], device=gram.device)).abs().max().item() if gram.numel() else 0.0
+            if not error < 1e-4:
+                raise ValueError(
+                    f"basis must have orthonormal columns, got an error of {error:.1e}; use torch.linalg.qr"
+                )
+
+    @classmethod
+    def of(cls, basis: Float[Tensor, "dim k"]) -> Subspace:
+        """A global subspace from one matrix with orthonormal columns."""
+        return cls((basis,), ((0, basis.shape[0]),), basis.shape[0])
+
+    @property
+    def size(self) -> int:
+        """Number of coefficients."""
+        return sum(basis.shape[1] for basis in self.bases)
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
+        """Inner products with the directions."""
+        parts = [rows[:, a:b] @ v.to(rows) for v, (a, b) in zip(self.bases, self.spans, strict=True)]
+        return torch.cat(parts, dim=1) if parts else rows.new_zeros(rows.shape[0], 0)
+
+    def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """The combination of directions that has these coefficients."""
+        decoded = values.new_zeros(self.dim)
+        coefficients = values.split([basis.shape[1] for basis in self.bases])
+        for basis, (start, stop), c in zip(self.bases, self.spans, coefficients, strict=True):
+            decoded[start:stop] = basis.to(values) @ c
+        return decoded
+
+    def project(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """The part of each row inside the subspace."""
+        inside = torch.zeros_like(rows)
+        for basis, (start, stop) in zip(self.bases, self.spans, strict=True):
+            v = basis.to(rows)
+            inside[:, start:stop] = (rows[:, start:stop] @ v) @ v.T
+        return inside
+
+    def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
+        """Rows reach every coefficient."""
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Complement:
+    """What a subspace leaves over: rows minus their projection, released in all `dim` coordinates.
+
+    Decoding projects once more, which removes the noise along the subspace: post-processing, free.
+
+    Attributes:
+        subspace: what is left out.
+        project_noise: False decodes without that projection, as some papers print it: more noise, same
+            privacy.
+    """
+
+    subspace: Subspace
+    project_noise: bool = True
+
+    @property
+    def dim(self) -> int:
+        """Length of the rows."""
+        return self.subspace.dim
+
+    @property
+    def size(self) -> int:
+        """As many values as coordinates: the release has the rows' shape."""
+        return self.subspace.dim
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """Rows without their part inside the subspace."""
+        return rows - self.subspace.project(rows)
+
+    def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """Values without the noise inside the subspace, unless that is to be kept."""
+        return self.signal(values) if self.project_noise else values
+
+    def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+        """Inside the subspace there is noise only."""
+        flat = values.reshape(-1, self.dim)
+        return (flat - self.subspace.project(flat)).reshape(values.shape)

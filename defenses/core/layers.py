@@ -1,0 +1,75 @@
+"""Layers that per-example gradients cannot have: found, refused, and converted.
+
+BatchNorm computes each example's output from its neighbours in the batch, so removing one example moves the
+gradients of the others and no per-example bound holds; its running statistics are an unaccounted release
+besides.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeGuard
+
+from torch import nn
+
+# Private names, because PyTorch has no public one for all dimensions and their synchronised and lazy kin.
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+_InstanceNorm = nn.modules.instancenorm._InstanceNorm
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Raises when a layer mixes examples.
+
+    Raises:
+        ValueError: naming the first such layer and the way out.
+    """
+    for name, module in model.named_modules():
+        if _mixes(module):
+            raise ValueError(
+                f"model must not mix examples, got {type(module).__name__} at '{name}'; "
+                "convert it first: model = defenses.core.group_norm_instead(model)"
+            )
+
+
+def group_norm_instead(model: nn.Module, *, groups: int = 32) -> nn.Module:
+    """A copy of the model with every layer that mixes examples replaced by a GroupNorm.
+
+    The affine parameters are carried over; running statistics are dropped, so a trained model has to be
+    fine-tuned.
+
+    Args:
+        model: left as it is.
+        groups: wanted number of groups; the largest divisor of a layer's channels that is at most this is
+            used. A BatchNorm1d gets one group: after a linear layer, a group of one channel is a constant. An
+            InstanceNorm that tracks statistics gets a group a channel, which is what it computes without.
+
+    Returns:
+        The converted copy.
+    """
+    converted = copy.deepcopy(model)
+    if _mixes(converted):
+        return _group_norm(converted, groups)
+    for parent in list(converted.modules()):
+        for name, child in list(parent.named_children()):
+            if _mixes(child):
+                setattr(parent, name, _group_norm(child, groups))
+    return converted
+
+
+def _mixes(module: nn.Module) -> TypeGuard[_BatchNorm | _InstanceNorm]:
+    if isinstance(module, _InstanceNorm):
+        return module.track_running_stats
+    return isinstance(module, _BatchNorm)
+
+
+def _group_norm(norm: _BatchNorm | _InstanceNorm, groups: int) -> nn.GroupNorm:
+    channels = norm.num_features
+    if isinstance(norm, _InstanceNorm):
+        groups = channels
+    elif isinstance(norm, nn.BatchNorm1d):
+        groups = 1
+    fitting = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
+    replacement = nn.GroupNorm(fitting, channels, eps=norm.eps, affine=norm.affine)
+    if norm.affine:
+        replacement.weight, replacement.bias = norm.weight, norm.bias
+    return replacement

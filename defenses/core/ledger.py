@@ -1,0 +1,296 @@
+"""What was released, step by step, and the epsilon that follows from it.
+
+The ledger records the plans that the engine executed; no method can type a guarantee in. `predict` fills a
+ledger by running a method's plans on releases of pure noise, without data, and `calibrate` finds the noise
+for a wanted epsilon.
+
+Guarantee:
+    Relation and sampler as in `sampling.py`. One step is one Gaussian at the defense's noise multiplier when
+    all blocks are bounded, else nothing is proved and epsilon is infinite. Assumes composition over all
+    releases (`updates` observer): whoever sees less, the final model only, learns no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import cast
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from .accounting import TIME_LIMIT, Gaussian
+from .accounting import epsilon as proved
+from .defense import Context, Defense, StepPlan
+from .engine import add_noise
+from .noise import seeded
+from .rows import Layout
+from .sampling import Sampling, poisson
+
+_DRY_STEPS = 2000
+_TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Neighbouring steps that were charged alike.
+
+    Attributes:
+        first: number of the first of them.
+        steps: how many.
+        noise_multiplier: of each step as one Gaussian; None where nothing is proved.
+        sampling: the sampler they ran under.
+        reason: why nothing is proved; empty otherwise.
+    """
+
+    first: int
+    steps: int
+    noise_multiplier: float | None
+    sampling: Sampling
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a run proves about any one example.
+
+    Attributes:
+        epsilon: in nats; infinite where nothing is proved.
+        epsilon_rdp: the same by RDP.
+        delta: the probability that epsilon may fail.
+        relation: `add_remove` or `zero_out`.
+        unit: whose presence is protected.
+        sampling: the sampler.
+        sample_rate: its rate.
+        accountant: who computed epsilon.
+        as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon if the
+            same steps had run under Poisson sampling, which they did not; None for `poisson` and `full`.
+        events: the events in words.
+        reason: why epsilon is infinite; empty otherwise.
+    """
+
+    epsilon: float
+    epsilon_rdp: float
+    delta: float
+    relation: str
+    unit: str
+    sampling: str
+    sample_rate: float
+    accountant: str
+    as_if_poisson: float | None
+    events: tuple[str, ...]
+    reason: str = ""
+
+
+@dataclass
+class Ledger:
+    """The releases of one run.
+
+    Attributes:
+        sampling: the sampler of its steps.
+        entries: run-length coded, in order of the steps.
+    """
+
+    sampling: Sampling
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps recorded."""
+        return sum(entry.steps for entry in self.entries)
+
+    def record(self, plan: StepPlan, noise_multiplier: float, *, step: int, sampling: Sampling | None = None) -> None:
+        """Charges one executed plan; a one-off release on all the data passes `sampling=full()`."""
+        sampling = sampling or self.sampling
+        reason = ""
+        if math.isinf(plan.sensitivity):
+            reason = "one example's contribution is not bounded"
+        elif noise_multiplier == 0:
+            reason = "no noise is added"
+        # Blocks whose shares sum to 1 are one Gaussian at the step's own multiplier.
+        sigma = None if reason else noise_multiplier / plan.sensitivity
+        if sigma is not None and math.isclose(sigma, noise_multiplier, rel_tol=1e-9):
+            sigma = noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
+        new = Entry(step, 1, sigma, sampling, reason)
+        last = self.entries[-1] if self.entries else None
+        same = last and replace(last, first=step, steps=1) == new and last.first + last.steps == step
+        if last and same:
+            self.entries[-1] = replace(last, steps=last.steps + 1)
+        else:
+            self.entries.append(new)
+
+    def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
+        """The (epsilon, delta) of everything recorded so far.
+
+        Args:
+            delta: in (0, 1).
+            time_limit: seconds for the PLD accountant where it is slow.
+        """
+        s = self.sampling
+        # Gaussians under add/remove hold under zero-out too, not the other way round.
+        relations = {s.relation, *(entry.sampling.relation for entry in self.entries)}
+        words = tuple(_words(self.entries))
+        shared = {
+            "delta": delta,
+            "relation": "zero_out" if "zero_out" in relations else "add_remove",
+            "unit": "example",
+            "sampling": s.kind,
+            "sample_rate": s.rate,
+        }
+        reasons = sorted({entry.reason for entry in self.entries if entry.reason})
+        if reasons:
+            return Claim(
+                epsilon=math.inf,
+                epsilon_rdp=math.inf,
+                accountant="none needed",
+                as_if_poisson=None,
+                events=words,
+                reason="; ".join(reasons),
+                **shared,
+            )
+        found = proved(list(_charged(self.entries)), delta, time_limit=time_limit)
+        as_if = None
+        if s.kind in ("shuffle", "partition", "fixed"):
+            believed = [replace(e, sampling=poisson(e.sampling.rate)) for e in self.entries]
+            as_if = proved(list(_charged(believed)), delta, time_limit=time_limit).value
+        return Claim(found.value, found.rdp, accountant=found.accountant, as_if_poisson=as_if, events=words, **shared)
+
+
+def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
+    """The ledger that a run will have, from dry-running the defense's plans without data.
+
+    The plans of the first 2,000 steps are executed on empty batches over a toy layout; later steps are
+    charged like the last of them. A trained model's own ledger has every step.
+
+    Args:
+        defense: with its noise multiplier set.
+        sampling: the sampler.
+        steps: planned steps.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    sigma, noise = defense.calibrated_multiplier, seeded(0)
+    ledger, parameters = Ledger(sampling), torch.zeros(_TOY.dim)
+    context = Context(
+        step=0,
+        steps=steps,
+        steps_per_epoch=sampling.steps_per_epoch,
+        layout=_TOY,
+        parameters=parameters,
+        public=_toy_rows,
+    )
+    state = defense.start(context)
+    for step in range(min(steps, _DRY_STEPS)):
+        context = context.at(step)
+        state, plan = defense.plan(state, context)
+        ledger.record(plan, sigma, step=step)
+        out = add_noise(plan, [torch.zeros(block.codec.size) for block in plan.blocks], sigma, noise)
+        update = plan.post(out.total)
+        state = defense.observe(state, context, out.noisy, update)
+        parameters = parameters - update
+        context = replace(context, parameters=parameters, update=update)
+    if steps > _DRY_STEPS:
+        ledger.entries[-1] = replace(ledger.entries[-1], steps=ledger.entries[-1].steps + steps - _DRY_STEPS)
+    return ledger
+
+
+def calibrate(
+    defense: Defense, *, epsilon: float, delta: float, sampling: Sampling, steps: int, precision: float = 1e-3
+) -> Defense:
+    """The defense with the smallest noise multiplier that proves `epsilon` at `delta`.
+
+    Args:
+        defense: its own noise multiplier, if it has one, is replaced; 0 says that it adds no noise by choice.
+        epsilon: wanted, in nats, by the PLD accountant.
+        delta: in (0, 1).
+        sampling: the sampler of the run.
+        steps: its number of steps.
+        precision: relative, of the noise multiplier; the result is on the private side.
+
+    Returns:
+        A new defense whose predicted epsilon is at most `epsilon`.
+
+    Raises:
+        ValueError: when no noise multiplier gives this defense a finite epsilon, or none that is practical
+            this one.
+    """
+    if defense.noise_multiplier == 0:
+        # Else clipped SGD, say, would become DP-SGD under a name that promises no noise.
+        raise ValueError(f"'{defense.name}' proves no epsilon: it adds no noise, its noise_multiplier is 0")
+    probe = predict(defense.with_noise(1.0), sampling=sampling, steps=steps)
+    reasons = sorted({entry.reason for entry in probe.entries if entry.reason})
+    if reasons:
+        raise ValueError(f"'{defense.name}' proves no epsilon at any noise multiplier: {'; '.join(reasons)}")
+    # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
+    # methods.
+    sigma = noise_multiplier(epsilon=epsilon, delta=delta, sampling=sampling, steps=steps, precision=precision)
+    return defense.with_noise(sigma)
+
+
+@lru_cache(maxsize=256)
+def noise_multiplier(*, epsilon: float, delta: float, sampling: Sampling, steps: int, precision: float = 1e-3) -> float:
+    """The noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
+
+    def excess(log_sigma: float) -> float:
+        charged = list(_charged([Entry(0, steps, math.exp(log_sigma), sampling)]))
+        # Epsilon is close to a power of sigma, so on log scales the root finder needs fewer evaluations.
+        return math.log(max(proved(charged, delta).value, 1e-12) / epsilon)
+
+    low, high = 0.0, 0.0
+    while excess(high) > 0:
+        low, high = high, high + 1.0
+        if high > 20:
+            raise ValueError(f"epsilon {epsilon} needs a noise multiplier above {math.exp(high):.0e}; ask for more")
+    if low == high:
+        low = high - 1.0
+        while excess(low) < 0:
+            low, high = low - 1.0, low
+            if low < -10:
+                raise ValueError(f"epsilon {epsilon} is proved by hardly any noise; ask for less than {epsilon}")
+    root = cast(float, brentq(excess, low, high, xtol=precision / 2))
+    while excess(root) > 0:  # the root is within xtol on either side
+        root += precision / 2
+    return math.exp(root)
+
+
+def _toy_rows(n: int, coins: torch.Generator) -> Tensor:
+    return torch.randn(n, _TOY.dim, generator=coins)
+
+
+def _charged(entries: list[Entry]) -> Iterator[Gaussian]:
+    """The entries as Gaussian events under their samplers; all multipliers are known by now."""
+    # (sampler, epoch) -> smallest multiplier of a step that a record may have been used in
+    worst: dict[tuple[Sampling, int], float] = {}
+    for e in entries:
+        sigma = e.noise_multiplier
+        if sigma is None:
+            raise ValueError("an entry without a guarantee has no Gaussian event")
+        if e.sampling.kind in ("shuffle", "partition"):
+            per_epoch = e.sampling.steps_per_epoch
+            for epoch in range(e.first // per_epoch, (e.first + e.steps - 1) // per_epoch + 1):
+                worst[e.sampling, epoch] = min(sigma, worst.get((e.sampling, epoch), math.inf))
+        else:
+            yield Gaussian(e.sampling.rate if e.sampling.kind == "poisson" else 1.0, sigma, e.steps)
+    for sigma in worst.values():
+        yield Gaussian(1.0, sigma, 1)
+
+
+def _words(entries: list[Entry]) -> Iterator[str]:
+    how = {
+        "poisson": "on a Poisson sample of rate {rate:.4g}",
+        "shuffle": "on shuffled batches, each record at most once in {per_epoch} steps",
+        "partition": "on fixed batches, each record at most once in {per_epoch} steps",
+        "fixed": "on subsets of fixed size, charged without amplification",
+        "full": "on all records",
+    }
+    for e in entries:
+        sampler = how[e.sampling.kind].format(rate=e.sampling.rate, per_epoch=e.sampling.steps_per_epoch)
+        what = (
+            f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"Gaussian, noise {e.noise_multiplier:.4g}"
+        )
+        yield f"{e.steps} x {what} {sampler}"

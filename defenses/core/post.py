@@ -1,0 +1,70 @@
+"""Maps applied to the noisy, divided update before the optimizer sees it: free, whatever they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from .codec import Coordinates, Subspace
+
+
+@runtime_checkable
+class Post(Protocol):
+    """A map of the update, fixed before the batch is drawn."""
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The update that the optimizer gets."""
+        ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Changes nothing."""
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The update itself."""
+        return update
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """Keeps the part inside a subspace (PDP projects after the noise)."""
+
+    subspace: Subspace
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The projection of the update."""
+        return self.subspace.project(update.unsqueeze(0)).squeeze(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Keep:
+    """Zeroes all but some coordinates (posterior freeze masks after the noise)."""
+
+    coordinates: Coordinates
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The masked update."""
+        kept = self.coordinates
+        return kept.decode(kept.encode(update.unsqueeze(0)).squeeze(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Offset:
+    """Adds a vector known from past releases (DIFF2 adds its running estimate).
+
+    Attributes:
+        vector: [dim], in units of the divided update.
+    """
+
+    vector: Float[Tensor, " dim"] = field(repr=False)
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The shifted update."""
+        return update + self.vector.to(update)
+
+
+identity = Identity()

@@ -1,0 +1,80 @@
+"""What is asked of each example: its gradient, usually; a difference of two, or a question about one.
+
+A query gets the example's gradients at any parameter point it names and answers one row per example. It must
+treat every row by itself; the shared tests of all defenses check that on every catalogued method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Gradients = Callable[[Tensor | None], Tensor]
+"""Parameter point [dim], or None for the current one -> per-example gradients [rows, dim] there."""
+
+
+@runtime_checkable
+class Query(Protocol):
+    """One row per example, computed from that example's gradients alone."""
+
+    @property
+    def linear(self) -> bool:
+        """Whether the answer is a fixed linear combination of gradients; fast engines serve only those."""
+        ...
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows width"]:
+        """The answers for one micro-batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The example's gradient at the current parameters."""
+
+    linear: bool = True
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
+        """The rows as they are."""
+        return gradients(None)
+
+
+@dataclass(frozen=True, eq=False)
+class GradientDifference:
+    """The same example's gradient now minus at an earlier point (DIFF2).
+
+    Attributes:
+        earlier: the other parameter point [dim]; a function of past releases.
+    """
+
+    earlier: Float[Tensor, " dim"] = field(repr=False)
+    linear: bool = True
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
+        """Row by row difference."""
+        return gradients(None) - gradients(self.earlier)
+
+
+@dataclass(frozen=True)
+class NormWithin:
+    """Whether the gradient norm is at most a threshold, as +1/2 or -1/2 (adaptive clipping's count).
+
+    Attributes:
+        threshold: in gradient units.
+    """
+
+    threshold: float
+    linear: bool = False
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows 1"]:
+        """Centred indicators: their norm is exactly 1/2 whatever the example is."""
+        rows = gradients(None)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
+        return (norms <= self.threshold).to(rows.dtype) - 0.5
+
+
+gradient = Gradient()

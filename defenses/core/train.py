@@ -1,0 +1,317 @@
+"""The central training loop: plan, sample, release, divide, post, optimize, observe; ledger and transcript.
+
+The division is by the expected batch, a public constant. Momentum, Adam and schedules work on releases, so
+they are free. Nothing here looks at a loss value: length, rate and schedule are fixed before a run starts.
+
+Guarantee:
+    `Run.claim` is derived from the plans that were executed. Relation and sampler as in `sampling.py`;
+    released: every noisy block of every step. A step interrupted halfway is done again from the last
+    checkpoint: with `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces
+    one nobody saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import checkpoint as disk
+from .defense import Context, Defense, State, seed_from
+from .engine import Engine
+from .ledger import Claim, Ledger
+from .noise import Kind, Noise, from_os
+from .rows import Layout, Loss, cross_entropy, per_example_gradients
+from .sampling import Sampling
+from .transcript import Observer, Step, Transcript
+
+Examples = tuple[Tensor, Tensor]
+Schedule = Callable[[int, int], float]
+"""(step, steps) -> factor of the learning rate."""
+_SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda step, steps: 1.0,
+    "cosine": lambda step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
+    "linear": lambda step, steps: 1 - step / steps,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training run.
+
+    Attributes:
+        model: the trained model, in evaluation mode.
+        ledger: what was released.
+        transcript: what the chosen observer saw.
+        state: the method's last state.
+        seed: key of the public randomness.
+        sampler_key: key of the sampler: secret, it tells who took part in which step.
+        engine: how the sums were computed.
+        noise: which kind of noise was drawn; `none` when the multiplier is 0.
+    """
+
+    model: nn.Module
+    ledger: Ledger
+    transcript: Transcript
+    state: State
+    seed: int
+    sampler_key: int
+    engine: str
+    noise: Kind | Literal["none"]
+
+    def claim(self, delta: float) -> Claim:
+        """The guarantee of the run at `delta`."""
+        return self.ledger.claim(delta)
+
+
+def train(
+    model: nn.Module,
+    examples: Examples,
+    defense: Defense,
+    *,
+    sampling: Sampling,
+    epochs: float | None = None,
+    steps: int | None = None,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    optimizer: Literal["sgd", "adam"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd",
+    schedule: Literal["constant", "cosine", "linear"] | Schedule = "constant",
+    loss: Loss = cross_entropy,
+    public: Examples | None = None,
+    noise: Noise | None = None,
+    seed: int | None = None,
+    sampler_key: int | None = None,
+    microbatch: int | None = None,
+    device: torch.device | str = "cpu",
+    observer: Observer = "final",
+    checkpoint: Path | None = None,
+    checkpoint_every: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Trains a model in place under a defense.
+
+    Args:
+        model: refused when it mixes examples.
+        examples: (inputs [n, ...], labels [n]), the private data.
+        defense: with its noise multiplier set.
+        sampling: who takes part in a step.
+        epochs: length of the run; give this or `steps`.
+        steps: length of the run in steps.
+        lr: learning rate, of the update averaged over the expected batch.
+        momentum: PyTorch's: v <- momentum v + update. Of "sgd" only.
+        optimizer: a name, or a function of the parameters; it sees releases only.
+        schedule: factor of the learning rate by step.
+        loss: per-example loss.
+        public: (inputs, labels) for methods that use public data, disjoint from `examples`.
+        noise: secret source; keyed by the operating system where None.
+        seed: key of the public randomness (masks); drawn where None.
+        sampler_key: secret key of the sampler; keyed by the operating system where None.
+        microbatch: most examples in memory as rows at a time.
+        device: where to compute.
+        observer: how much the transcript keeps.
+        checkpoint: file to resume from if it exists, and to write to.
+        checkpoint_every: steps between writes; an epoch where None.
+        progress: called with (steps done, steps) after each step.
+
+    Returns:
+        The trained model with its ledger and transcript.
+
+    Raises:
+        ValueError: for an uncalibrated defense, a model that mixes examples, sizes that do not fit, or a
+            checkpoint of another run.
+    """
+    sigma = defense.calibrated_multiplier
+    if (epochs is None) == (steps is None):
+        raise ValueError("give exactly one of epochs and steps, got both or neither")
+    total = steps if steps is not None else round((epochs or 0) * sampling.steps_per_epoch)
+    if total < 1:
+        raise ValueError(f"a run must have at least one step, got {total}")
+    inputs, labels = _checked(examples, "examples", device)
+    public_data = None if public is None else _checked(public, "public", device)
+    model.to(device).train()
+    source = noise or from_os()
+    engine = Engine(model, loss=loss, noise=source, microbatch=microbatch)
+    layout, trained = engine.layout, [p for p in model.parameters() if p.requires_grad]
+    updater = _optimizer(optimizer, trained, lr, momentum)
+    factor = _schedule(schedule)
+    base_rates = [group["lr"] for group in updater.param_groups]
+    ledger, transcript = Ledger(sampling), Transcript(observer, layout)
+    # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
+    # noise on another sum would give the difference of the two away.
+    settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind)
+    data = (inputs, labels, *(public_data or ()))
+    mark = _fingerprint(defense, sampling, layout, data, (*settings, seed, sampler_key))
+    coins = secrets.randbits(63) if seed is None else seed
+    key = secrets.randbits(63) if sampler_key is None else sampler_key
+    context = Context(
+        step=0,
+        steps=total,
+        steps_per_epoch=sampling.steps_per_epoch,
+        layout=layout,
+        parameters=layout.read(model),
+        expected_batch=sampling.expected_batch(len(inputs)),
+        seed=coins,
+        public=None if public_data is None else _public_rows(model, loss, layout, public_data),
+        device=torch.device(device),
+    )
+    first, state = 0, None
+    if checkpoint is not None and checkpoint.exists():
+        saved = disk.load(checkpoint, fingerprint=mark)
+        first, state = saved["step"], _to(saved["state"], device)
+        key, coins = saved["sampler_key"], saved["seed"]
+        model.load_state_dict(saved["model"])
+        updater.load_state_dict(saved["optimizer"])
+        source.load(saved["noise"])
+        ledger.entries, transcript.steps = saved["entries"], saved["transcript"]
+        update = saved["update"]
+        context = replace(context, seed=coins, update=None if update is None else update.to(device))
+    else:
+        state = defense.start(context)
+    every = checkpoint_every or sampling.steps_per_epoch
+
+    def save(done: int) -> None:
+        if checkpoint is not None:
+            content: dict[str, Any] = {
+                "fingerprint": mark,
+                "step": done,
+                "state": state,
+                "sampler_key": key,
+                "seed": coins,
+                "model": model.state_dict(),
+                "optimizer": updater.state_dict(),
+                "noise": source.state(),
+                "entries": ledger.entries,
+                "transcript": transcript.steps,
+                "update": context.update,
+            }
+            disk.save(content, checkpoint)
+
+    between_steps, done = True, first
+    try:
+        for step in range(first, total):
+            between_steps = False
+            before, divisor = layout.read(model), context.expected_batch
+            context = context.at(step, parameters=before)
+            batch = sampling.indices(step, len(inputs), key).to(device)
+            with _layer_coins(coins, step, context.device):
+                state, plan = defense.plan(state, context)
+                out = engine.run(plan, inputs[batch], labels[batch], sigma)
+            ledger.record(plan, sigma, step=step)
+            transcript.record(Step(step, before, sigma, divisor, sampling.rate, plan, out.noisy))
+            update = plan.post(out.total / divisor)
+            for group, rate in zip(updater.param_groups, base_rates, strict=True):
+                group["lr"] = rate * factor(step, total)
+            for parameter, gradient in zip(trained, layout.unflatten(update).values(), strict=True):
+                parameter.grad = gradient.clone()
+            updater.step()
+            state = defense.observe(state, context, out.noisy, update)
+            context = replace(context, update=update)
+            between_steps, done = True, step + 1
+            if done % every == 0 or done == total:
+                save(done)
+            if progress is not None:
+                progress(done, total)
+    except KeyboardInterrupt:
+        if between_steps:  # otherwise the last checkpoint is the last consistent state
+            save(done)
+        raise
+    updater.zero_grad(set_to_none=True)
+    kind = source.kind if sigma > 0 else "none"
+    return Run(model.eval(), ledger, transcript, state, coins, key, engine.name, kind)
+
+
+def _checked(examples: Examples, argument: str, device: torch.device | str) -> Examples:
+    inputs, labels = examples
+    if len(inputs) != len(labels) or len(inputs) == 0:
+        raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {len(inputs)}, {len(labels)}")
+    return inputs.to(device), labels.to(device)
+
+
+def _optimizer(
+    name: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    parameters: list[nn.Parameter],
+    lr: float,
+    momentum: float,
+) -> torch.optim.Optimizer:
+    if not (math.isfinite(lr) and lr > 0):
+        raise ValueError(f"lr must be a positive finite number, got {lr}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+    if callable(name):
+        return name(parameters)
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+    if name == "adam":
+        if momentum:
+            raise ValueError(f"momentum must be 0 for 'adam', which has its own, got {momentum}")
+        return torch.optim.Adam(parameters, lr=lr)
+    raise ValueError(f"optimizer must be 'sgd', 'adam' or a function of the parameters, got '{name}'")
+
+
+def _schedule(schedule: str | Schedule) -> Schedule:
+    if callable(schedule):
+        return schedule
+    if schedule not in _SCHEDULES:
+        known = "', '".join(_SCHEDULES)
+        raise ValueError(f"schedule must be '{known}' or a function of (step, steps), got '{schedule}'")
+    return _SCHEDULES[schedule]
+
+
+@contextmanager
+def _layer_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Keys the global generators (dropout draws from them), so that a resumed run draws the same."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        number = seed_from(seed, "layers", step)
+        torch.default_generator.manual_seed(number)
+        if on_gpu:
+            torch.cuda.manual_seed(number)
+        yield
+
+
+def _public_rows(
+    model: nn.Module, loss: Loss, layout: Layout, public: Examples
+) -> Callable[[int, torch.Generator], Tensor]:
+    inputs, labels = public
+
+    def rows(n: int, coins: torch.Generator) -> Tensor:
+        if n > len(inputs):
+            raise ValueError(f"public data must have at least {n} examples, got {len(inputs)}")
+        chosen = torch.randperm(len(inputs), generator=coins)[:n].to(inputs.device)
+        return per_example_gradients(model, loss, layout, inputs[chosen], labels[chosen]).detach()
+
+    return rows
+
+
+def _fingerprint(
+    defense: Defense, sampling: Sampling, layout: Layout, data: Sequence[Tensor], settings: Sequence[object]
+) -> str:
+    words = [defense, sampling, asdict(layout), *map(_plain, settings), *(tensor.shape for tensor in data)]
+    digest = hashlib.sha256(repr(words).encode())
+    for tensor in data:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return f"{seed_from(digest.hexdigest()):016x}"
+
+
+def _plain(setting: object) -> object:
+    # A function's repr holds its address, which changes from process to process.
+    return getattr(setting, "__qualname__", setting)
+
+
+def _to(state: State, device: torch.device | str) -> State:
+    """A method's state with its tensors on the device."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, dict):
+        return {k: _to(v, device) for k, v in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_to(v, device) for v in state)
+    return state

@@ -1,0 +1,94 @@
+"""DPDR: split each gradient along the last noisy update and bound the two parts by themselves.
+
+"DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", arXiv:2406.02744.
+Consecutive gradients are alike, so their common part is a few numbers along the last release, layer by layer,
+and what is left over is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
+Deviation: both parts are clipped over all layers at once, and their noise follows from one multiplier and a
+share: the printed table gives both multipliers, which for several rows spends more than the epsilon it names.
+The noise along the direction is projected off the left-over part unless `project_noise=False`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .core import Block, Complement, Context, Defense, Everything, State, StepPlan, Subspace, clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpdr:
+    """Two blocks while there is a direction and the switch is ahead, else one; state: the direction [dim]."""
+
+    clip_norm: float
+    clip_norm_along: float
+    share: float
+    switch_step: int
+    project_noise: bool
+
+    def __post_init__(self) -> None:
+        clip(self.clip_norm)  # refuses what is not a norm
+        clip(self.clip_norm_along)
+        if not 0 < self.share < 1:
+            raise ValueError(f"share must be in (0, 1), got {self.share}")
+        if self.switch_step < 0:
+            raise ValueError(f"switch_step must be at least 0, got {self.switch_step}")
+
+    def start(self, context: Context) -> State:
+        """No direction yet."""
+        return None
+
+    def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
+        """The left-over part and the coefficients along the direction, or plain DP-SGD."""
+        if state is None or context.step >= self.switch_step:
+            return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(self.clip_norm)))
+        spans = tuple(span for span in context.layout.layers if bool(state[slice(*span)].any()))
+        along = Subspace(tuple(state[slice(*span)].unsqueeze(1) for span in spans), spans, context.dim)
+        return state, StepPlan(
+            Block(codec=Complement(along, self.project_noise), bound=clip(self.clip_norm), share=1 - self.share),
+            Block(codec=along, bound=clip(self.clip_norm_along), share=self.share),
+        )
+
+    def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
+        """The unit vector of the update in every layer; a layer that did not move keeps its old one."""
+        if context.step + 1 >= self.switch_step:
+            return None
+        direction = torch.zeros_like(update) if state is None else state.clone()
+        for start, stop in context.layout.layers:
+            # In float64: the norm of a tiny float32 vector may underflow.
+            part = update[start:stop].double()
+            if part.norm() > 0:
+                direction[start:stop] = (part / part.norm()).to(update.dtype)
+        return direction if bool(direction.any()) else None
+
+
+def dpdr(
+    *,
+    clip_norm: float = 1.0,
+    clip_norm_along: float | None = None,
+    share: float = 0.02,
+    switch_step: int = 200,
+    project_noise: bool = True,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD with gradients decomposed along the last release.
+
+    Args:
+        clip_norm: largest norm of the left-over part, and of the whole gradient outside of the decomposed
+            steps, L2, in gradient units.
+        clip_norm_along: largest norm of the vector of coefficients along the direction, one a layer;
+            `clip_norm` if None.
+        share: fraction of a step's 1 / sigma^2 spent on the coefficients.
+        switch_step: first step that is plain DP-SGD again.
+        project_noise: whether the left-over part's noise along the direction is removed.
+        noise_multiplier: of the step as one Gaussian; None until it is calibrated.
+    """
+    along = clip_norm if clip_norm_along is None else clip_norm_along
+    method = Dpdr(
+        clip_norm=clip_norm,
+        clip_norm_along=along,
+        share=share,
+        switch_step=switch_step,
+        project_noise=project_noise,
+    )
+    return Defense(method, noise_multiplier=noise_multiplier)

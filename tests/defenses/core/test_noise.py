@@ -1,0 +1,92 @@
+"""Noise is standard normal from every source, never repeats by accident, and can be taken up again."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from defenses.core import from_os, secure, seeded
+
+ALARM = 1e-7
+SOURCES = {"seeded": lambda: seeded(5), "os": from_os, "secure": secure}
+each = pytest.mark.parametrize("kind", SOURCES)
+N = 200_000
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_are_standard_normal(kind, dtype):
+    draws = SOURCES[kind]().normal(N, torch.zeros(1, dtype=dtype))
+    assert draws.dtype == dtype
+    values = draws.double().numpy()
+    assert stats.kstest(values, "norm").pvalue > ALARM
+    # Moments: the k-th has variance (E z^2k - (E z^k)^2) / n.
+    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((values**power).mean() - expected) < 5.5 * math.sqrt(variance / N)
+
+
+@each
+def test_tails_are_there_and_finite(kind):
+    draws = SOURCES[kind]().normal(N, torch.zeros(1))
+    assert draws.isfinite().all()
+    beyond = int((draws.abs() > 3.5).sum())
+    expected = 2 * stats.norm.sf(3.5) * N
+    assert abs(beyond - expected) < 5.5 * math.sqrt(expected)
+
+
+@each
+def test_draws_do_not_depend_on_earlier_ones(kind):
+    source = SOURCES[kind]()
+    a, b = (source.normal(N, torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    for x, y in ((a, b), (a[1:], a[:-1]), (a.square() - 1, b.square() - 1)):
+        scale = float(x.std() * y.std()) * math.sqrt(len(x))
+        assert abs(float(x @ y)) < 5.5 * scale
+
+
+def test_secure_draws_are_not_on_the_grid_of_one_uniform():
+    draws = secure().normal(100_000, torch.zeros(1, dtype=torch.float64))
+    assert draws.unique().numel() == 100_000
+
+
+def test_a_seed_decides_and_two_seeds_differ():
+    like = torch.zeros(1)
+    assert torch.equal(seeded(5).normal(9, like), seeded(5).normal(9, like))
+    assert not torch.equal(seeded(5).normal(9, like), seeded(6).normal(9, like))
+
+
+@pytest.mark.parametrize("source", [from_os, secure])
+def test_what_the_operating_system_keys_never_comes_twice(source):
+    assert not torch.equal(source().normal(9, torch.zeros(1)), source().normal(9, torch.zeros(1)))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 16, 33])
+@each
+def test_any_number_of_draws_can_be_had(kind, size):
+    assert SOURCES[kind]().normal(size, torch.zeros(3)).shape == (size,)
+
+
+def test_a_stream_is_taken_up_where_its_state_was_saved():
+    source, like = seeded(5), torch.zeros(1)
+    source.normal(7, like)
+    state = source.state()
+    expected = [source.normal(20, like), source.normal(3, like)]
+    other = from_os()
+    other.load(state)
+    assert all(torch.equal(other.normal(len(e), like), e) for e in expected)
+
+
+def test_a_secure_stream_has_no_state_to_save():
+    source = secure()
+    assert source.state() is None
+    source.load(None)
+    assert source.normal(4, torch.zeros(1)).shape == (4,)
+
+
+def test_noise_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    seeded(1).normal(10, torch.zeros(1))
+    secure().normal(10, torch.zeros(1))
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,117 @@
+"""Samplers: who takes part how often, and the refusals."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from defenses.core import Sampling, fixed, full, partition, poisson, shuffle
+
+N = 200
+ALARM = 1e-7
+
+
+def participation(sampling, steps, *, examples=N, key=0):
+    taken = torch.zeros(steps, examples, dtype=torch.float64)
+    for step in range(steps):
+        taken[step, sampling.indices(step, examples, key)] = 1.0
+    return taken
+
+
+def test_under_poisson_every_example_is_a_binomial_of_its_own():
+    rate, steps = 0.07, 600
+    taken = participation(poisson(rate), steps)
+    variance = rate * (1 - rate)
+    counts = taken.sum(dim=0)
+    statistic = float(((counts - steps * rate).square() / (steps * variance)).sum())
+    assert ALARM < stats.chi2.sf(statistic, N) < 1 - ALARM
+    # Batch sizes vary like independent coins, neither fixed nor lumpy.
+    sizes = taken.sum(dim=1)
+    statistic = float(((sizes - N * rate).square() / (N * variance)).sum())
+    assert ALARM < stats.chi2.sf(statistic, steps) < 1 - ALARM
+    # Neighbouring examples and neighbouring steps know nothing of each other.
+    centred = taken - rate
+    for a, b in ((centred[:, 1:], centred[:, :-1]), (centred[1:], centred[:-1])):
+        assert abs(float((a * b).sum())) < 5.5 * variance * math.sqrt(a.numel())
+
+
+@pytest.mark.parametrize("sampler", [shuffle, partition])
+@given(examples=st.integers(1, 120), rate=st.floats(0.01, 1.0), epoch=st.integers(0, 5))
+def test_an_epoch_uses_each_example_exactly_once(sampler, examples, rate, epoch):
+    sampling = sampler(rate)
+    first = epoch * sampling.steps_per_epoch
+    steps = range(first, first + sampling.steps_per_epoch)
+    used = torch.cat([sampling.indices(step, examples, 3) for step in steps])
+    assert used.sort().values.tolist() == list(range(examples))
+
+
+def test_batches_of_an_epoch_have_the_expected_size():
+    sizes = participation(shuffle(0.1), 20, examples=105).sum(dim=1)
+    assert sizes.min() >= 10
+    assert sizes.max() <= 11
+
+
+def test_a_partition_repeats_itself_and_a_shuffle_does_not():
+    for sampling, repeats in ((partition(0.1), True), (shuffle(0.1), False)):
+        taken = participation(sampling, 20)
+        assert torch.equal(taken[:10], taken[10:]) is repeats
+
+
+def test_shuffled_neighbours_are_as_good_as_random():
+    # In which of ten batches an example is, over 300 epochs: uniform for every example.
+    taken = participation(shuffle(0.1), 3000, examples=50).view(300, 10, 50)
+    counts = taken.sum(dim=0)
+    statistic = float(((counts - 30).square() / 30).sum())
+    assert ALARM < stats.chi2.sf(statistic, 9 * 50) < 1 - ALARM
+
+
+def test_fixed_batches_have_one_size_and_uniform_members():
+    taken = participation(fixed(0.1), 500)
+    assert (taken.sum(dim=1) == 20).all()
+    counts = taken.sum(dim=0)
+    statistic = float(((counts - 50).square() / (500 * 0.1 * 0.9)).sum())
+    assert ALARM < stats.chi2.sf(statistic, N - 1) < 1 - ALARM
+
+
+def test_full_takes_everybody():
+    assert full().indices(7, 5, 1).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("sampling", [poisson(0.3), shuffle(0.25), partition(0.25), fixed(0.3), full()])
+def test_who_takes_part_is_a_function_of_step_and_key_alone(sampling):
+    late_first = sampling.indices(9, N, 4)
+    for step in range(9):
+        sampling.indices(step, N, 4)
+    assert torch.equal(sampling.indices(9, N, 4), late_first)
+    assert late_first.unique().numel() == late_first.numel()
+    if sampling.kind != "full":
+        assert not torch.equal(sampling.indices(9, N, 5), late_first)
+
+
+def test_the_divisor_is_the_expected_batch_and_may_be_a_fraction():
+    assert poisson(0.05).expected_batch(1437) == pytest.approx(71.85)
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(0.1, 10), (70 / 700, 10), (1.0, 1), (0.3, 4), (256 / 60000, 235), (1 / 3, 3)])
+def test_an_epoch_has_as_many_steps_as_it_takes(rate, steps):
+    assert poisson(rate).steps_per_epoch == steps
+
+
+def test_only_poisson_and_full_protect_a_record_that_is_added_or_removed():
+    relations = {s.kind: s.relation for s in (poisson(0.1), shuffle(0.1), partition(0.1), fixed(0.1), full())}
+    assert {kind for kind, relation in relations.items() if relation == "add_remove"} == {"poisson", "full"}
+    assert {kind for kind, relation in relations.items() if relation == "zero_out"} == {"shuffle", "partition", "fixed"}
+
+
+@pytest.mark.parametrize("rate", [2.0, 0.0, -0.1, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate):
+    with pytest.raises(ValueError, match=r"sample_rate must be in \(0, 1\], got"):
+        poisson(rate)
+
+
+def test_full_batches_have_no_rate_and_unknown_samplers_are_named():
+    with pytest.raises(ValueError, match=r"sample_rate must be 1 for full batches, got 0\.5"):
+        Sampling("full", 0.5)

@@ -1,0 +1,339 @@
+"""What every defense owes, stated over a factory, so that a method of a test is held to it like the catalogue.
+
+A factory takes a noise multiplier and returns a defense of a small network: 6 inputs, 4 hidden units, 3 classes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+from defenses.core import (
+    Context,
+    Defense,
+    Engine,
+    Layout,
+    Run,
+    Sampling,
+    StepPlan,
+    clipped_sums,
+    contributions,
+    partition,
+    poisson,
+    predict,
+    release,
+    seeded,
+    train,
+)
+from defenses.core.engine import add_noise
+
+Factory = Callable[[float | None], Defense]
+
+STEPS, PER_EPOCH = 6, 2
+POISSON = poisson(1 / PER_EPOCH)
+_DRAW = torch.Generator().manual_seed(0)
+DATA = (torch.randn(24, 6, generator=_DRAW), torch.randint(0, 3, (24,), generator=_DRAW))
+PUBLIC = (torch.randn(40, 6, generator=_DRAW), torch.randint(0, 3, (40,), generator=_DRAW))
+FLOAT = 1e-5  # relative; a bounded float32 row may be longer than its bound by rounding
+ALARM = 1e-7  # chance that a statistical check fails although all is well
+
+
+def network() -> nn.Sequential:
+    """A fresh network with the same weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+LAYOUT = Layout.of(network())
+DIM = LAYOUT.dim
+
+
+def trained(defense: Defense, **settings: Any) -> Run:
+    """A short run that is a function of its settings alone."""
+    usual = {
+        "sampling": POISSON,
+        "steps": STEPS,
+        "lr": 0.3,
+        "momentum": 0.5,
+        "noise": seeded(1),
+        "seed": 2,
+        "sampler_key": 3,
+        "observer": "updates",
+        "public": PUBLIC,
+    }
+    return train(network(), DATA, defense, **usual | settings)
+
+
+def parameters(run: Run) -> Tensor:
+    """The trained weights as one vector."""
+    return LAYOUT.read(run.model)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of a dry run: what a method had seen, and what it planned."""
+
+    context: Context
+    plan: StepPlan
+
+
+def history(defense: Defense, *, steps: int = STEPS, rows: Tensor | None = None, seed: int = 0) -> list[Moment]:
+    """Plans of consecutive steps, each made after `observe` saw the release of the one before."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randn(8, DIM, generator=draw) if rows is None else rows
+    noise, moments = seeded(seed), []
+    context = Context(
+        step=0,
+        steps=steps,
+        steps_per_epoch=PER_EPOCH,
+        layout=LAYOUT,
+        parameters=LAYOUT.read(network()),
+        expected_batch=8.0,
+        seed=seed,
+        public=lambda n, coins: torch.randn(n, DIM, generator=coins),
+    )
+    state = defense.start(context)
+    for step in range(steps):
+        context = context.at(step)
+        state, plan = defense.plan(state, context)
+        moments.append(Moment(context, plan))
+        sums = clipped_sums(plan, [at_points(rows)], rows)
+        out = add_noise(plan, sums, defense.calibrated_multiplier, noise)
+        update = plan.post(out.total / context.expected_batch)
+        state = defense.observe(state, context, out.noisy, update)
+        assert context.parameters is not None
+        context = context.at(step, parameters=context.parameters - 0.1 * update, update=update)
+    return moments
+
+
+def at_points(rows: Tensor) -> Callable[[Tensor | None], Tensor]:
+    """Gradients that differ from one parameter point to another: elsewhere, the rows in reverse columns."""
+    return lambda point: rows if point is None else rows.flip(1)
+
+
+# --- sensitivity -----------------------------------------------------------------------------------------------
+
+
+def _row(scale: float, seed: int) -> Tensor:
+    direction = torch.randn(DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (scale * direction / direction.norm()).float()
+
+
+def _broken(value: float, everywhere: bool, seed: int) -> Tensor:
+    row = torch.full((DIM,), value) if everywhere else _row(1.0, seed)
+    row[seed % DIM] = value
+    return row
+
+
+SCALES = (0.0, 1e-45, 1e-38, 1e-30, 1e-3, 0.1, 0.5, 1.0, 7.0, 1e4, 1e19, 1e30, 3e38)
+ADVERSARIAL = st.one_of(
+    st.builds(_row, st.sampled_from(SCALES), st.integers(0, 99)),
+    st.builds(
+        _broken,
+        st.sampled_from([math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45]),
+        st.booleans(),
+        st.integers(0, 99),
+    ),
+)
+BATCHES = st.lists(ADVERSARIAL, min_size=1, max_size=6).map(torch.stack)
+
+
+@cache
+def histories(factory: Factory) -> tuple[Moment, ...]:
+    """Moments of several dry runs, among them one whose releases are mostly noise and one without any."""
+    settings = product((0.01, 1.3, 50.0), (0, 1))
+    return tuple(m for sigma, seed in settings for m in history(factory(sigma), seed=seed))
+
+
+def check_bound(plan: StepPlan, rows: Tensor) -> None:
+    """Removing any one row moves each block by at most its sensitivity, and the whitened whole by at most 1."""
+    exact = torch.zeros(0, dtype=torch.float64)
+    whole = clipped_sums(plan, [at_points(rows)], exact)
+    for removed in range(len(rows)):
+        others = torch.cat([rows[:removed], rows[removed + 1 :]])
+        without = clipped_sums(plan, [at_points(others)] if len(others) else [], exact)
+        moved = [float((a - b).norm()) for a, b in zip(whole, without, strict=True)]
+        for distance, block in zip(moved, plan.blocks, strict=True):
+            assert distance <= block.bound.sensitivity * (1 + FLOAT)
+        whitened = [d / block.noise_std(1.0) for d, block in zip(moved, plan.blocks, strict=True)]
+        assert math.hypot(*whitened) <= 1 + FLOAT
+
+
+def check_bound_is_reached(plan: StepPlan) -> None:
+    """The noise is no larger than need be: some row moves the whitened whole by almost 1."""
+    rows = 1e6 * torch.randn(300, DIM, generator=torch.Generator().manual_seed(5))
+    parts = contributions(plan, at_points(rows))
+    blocks = zip(parts, plan.blocks, strict=True)
+    whitened = torch.cat([part / block.noise_std(1.0) for part, block in blocks], dim=1)
+    assert float(whitened.norm(dim=1).max()) > 0.999
+
+
+# --- noise -----------------------------------------------------------------------------------------------------
+
+
+def has_scale(draws: Tensor, std: float) -> bool:
+    """Whether centred Gaussian draws have this standard deviation, by a two-sided chi-square test."""
+    statistic = float(draws.double().square().sum()) / std**2
+    p = 2 * min(stats.chi2.cdf(statistic, draws.numel()), stats.chi2.sf(statistic, draws.numel()))
+    return p > ALARM
+
+
+def check_noise(factory: Factory) -> None:
+    """Each block's noise has its scale, and 2/3 and 3/2 of that would have been noticed.
+
+    400 draws or more: then the test takes wrong for right less than once in a million as well.
+    """
+    sigma = 0.7
+    for moment in (history(factory(sigma))[i] for i in (0, 1, STEPS - 1)):
+        engine, (none, labels) = Engine(network(), noise=seeded(11)), DATA
+        runs = [engine.run(moment.plan, none[:0], labels[:0], sigma).noisy for _ in range(400)]
+        for block, draws in zip(moment.plan.blocks, zip(*runs, strict=True), strict=True):
+            values = torch.stack(draws).reshape(-1)[:4000]
+            std = sigma * block.bound.norm / math.sqrt(block.share)
+            assert has_scale(values, std)
+            assert not has_scale(values, std * 2 / 3)
+            assert not has_scale(values, std * 3 / 2)
+            assert values.unique().numel() > 0.99 * values.numel()  # fresh in every step
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit for bit, through tensors and containers."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def spaces(run: Run) -> list[tuple[Tensor, ...]]:
+    """The matrix of each released block's codec, step by step: masks and bases, comparable."""
+    plans = [step.plan for step in run.transcript.steps]
+    assert None not in plans
+    return [tuple(block.codec.encode(torch.eye(block.codec.dim)) for block in plan.blocks) for plan in plans if plan]
+
+
+def check_same_run(one: Run, other: Run) -> None:
+    """Parameters, ledger, transcript, masks and the method's memory agree bit for bit."""
+    assert torch.equal(parameters(one), parameters(other))
+    assert one.ledger.entries == other.ledger.entries
+    assert same(one.state, other.state)
+    assert (one.seed, one.sampler_key, one.noise) == (other.seed, other.sampler_key, other.noise)
+    assert len(one.transcript.steps) == len(other.transcript.steps)
+    for a, b in zip(one.transcript.steps, other.transcript.steps, strict=True):
+        assert (a.step, a.divisor, a.noise_multiplier) == (b.step, b.divisor, b.noise_multiplier)
+        assert torch.equal(a.parameters, b.parameters)
+        assert same(a.noisy, b.noisy)
+        assert a.plan and b.plan
+        assert [x.bound for x in a.plan.blocks] == [x.bound for x in b.plan.blocks]
+        assert [x.share for x in a.plan.blocks] == [x.share for x in b.plan.blocks]
+    assert same(spaces(one), spaces(other))
+
+
+def check_ledger(factory: Factory) -> None:
+    """The plans that were executed are charged like the plans of a dry run."""
+    for sampling in (POISSON, partition(1 / PER_EPOCH)):
+        run = trained(factory(2.0), sampling=sampling)
+        expected = predict(factory(2.0), sampling=sampling, steps=STEPS)
+        assert run.ledger.entries == expected.entries
+        assert run.ledger.steps == STEPS
+        assert run.claim(1e-5) == expected.claim(1e-5)
+
+
+def check_seeds(factory: Factory) -> None:
+    """The seeds decide everything; another noise, where there is noise, is another run."""
+    check_same_run(trained(factory(1.0)), trained(factory(1.0)))
+    noisy = factory(1.0).calibrated_multiplier > 0
+    other = trained(factory(1.0), noise=seeded(99))
+    assert torch.equal(parameters(other), parameters(trained(factory(1.0)))) is not noisy
+
+
+def check_microbatches(factory: Factory) -> None:
+    """How many rows are in memory at a time changes nothing, up to the rounding of float32 gradients."""
+    whole = trained(factory(1.0))
+    for size in (1, 5):
+        cut = trained(factory(1.0), microbatch=size)
+        torch.testing.assert_close(parameters(cut), parameters(whole), rtol=1e-4, atol=1e-5)
+        assert cut.ledger.entries == whole.ledger.entries
+        assert same(spaces(cut)[:1], spaces(whole)[:1])
+
+
+def check_empty_batches(factory: Factory) -> None:
+    """A step without examples is a step: charged, recorded, and pure noise."""
+    rare = Sampling("poisson", 1e-4)
+    assert all(rare.indices(step, len(DATA[0]), 3).numel() == 0 for step in range(3))
+    run = trained(factory(1.0), sampling=rare, steps=3)
+    assert run.ledger.steps == len(run.transcript.steps) == 3
+    noisy = factory(1.0).calibrated_multiplier > 0
+    assert torch.equal(parameters(run), LAYOUT.read(network())) is not noisy
+
+
+class _Stop:
+    """A progress callback that interrupts after a number of steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, done: int, steps: int) -> None:
+        if done == self.after:
+            raise KeyboardInterrupt
+
+
+def interrupted(defense: Defense, path: Path, *, after: int, **settings: Any) -> Run:
+    """A run that is interrupted once, between two steps, and taken up from its checkpoint by another process."""
+    with pytest.raises(KeyboardInterrupt):
+        trained(defense, checkpoint=path, progress=_Stop(after), noise=seeded(1), **settings)
+    # Another noise source on purpose: the stream must come from the checkpoint.
+    return trained(defense, checkpoint=path, noise=seeded(777), **settings)
+
+
+def check_interruptions(factory: Factory, folder: Path) -> None:
+    """A run interrupted after any step and resumed equals the one that was not, for every kind of optimizer."""
+    for name, momentum in (("sgd", 0.5), ("adam", 0.0)):
+        settings = {"optimizer": name, "momentum": momentum, "schedule": "cosine"}
+        whole = trained(factory(1.0), **settings)
+        for after in range(1, STEPS + 1):
+            resumed = interrupted(factory(1.0), folder / f"{name}{after}", after=after, **settings)
+            check_same_run(resumed, whole)
+
+
+def check_interruption_inside_a_step(factory: Factory, folder: Path) -> None:
+    """A step that was broken off is done again from the last checkpoint, with the same noise."""
+    fuse = [math.inf]
+
+    def schedule(step: int, steps: int) -> float:  # called between the release and the optimizer
+        if step >= fuse[0]:
+            raise KeyboardInterrupt
+        return 1.0
+
+    whole = trained(factory(1.0), schedule=schedule)
+    for broken in range(STEPS):
+        path = folder / f"step{broken}"
+        fuse[0] = broken
+        with pytest.raises(KeyboardInterrupt):
+            trained(factory(1.0), schedule=schedule, checkpoint=path, checkpoint_every=1)
+        fuse[0] = math.inf
+        check_same_run(trained(factory(1.0), schedule=schedule, checkpoint=path), whole)
+
+
+def check_refusals(factory: Factory) -> None:
+    """Without a noise multiplier nothing is released."""
+    with pytest.raises(ValueError, match="noise_multiplier .* must be set before it runs, got None; give one"):
+        trained(factory(None))
+    context = Context(step=0, steps=1, layout=LAYOUT, parameters=LAYOUT.read(network()))
+    with pytest.raises(ValueError, match="noise_multiplier .* must be set before it runs"):
+        release(factory(None), torch.zeros(3, DIM), context, noise=seeded(0))

@@ -1,0 +1,77 @@
+"""Every method has its function, its test and its row of docs; and no other place knows it."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+METHODS = [
+    (package, path.stem)
+    for package in ("defenses", "attacks")
+    for path in sorted((ROOT / package).glob("*.py"))
+    if not path.name.startswith("_")
+]
+MODULES = [
+    path
+    for package in ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
+    for path in (ROOT / package).rglob("*.py")
+]
+SHARED_WORDS = {"sgd"}  # also the name of an optimizer, and what a positive control trains with
+
+
+def mentions(source: str, package: str, name: str) -> list[int]:
+    """Lines on which a module names a method: as a string of its own, or by importing it."""
+    return [getattr(node, "lineno", 0) for node in ast.walk(ast.parse(source)) if names(node, package, name)]
+
+
+def names(node: ast.AST, package: str, name: str) -> bool:
+    if isinstance(node, ast.Constant):
+        return node.value == name and name not in SHARED_WORDS
+    if isinstance(node, ast.ImportFrom):
+        return node.module in (name, f"{package}.{name}")
+    return isinstance(node, ast.Import) and any(alias.name == f"{package}.{name}" for alias in node.names)
+
+
+@pytest.mark.parametrize(("package", "name"), METHODS)
+def test_every_method_file_has_a_function_of_its_name(package, name):
+    found = getattr(importlib.import_module(f"{package}.{name}"), name, None)
+    assert callable(found), f"{package}/{name}.py must hold a function named {name}"
+
+
+@pytest.mark.parametrize(("package", "name"), METHODS)
+def test_every_method_has_a_test_of_its_own(package, name):
+    path = ROOT / "tests" / package / f"test_{name}.py"
+    assert path.is_file(), f"{package}/{name}.py needs {path.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize(("package", "name"), METHODS)
+def test_every_method_has_one_row_in_the_readme_beside_it(package, name):
+    rows = re.findall(rf"^\| `{name}` \|", (ROOT / package / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 1, f"{package}/README.md needs a row that starts with | `{name}` |, got {len(rows)}"
+
+
+@pytest.mark.parametrize(("package", "name"), METHODS)
+def test_no_other_module_names_a_method(package, name):
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in MODULES
+        if path != ROOT / package / f"{name}.py"
+        for line in mentions(path.read_text(encoding="utf-8"), package, name)
+    ]
+    assert not found, f"{name} is found by its file name, so nothing should list it: {found}"
+
+
+def test_no_readme_has_a_row_for_a_method_that_is_not_there():
+    for package in ("defenses", "attacks"):
+        rows = re.findall(r"^\| `(\w+)` \|", (ROOT / package / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(rows) == {name for owner, name in METHODS if owner == package}
+
+
+def test_the_search_for_mentions_finds_them():
+    assert mentions('METHODS = ["dp_sgd"]', "defenses", "dp_sgd") == [1]
+    assert mentions("import os\nfrom defenses.dp_sgd import dp_sgd", "defenses", "dp_sgd") == [2]
+    assert mentions("from .dp_sgd import DpSgd", "defenses", "dp_sgd") == [1]
+    assert mentions('"""Like dp_sgd, but not."""', "defenses", "dp_sgd") == []

@@ -1,0 +1,146 @@
+"""The duties of every defense, run over the catalogue: each file of `defenses/` with its function of that name.
+
+What is particular to one of them is in its own test file; what the duties are is in `defenses/duties.py`.
+"""
+
+import importlib
+import inspect
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import defenses
+from defenses.core import poisson, predict
+
+from .defenses import duties
+
+NAMES = sorted(p.stem for p in Path(defenses.__path__[0]).glob("*.py") if not p.stem.startswith("_"))
+# Values under which six steps of a tiny network see more of a method than its defaults show, by the setting's
+# name; a setting that is not here keeps its default.
+SMALL = {"clip_norm": 0.5, "switch_step": 4, "refreshes": 2, "final_sparsity": 0.8, "share": 0.3}
+
+
+def settings_of(name):
+    function = getattr(importlib.import_module(f"defenses.{name}"), name)
+    return function, inspect.signature(function).parameters
+
+
+def factory(name):
+    function, accepted = settings_of(name)
+    chosen = {key: value for key, value in SMALL.items() if key in accepted}
+    for key, setting in accepted.items():
+        if setting.default is inspect.Parameter.empty and key not in chosen:
+            raise TypeError(f"'{key}' of defenses/{name}.py must have a default, or a small value in SMALL")
+
+    def build(noise_multiplier):
+        noise = {"noise_multiplier": noise_multiplier} if "noise_multiplier" in accepted else {}
+        return function(**chosen, **noise)
+
+    return build
+
+
+FACTORIES = {name: factory(name) for name in NAMES}
+
+
+def claim(name, noise_multiplier):
+    return predict(FACTORIES[name](noise_multiplier), sampling=poisson(0.1), steps=2).claim(1e-5)
+
+
+PROVED = [name for name in NAMES if math.isfinite(claim(name, 5.0).epsilon)]
+UNPROVED = [name for name in NAMES if name not in PROVED]
+NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 0]
+each = pytest.mark.parametrize("name", NAMES)
+each_that_proves = pytest.mark.parametrize("name", PROVED)
+each_with_noise = pytest.mark.parametrize("name", NOISY)
+
+
+def test_the_catalogue_has_methods_that_prove_something_and_methods_that_do_not():
+    assert "dp_sgd" in PROVED
+    assert "sgd" in UNPROVED
+    assert "sgd" not in NOISY
+
+
+@each
+def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
+    function, accepted = settings_of(name)
+    assert FACTORIES[name](1.0).name == function.__name__ == name
+    for setting in accepted.values():
+        assert setting.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+@each_that_proves
+@settings(max_examples=150)
+@given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
+def test_removing_any_row_moves_the_sums_by_at_most_the_sensitivity(name, rows, pick):
+    moments = duties.histories(FACTORIES[name])
+    duties.check_bound(moments[pick % len(moments)].plan, rows)
+
+
+@each_that_proves
+def test_some_row_fills_the_bound_of_every_block(name):
+    for moment in duties.history(FACTORIES[name](1.0)):
+        duties.check_bound_is_reached(moment.plan)
+
+
+@pytest.mark.parametrize("name", UNPROVED)
+def test_what_is_not_bounded_or_not_noised_proves_nothing_and_says_why(name):
+    for sigma in (0.0, 1e-3, 1.0, 1e6):
+        proved = claim(name, sigma)
+        assert proved.epsilon == proved.epsilon_rdp == math.inf
+        assert proved.reason in {"no noise is added", "one example's contribution is not bounded"}
+
+
+@each_that_proves
+def test_what_is_bounded_proves_nothing_without_noise(name):
+    assert claim(name, 0.0).epsilon == math.inf
+    assert claim(name, 0.0).reason == "no noise is added"
+    assert claim(name, 1.0).reason == ""
+
+
+@each_that_proves
+def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier(name):
+    ledger = predict(FACTORIES[name](1.3), sampling=poisson(0.1), steps=5)
+    assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(5, 1.3)]
+
+
+@each_with_noise
+def test_noise_has_its_scale_and_two_thirds_or_three_halves_of_it_are_rejected(name):
+    duties.check_noise(FACTORIES[name])
+
+
+@each
+def test_the_ledger_of_a_run_agrees_with_the_prediction(name):
+    duties.check_ledger(FACTORIES[name])
+
+
+@each
+def test_the_same_seeds_give_the_same_run(name):
+    duties.check_seeds(FACTORIES[name])
+
+
+@each
+def test_microbatches_change_nothing(name):
+    duties.check_microbatches(FACTORIES[name])
+
+
+@each
+def test_an_empty_batch_is_a_step(name):
+    duties.check_empty_batches(FACTORIES[name])
+
+
+@each
+def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, tmp_path):
+    duties.check_interruptions(FACTORIES[name], tmp_path)
+
+
+@each
+def test_a_run_interrupted_inside_any_step_goes_on_bit_for_bit(name, tmp_path):
+    duties.check_interruption_inside_a_step(FACTORIES[name], tmp_path)
+
+
+@each_with_noise
+def test_without_a_noise_multiplier_nothing_is_released(name):
+    duties.check_refusals(FACTORIES[name])
