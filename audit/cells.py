@@ -24,7 +24,8 @@ from benchmarks.core import Splits
 from defenses.core import Defense, Sampling, noise_multiplier, predict, refuse_batch_norm, seed_from
 
 from . import catalog
-from .suite import AttackChoice, DefenseChoice, Suite, check_sizes
+from .schema import ModelChoice
+from .suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 
 BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
@@ -89,6 +90,15 @@ class Job:
         return f"{what} {first['defense']['name']}{control}{noise}, seed {first['seed']}"
 
 
+@dataclass(frozen=True)
+class _Aimed:
+    """An attack of the suite, what it finds out, and why it cannot be run whatever the defense."""
+
+    choice: AttackChoice
+    kind: str
+    skip: str
+
+
 @dataclass
 class Plan:
     """All jobs of a run.
@@ -100,11 +110,20 @@ class Plan:
 
     jobs: list[Job] = field(default_factory=list)
     skipped: list[Cell] = field(default_factory=list)
+    _ids: set[str] = field(default_factory=set)
 
     @property
     def cells(self) -> list[Cell]:
         """Every cell, in the order of the suite."""
         return [cell for job in self.jobs for cell in job.cells] + self.skipped
+
+    def add(self, cells: list[Cell], suite_digest: str) -> None:
+        """Files cells that are computed together; one that is there already, under other words, is left out."""
+        new = [cell for cell in cells if cell.id not in self._ids]
+        self._ids |= {cell.id for cell in new}
+        self.skipped += [cell for cell in new if cell.skip]
+        if wanted := tuple(cell for cell in new if not cell.skip):
+            self.jobs.append(Job(wanted, suite_digest))
 
 
 def digest_of(request: dict[str, Any]) -> str:
@@ -148,20 +167,19 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
         The jobs, and the cells that cannot be run with their sentences.
 
     Raises:
-        SuiteError: sizes that the data do not have.
-        ValueError: a model that does not fit its data.
+        SuiteError: sizes that the data do not have, or a model that does not fit them.
     """
     first = load_data(suite.task.data, suite.seeds[0])
     share_data = None if suite.share is None else load_data(suite.share.data, suite.seeds[0])
     check_sizes(suite, len(first.private), n_share=None if share_data is None else len(share_data.private))
-    _check_model(suite.task.model.name, suite.task.model.settings, first)
+    _check_model(f"{suite.source}: task.model", suite.task.model, first)
     if suite.share is not None and share_data is not None:
-        _check_model(suite.share.model.name, suite.share.model.settings, share_data)
-    found = Plan()
+        _check_model(f"{suite.source}: share.model", suite.share.model, share_data)
+    found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
         for budget in _budgets(suite, choice):
             for seed in suite.seeds:
-                _add(found, suite, choice, control, budget, seed, secure_noise)
+                _add(found, suite, choice, control, budget, seed, attacks, secure_noise)
     return found
 
 
@@ -192,6 +210,7 @@ def _add(
     control: str | None,
     budget: dict[str, float],
     seed: int,
+    attacks: list[_Aimed],
     secure_noise: bool,
 ) -> None:
     task = suite.task_for(choice)
@@ -223,23 +242,22 @@ def _add(
     group: list[Cell] = []
     if control != "negative":
         group.append(_cell(suite, choice, budget, None, trained | {"kind": "utility", "attack": None}, reason))
-    for attack in suite.attack_grid():
-        method = catalog.attack(attack.name)
-        request = {"kind": method.kind, "attack": {"name": attack.name, "settings": attack.settings}}
-        offered = OFFERED.get((method.kind, method.requires.access))
-        why = reason or _cannot_attack(attack, offered)
-        if method.kind == "membership":
+    for aimed in attacks:
+        attack, why = aimed.choice, reason or aimed.skip
+        request = {"kind": aimed.kind, "attack": {"name": attack.name, "settings": attack.settings}}
+        if aimed.kind == "membership":
             cell = _cell(suite, choice, budget, attack, trained | request, why)
             group.append(cell)
             continue
-        for noise in suite.share.noise if suite.share is not None else ["calibrated"]:
-            if noise == "calibrated" and "epsilon" not in budget and "noise_multiplier" not in budget:
-                continue  # without noise the release is the same
+        kinds = ("none",) if suite.share is None else suite.share.noise
+        if "none" in kinds and "epsilon" not in budget and "noise_multiplier" not in budget:
+            kinds = ("none",)  # a defense without noise releases the same either way
+        for noise in kinds:
             shared = trained | request | {"training": trained["task"], "task": _share(suite, noise)}
             if suite.share is None:
                 why = why or f"{attack.name} needs a shared update, and the suite has no [share] table"
-            _file(found, [_cell(suite, choice, budget, attack, shared, why)], suite)
-    _file(found, group, suite)
+            found.add([_cell(suite, choice, budget, attack, shared, why)], suite.digest)
+    found.add(group, suite.digest)
 
 
 def _cell(
@@ -252,12 +270,6 @@ def _cell(
 ) -> Cell:
     figures = [] if request["control"] == "negative" else suite.reported_for(choice, budget, attack)
     return Cell(request, skip, tuple((f.metric, f.value, f.source) for f in figures))
-
-
-def _file(found: Plan, cells: list[Cell], suite: Suite) -> None:
-    found.skipped += [cell for cell in cells if cell.skip]
-    if wanted := tuple(cell for cell in cells if not cell.skip):
-        found.jobs.append(Job(wanted, suite.digest))
 
 
 def _share(suite: Suite, noise: str) -> dict[str, Any]:
@@ -292,15 +304,25 @@ def _cannot_run(choice: DefenseChoice) -> str:
     return _toy_run(choice.name, json.dumps(choice.settings))
 
 
-def _cannot_attack(attack: AttackChoice, offered: Requirements | None) -> str:
+def _aim(attack: AttackChoice) -> _Aimed:
     method = catalog.attack(attack.name)
+    offered = OFFERED.get((method.kind, method.requires.access))
     if offered is None:
-        return f"{attack.name} needs {method.requires.access.name} access, which no suite offers yet"
-    return method.check(offered) or ""
+        why = f"{attack.name} needs {method.requires.access.name} access, which no suite offers yet"
+    else:
+        why = method.check(offered) or ""
+    return _Aimed(attack, method.kind, why)
 
 
-def _check_model(name: str, settings: dict[str, Any], splits: Splits) -> None:
-    refuse_batch_norm(build_model(name, settings, splits, 0))
+def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:
+    for key, default in models.defaults(choice.name).items():
+        value = choice.settings.get(key, default)
+        if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
+            raise SuiteError(f"{where}.{key}: must be of type {type(default).__name__}, got {value!r}")
+    try:
+        refuse_batch_norm(build_model(choice.name, choice.settings, splits, 0))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SuiteError(f"{where}: {choice.name!r} cannot be built: {' '.join(str(error).split())}") from error
 
 
 def requires(attack: str) -> dict[str, Any]:
@@ -313,10 +335,12 @@ def planned(request: dict[str, Any], examples: int) -> tuple[Sampling, int]:
 
     Args:
         request: of a trained cell, or the `training` of a shared one.
-        examples: number of private examples.
+        examples: number of examples it trains on.
     """
     task = request.get("training", request["task"])
     rate = 1.0 if task["sampling"] == "full" else task["batch"] / examples
+    if request["control"] == "negative":
+        rate = min(rate, 1.0)  # the public pool may be smaller than a batch of the members
     sampling = Sampling(task["sampling"], rate)
     return sampling, max(1, round(task["epochs"] * sampling.steps_per_epoch))
 

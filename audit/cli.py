@@ -6,13 +6,15 @@ file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
@@ -34,10 +36,11 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; every expected mistake is one sentence on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding without ∞ shows ?, instead of losing the board
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = app(args=arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted; what was finished is kept, run the same command to go on")
         code = INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); without this Python complains once more at exit.
@@ -49,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         # Mistakes on the command line are exceptions of typer's own, which know how to be shown.
         shown = getattr(error, "format_message", None)
-        _say(f"error: {shown() if shown else error}")
+        text = shown() if shown else str(error)
+        if text:  # without arguments there is nothing to add to the help
+            _say(f"error: {text}")
+    if code == INTERRUPTED:  # some versions of typer raise nothing, but return it
+        _say("interrupted; what was finished is kept, run the same command to go on")
     sys.exit(code if isinstance(code, int) else OK)
 
 
@@ -88,7 +95,8 @@ def run(
             fail_fast=fail_fast,
             report=report,
         )
-    found = Board.from_records(done)
+    # In the order in which they are read again, so that `leaderboard table` breaks ties alike.
+    found = Board.from_records(sorted(done, key=lambda record: record.id))
     if as_json:
         _print_json({"out": str(directory), "records": [record.id for record in done], "board": found.to_dict()})
     else:
@@ -165,12 +173,16 @@ def epsilon(
 
     from defenses.core import Sampling, predict
 
-    from . import catalog
-    from .settings import parse_settings
+    from . import catalog, schema
+    from .settings import no_such, parse_settings
 
     torch.set_num_threads(1)
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be zero or a positive number, got {noise_multiplier}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if sampling not in (known := get_args(schema.Sampling)):
+        raise ValueError(no_such("sampling", sampling, known))
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     claim = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps).claim(delta)  # pyright: ignore[reportArgumentType]  refused there by name
     proved = math.isfinite(claim.epsilon)
@@ -252,10 +264,12 @@ def _known(error: Exception) -> int | None:
     """The exit code of an expected mistake; None for a bug, whose traceback should be seen."""
     from leaderboard.record import RecordError
 
-    from .suite import SuiteError
+    from .suite import ChoiceError, SuiteError
 
-    if isinstance(error, (SuiteError, RecordError)):
+    if isinstance(error, (SuiteError, RecordError)) and not isinstance(error, ChoiceError):
         return BAD_FILE
+    if isinstance(error, BrokenExecutor):  # a process of a run died, and the harness says what to do
+        return FAILED
     # Our own checks raise ValueError with a sentence for the user; OSError names the file.
     expected = isinstance(error, (ValueError, OSError)) or hasattr(error, "format_message")
     return USAGE if expected else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -38,4 +39,5 @@ def compute(cells: tuple[Cell, ...], device: torch.device) -> Iterator[tuple[Cel
 
 def _sentence(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {str(error).strip() or 'no message'} ({place.name}, line {place.lineno})"
+    words = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {words} ({Path(place.filename).name}, line {place.lineno}, in {place.name})"

@@ -1,8 +1,8 @@
 """Runs the cells of a suite: train, attack, score, record. One record a cell, written as soon as it is there.
 
 A run over existing results computes only what is missing or failed. A failing cell is a record with its error; the
-others go on. Jobs run in processes of their own, each with its share of the cores, and write their own records, so a
-crash loses at most what is in progress.
+others go on. Jobs run in processes of their own, each on one core, and write their own records, so a crash loses at
+most what is in progress.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
-from collections.abc import Callable, Iterable
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from leaderboard.record import Claim, MethodUsed, Record, Reported, read, write
+from leaderboard.record import Claim, MethodUsed, Record, RecordError, Reported, read, write
 
 from . import cells as planning
 from .arrays import write_arrays
@@ -29,6 +33,7 @@ from .suite import Suite
 
 Report = Callable[[int, int, str], None]
 MOST_JOBS = 8
+_THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
 
 
 def pick_device(name: str) -> torch.device:
@@ -76,11 +81,12 @@ def run(
     plan = planning.plan(suite, secure_noise=secure_noise)
     folder = directory / "records"
     there = {cell.id: read(path) for cell in plan.cells if (path := folder / f"{cell.id}.json").exists()}
-    done = {name for name, record in there.items() if record.status != "failed"}
     for cell in plan.skipped:
-        if cell.id not in done:
+        if cell.id not in there or there[cell.id].status == "failed":
             there[cell.id] = _record(cell, suite.digest, device, Outcome(skipped=cell.skip))
             write(there[cell.id], folder)
+    # What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
+    done = {name for name, record in there.items() if record.status == "ok"}
     todo = [
         Job(missing, job.suite_digest)
         for job in plan.jobs
@@ -89,48 +95,75 @@ def run(
     total = len(plan.cells)
     finished = total - sum(len(job.cells) for job in todo)
     report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
-    for job, records in _execute(todo, folder, device, jobs):
-        there.update({record.id: record for record in records})
-        finished += len(records)
-        report(finished, total, job.words)
-        if fail_fast and any(record.status == "failed" for record in records):
-            break
+    with closing(_execute(todo, folder, device, jobs)) as executed:
+        for job, records in executed:
+            there.update({record.id: record for record in records})
+            finished += len(records)
+            report(finished, total, job.words)
+            if fail_fast and any(record.status == "failed" for record in records):
+                break
     return [there[cell.id] for cell in plan.cells if cell.id in there]
 
 
 def _execute(
     todo: list[Job], folder: Path, device: torch.device, jobs: int | None
-) -> Iterable[tuple[Job, list[Record]]]:
+) -> Generator[tuple[Job, list[Record]], None, None]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = jobs or (1 if device.type == "cuda" else min(cores, MOST_JOBS))
     count = min(count, len(todo))
     if count <= 1:
-        for job in todo:
-            yield job, run_job(job, folder, device)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(_THREADS)
+        try:
+            for job in todo:
+                yield job, run_job(job, folder, device)
+        finally:
+            torch.set_num_threads(threads)
         return
     # Spawned, not forked: torch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, cores // count)
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(threads,))
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
     waiting: dict[Future[list[Record]], Job] = {}
     try:
-        waiting = {pool.submit(run_job, job, folder, device): job for job in todo}
+        with _interrupts_ignored():
+            waiting = {pool.submit(run_job, job, folder, device): job for job in todo}
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                yield waiting.pop(future), future.result()
+                records = future.result()
+                yield waiting.pop(future), records
+    except BrokenProcessPool as error:
+        raise BrokenProcessPool(
+            "a process died in the middle of a job, for want of memory perhaps; what was finished is kept, "
+            "run the same command with --jobs 1 to go on and to see which job it is"
+        ) from error
     finally:
         # Also on an interrupt or when the caller stops: what has not begun is dropped.
+        workers = [process for process in multiprocessing.active_children() if process not in others]
         pool.shutdown(wait=not waiting, cancel_futures=True)
         if waiting:
-            for process in multiprocessing.active_children():
+            for process in workers:
                 process.terminate()
+            for process in workers:
+                process.join()
+                for draft in folder.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
+                    draft.unlink(missing_ok=True)
 
 
-def _start_worker(threads: int) -> None:
-    import signal
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Children started meanwhile ignore Control-C from their first moment: it reaches the whole group."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-    torch.set_num_threads(threads)
-    # Control-C reaches the whole group; the parent says so and ends its children.
+
+def _start_worker() -> None:
+    torch.set_num_threads(_THREADS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -147,10 +180,15 @@ def run_job(job: Job, folder: Path, device: torch.device) -> list[Record]:
     """
     records = []
     for cell, outcome in compute(job.cells, device):
+        try:
+            record = _record(cell, job.suite_digest, device, outcome)
+        except RecordError as error:  # a method returned what no record can hold
+            outcome = Outcome(error=f"RecordError: {error}", seconds=outcome.seconds)
+            record = _record(cell, job.suite_digest, device, outcome)
         if outcome.arrays:
             write_arrays(outcome.arrays, folder, cell.id)
-        records.append(_record(cell, job.suite_digest, device, outcome))
-        write(records[-1], folder)
+        records.append(record)
+        write(record, folder)
     return records
 
 

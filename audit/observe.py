@@ -160,7 +160,7 @@ class Observed:
         self.noise_std = torch.cat([self.sums.new_full((n,), std) for n, std in zip(sizes, stds, strict=True)])
         self._sizes = sizes
         self._whitening = torch.where(self.noise_std > 0, step.divisor / self.noise_std.clamp(min=1e-30), 1.0)
-        self._remembered: tuple[Tensor, Tensor] | None = None
+        self._remembered: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def released(self) -> Float[Tensor, " m"]:
@@ -181,11 +181,12 @@ class Observed:
         return self.rows(inputs, labels).sum(dim=0) / self._step.divisor
 
     def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
-        """Per-example contributions; those of the last inputs asked about are remembered."""
-        if self._remembered is None or self._remembered[0] is not inputs:
+        """Per-example contributions; those of the last examples asked about are remembered."""
+        last = self._remembered
+        if last is None or last[0] is not inputs or last[1] is not labels:
             with torch.no_grad():
-                self._remembered = (inputs, self.rows(inputs, labels))
-        return self._remembered[1]
+                last = self._remembered = (inputs, labels, self.rows(inputs, labels))
+        return last[2]
 
     def residual(self, predicted: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         """Released minus predicted, in units of the noise where there is noise, without what carries noise only."""
@@ -281,5 +282,6 @@ def model_access(model: nn.Module, view: RunView, *, white_box: bool = False) ->
         classes=view.world.classes,
         candidates=view.candidates,
         population=view.world.population,
-        parameters=dict(model.named_parameters()) if white_box else None,
+        # Copies: other cells ask the same model, whatever an attack does to what it was given.
+        parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white_box else None,
     )

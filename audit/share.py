@@ -63,15 +63,22 @@ def share_update(
         What the server sees (labels and batch size included, for attacks that declare to know them), and the truth.
 
     Raises:
-        ValueError: for an uncalibrated defense, a model that mixes examples, or an empty batch.
+        ValueError: for an uncalibrated defense, a model that mixes examples, an empty batch or history, or a step
+            below 0.
     """
+    if step < 0:
+        raise ValueError(f"step must be at least 0, got {step}")
     if len(inputs) == 0 or len(inputs) != len(labels):
         raise ValueError(f"inputs and labels must have one length above 0, got {len(inputs)} and {len(labels)}")
     sigma = defense.calibrated_multiplier
-    client = copy.deepcopy(model).eval()
+    client = copy.deepcopy(model).to(inputs.device).eval()
     engine = Engine(client, loss=loss, noise=noise or from_os(), microbatch=microbatch)
     layout, size = engine.layout, len(inputs)
     past_inputs, past_labels = (inputs, labels) if history is None else history
+    if len(past_inputs) == 0 or len(past_inputs) != len(past_labels):
+        raise ValueError(
+            f"history must be (inputs, labels) of one length above 0, got {len(past_inputs)} and {len(past_labels)}"
+        )
     rows = _public_rows(engine, population)
     context = Context(
         step=0,

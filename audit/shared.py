@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacks.core import Knows, Reconstruction
 from benchmarks.core import Splits
-from defenses.core import Defense, predict
+from defenses.core import Defense, Engine, predict
 from leaderboard.record import Metric
 
 from . import catalog
@@ -88,7 +88,7 @@ class SharedUpdates:
             claim=finite_claim(claim),
             noise_multiplier=0.0 if task["noise"] == "none" else calibrated,
             noise=noise.kind if task["noise"] != "none" and calibrated > 0 else "none",
-            engine="torch.func",
+            engine=Engine.name,
             flags=flags,
             arrays=_pictures(wanted, results),
         )

@@ -30,6 +30,10 @@ class SuiteError(ValueError):
     """What is wrong with a suite, one mistake a line: `file: key.path: problem`."""
 
 
+class ChoiceError(SuiteError):
+    """A suite, method or key was asked for that is not there: a mistake of the command line, not of a file."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DefenseChoice:
     """One defense of a suite with every setting decided.
@@ -123,7 +127,7 @@ class Suite(Document):
             known = list(dict.fromkeys(choice.name for entry in entries for choice in entry))
             for name in wanted or ():
                 if name not in known:
-                    raise SuiteError(f"suite {self.name!r}: {no_such(kind, name, known)}")
+                    raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
             if wanted:
                 kept = tuple(entry for entry in entries if entry[0].name in wanted)
                 setattr(chosen, attribute, kept)
@@ -146,15 +150,18 @@ class Suite(Document):
         for override in overrides:
             path, equals, text = override.partition("=")
             if not equals or not path.strip():
-                raise SuiteError(f"an override must be key.path=value, as task.epochs=2, got {override!r}")
+                raise ChoiceError(f"an override must be key.path=value, as task.epochs=2, got {override!r}")
             try:
                 value = tomllib.loads(f"value = {text}")
             except tomllib.TOMLDecodeError:
                 value = {}
             if set(value) != {"value"}:
-                raise SuiteError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
+                raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
             _replace(raw, path.strip().split("."), value["value"], override)
-        return _build(raw, f"{self._source} with {', '.join(overrides)}")
+        try:
+            return _build(raw, f"{self._source} with {', '.join(overrides)}")
+        except SuiteError as error:  # the file by itself was good
+            raise ChoiceError(str(error)) from None
 
 
 def load(name: str | Path) -> Suite:
@@ -178,7 +185,7 @@ def load(name: str | Path) -> Suite:
     else:
         source, known = f"{name}.toml", catalog.names("suites")
         if name not in known:
-            raise SuiteError(no_such("suite", str(name), known) + " (a file's name must end in .toml)")
+            raise ChoiceError(no_such("suite", str(name), known) + " (a file's name must end in .toml)")
         text = resources.files("benchmarks.suites").joinpath(source).read_text(encoding="utf-8")
     try:
         raw = tomllib.loads(text)
@@ -260,8 +267,8 @@ def _replace(node: Any, path: list[str], value: Any, override: str) -> None:
         named = [entry for entry in node if isinstance(entry, dict) and entry.get("name") == key]
         if not named:
             known = [str(entry.get("name")) for entry in node if isinstance(entry, dict)]
-            raise SuiteError(f"override {override!r}: {no_such('entry', key, known)}")
+            raise ChoiceError(f"override {override!r}: {no_such('entry', key, known)}")
         for entry in named:
             _replace(entry, below, value, override)
     else:
-        raise SuiteError(f"override {override!r} leads nowhere: there is no table to put {key!r} in")
+        raise ChoiceError(f"override {override!r} leads nowhere: there is no table to put {key!r} in")

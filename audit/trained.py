@@ -176,9 +176,8 @@ class TrainedModel:
         """The last update, judged by those who took part in it and all non-members: participation is the question."""
         sampling, steps = self._sampling
         took_part = sampling.indices(steps - 1, len(self._trained_on), self._run.sampler_key)
-        inside = pick(self._trained_on, took_part)
-        known = torch.isin(self._members.ids, inside.ids.to(self._members.ids))
-        inside = pick(self._members, torch.nonzero(known).squeeze(1))
+        # In the negative control others took part; as many members stand in for them, and must not show.
+        inside = pick(self._members, took_part[took_part < len(self._members)])
         outside = examples_of(self._splits.non_member, self._device)
         asked = RunView(view.run, view.world, join(inside, outside), view.private, view.sampling)
         return asked.at(steps - 1, sample_rate=1.0), inside.ids

@@ -24,7 +24,7 @@ class ClippedSgd(Stateless):
         return StepPlan(Block(codec=Everything(context.dim), bound=clip(self.clip_norm)))
 
 
-def clipped_sgd(*, clip_norm: float) -> Defense:
+def clipped_sgd(*, clip_norm: float = 1.0) -> Defense:
     """SGD on clipped per-example gradients; epsilon is infinite.
 
     Args:

@@ -144,3 +144,9 @@ def test_a_run_interrupted_inside_any_step_goes_on_bit_for_bit(name, tmp_path):
 @each_with_noise
 def test_without_a_noise_multiplier_nothing_is_released(name):
     duties.check_refusals(FACTORIES[name])
+
+
+@pytest.mark.gpu
+@each
+def test_on_a_gpu_it_is_the_same_run(name, tmp_path):
+    duties.check_device(FACTORIES[name], tmp_path, "cuda")

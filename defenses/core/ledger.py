@@ -22,7 +22,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from .accounting import TIME_LIMIT, Gaussian
+from .accounting import TIME_LIMIT, Gaussian, merged, rdp_epsilon
 from .accounting import epsilon as proved
 from .defense import Context, Defense, StepPlan
 from .engine import add_noise
@@ -236,22 +236,26 @@ def noise_multiplier(*, epsilon: float, delta: float, sampling: Sampling, steps:
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
 
-    def excess(log_sigma: float) -> float:
-        charged = list(_charged([Entry(0, steps, math.exp(log_sigma), sampling)]))
-        # Epsilon is close to a power of sigma, so on log scales the root finder needs fewer evaluations.
-        return math.log(max(proved(charged, delta).value, 1e-12) / epsilon)
+    def charged(log_sigma: float) -> list[Gaussian]:
+        return list(_charged([Entry(0, steps, math.exp(log_sigma), sampling)]))
 
-    low, high = 0.0, 0.0
-    while excess(high) > 0:
-        low, high = high, high + 1.0
-        if high > 20:
-            raise ValueError(f"epsilon {epsilon} needs a noise multiplier above {math.exp(high):.0e}; ask for more")
-    if low == high:
-        low = high - 1.0
-        while excess(low) < 0:
-            low, high = low - 1.0, low
-            if low < -10:
-                raise ValueError(f"epsilon {epsilon} is proved by hardly any noise; ask for less than {epsilon}")
+    # Epsilon is close to a power of sigma, so on log scales the root finder needs few evaluations.
+    def excess(log_sigma: float) -> float:
+        return math.log(max(proved(charged(log_sigma), delta).value, 1e-12) / epsilon)
+
+    def excess_rdp(log_sigma: float) -> float:
+        return math.log(max(rdp_epsilon(merged(charged(log_sigma)), delta), 1e-12) / epsilon)
+
+    least, most = -10.0, 20.0
+    if excess_rdp(most) > 0:
+        raise ValueError(f"epsilon {epsilon} needs a noise multiplier above {math.exp(most):.0e}; ask for more")
+    if excess_rdp(least) < 0:
+        raise ValueError(f"epsilon {epsilon} is proved by hardly any noise; ask for less than {epsilon}")
+    # RDP is quick and an upper bound, so its answer is enough noise, and the one wanted is a little below.
+    high = cast(float, brentq(excess_rdp, least, most, xtol=precision)) + precision
+    low = high - 0.2
+    while excess(low) < 0:
+        low, high = low - 0.2, low
     root = cast(float, brentq(excess, low, high, xtol=precision / 2))
     while excess(root) > 0:  # the root is within xtol on either side
         root += precision / 2

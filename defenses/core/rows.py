@@ -123,25 +123,43 @@ def per_example_gradients(
         One row per example, in the parameters' dtype.
     """
     own = {name: p.detach() for name, p in model.named_parameters()}
-    fixed = {n: p for n, p in own.items() if n not in set(layout.names)} | dict(model.named_buffers())
     point = {n: own[n] for n in layout.names} if parameters is None else layout.unflatten(parameters)
+    places, buffers = _places(model), dict(model.named_buffers())
 
-    if (
-        len(inputs) == 1
-    ):  # plain autograd is 1.5 times as fast as vmap over one example; attacks call this thousands of times
+    def outputs_at(at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+        values = own | dict(at)
+        everything = buffers | {place: values[name] for place, name in places.items()}
+        return functional_call(model, everything, (batch,), tie_weights=False)
+
+    if len(inputs) == 1:
+        # Plain autograd is 1.5 times as fast as vmap over one example; attacks call this thousands of times.
         with torch.enable_grad():
             leaves = {name: p.detach().requires_grad_() for name, p in point.items()}
-            value = loss(functional_call(model, (leaves, fixed), (inputs,)), targets).sum()
+            value = loss(outputs_at(leaves, inputs), targets).sum()
             search = inputs.requires_grad or targets.requires_grad
             only = torch.autograd.grad(value, list(leaves.values()), create_graph=search, materialize_grads=True)
         return torch.cat([gradient.reshape(1, -1) for gradient in only], dim=1)
 
     def example_loss(at: dict[str, Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
-        outputs = functional_call(model, (at, fixed), (one_input.unsqueeze(0),))
-        return loss(outputs, one_target.unsqueeze(0)).sum()
+        return loss(outputs_at(at, one_input.unsqueeze(0)), one_target.unsqueeze(0)).sum()
 
     gradients = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")(point, inputs, targets)
-    return torch.cat([gradients[name].flatten(start_dim=1) for name in layout.names], dim=1)
+    sizes = zip(layout.names, layout.sizes, strict=True)
+    return torch.cat([gradients[name].reshape(len(inputs), size) for name, size in sizes], dim=1)
+
+
+def _places(model: nn.Module) -> dict[str, str]:
+    """Where each parameter is used -> its name; more than one place if weights are tied.
+
+    Done here because functional_call's own tying, for a module that is used under two names, leaves copies in the model
+    where its parameters were: an optimizer would go on moving what the model no longer uses.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        f"{prefix}.{key}" if prefix else key: names[id(p)]
+        for prefix, module in model.named_modules()
+        for key, p in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:

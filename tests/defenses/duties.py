@@ -75,8 +75,8 @@ def trained(defense: Defense, **settings: Any) -> Run:
 
 
 def parameters(run: Run) -> Tensor:
-    """The trained weights as one vector."""
-    return LAYOUT.read(run.model)
+    """The trained weights as one vector, on the CPU."""
+    return LAYOUT.read(run.model).cpu()
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def has_scale(draws: Tensor, std: float) -> bool:
     """Whether centred Gaussian draws have this standard deviation, by a two-sided chi-square test."""
     statistic = float(draws.double().square().sum()) / std**2
     p = 2 * min(stats.chi2.cdf(statistic, draws.numel()), stats.chi2.sf(statistic, draws.numel()))
-    return p > ALARM
+    return bool(p > ALARM)
 
 
 def check_noise(factory: Factory) -> None:
@@ -330,10 +330,19 @@ def check_interruption_inside_a_step(factory: Factory, folder: Path) -> None:
         check_same_run(trained(factory(1.0), schedule=schedule, checkpoint=path), whole)
 
 
+def check_device(factory: Factory, folder: Path, device: str) -> None:
+    """A run on another device draws the same noise, masks and batches, and can be interrupted there."""
+    here, there = trained(factory(1.0)), trained(factory(1.0), device=device)
+    assert there.ledger.entries == here.ledger.entries
+    torch.testing.assert_close(parameters(there), parameters(here), rtol=1e-3, atol=1e-4)
+    resumed = interrupted(factory(1.0), folder / "run", after=3, device=device)
+    torch.testing.assert_close(parameters(resumed), parameters(there), rtol=1e-5, atol=1e-6)
+
+
 def check_refusals(factory: Factory) -> None:
     """Without a noise multiplier nothing is released."""
-    with pytest.raises(ValueError, match="noise_multiplier .* must be set before it runs, got None; give one"):
+    with pytest.raises(ValueError, match=r"noise_multiplier .* must be set before it runs, got None; give one"):
         trained(factory(None))
     context = Context(step=0, steps=1, layout=LAYOUT, parameters=LAYOUT.read(network()))
-    with pytest.raises(ValueError, match="noise_multiplier .* must be set before it runs"):
+    with pytest.raises(ValueError, match=r"noise_multiplier .* must be set before it runs"):
         release(factory(None), torch.zeros(3, DIM), context, noise=seeded(0))

@@ -19,7 +19,7 @@ def by_hand(*, clip_norm, sigma, rate, steps, lr):
         for i in poisson(rate).indices(step, len(inputs), 3).tolist():
             model.zero_grad()
             nn.functional.cross_entropy(model(inputs[i : i + 1]), labels[i : i + 1]).backward()
-            gradient = nn.utils.parameters_to_vector([p.grad for p in model.parameters()])
+            gradient = nn.utils.parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None])
             total += gradient * min(1.0, clip_norm / float(gradient.norm()))
         total += sigma * clip_norm * torch.randn(duties.DIM, generator=noise)
         flat = nn.utils.parameters_to_vector(model.parameters()).detach()

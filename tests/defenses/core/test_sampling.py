@@ -95,7 +95,9 @@ def test_the_divisor_is_the_expected_batch_and_may_be_a_fraction():
     assert poisson(0.05).expected_batch(1437) == pytest.approx(71.85)
 
 
-@pytest.mark.parametrize(("rate", "steps"), [(0.1, 10), (70 / 700, 10), (1.0, 1), (0.3, 4), (256 / 60000, 235), (1 / 3, 3)])
+@pytest.mark.parametrize(
+    ("rate", "steps"), [(0.1, 10), (70 / 700, 10), (1.0, 1), (0.3, 4), (256 / 60000, 235), (1 / 3, 3)]
+)
 def test_an_epoch_has_as_many_steps_as_it_takes(rate, steps):
     assert poisson(rate).steps_per_epoch == steps
 

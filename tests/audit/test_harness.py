@@ -1,0 +1,364 @@
+"""Runs of small suites from end to end: what is written, what is not computed twice, and what survives a failure."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from audit import harness, suite
+from audit.cells import plan
+from audit.harness import pick_device
+from audit.outcome import Outcome
+from leaderboard.record import Record, RecordError, read, read_all
+from leaderboard.table import Board
+
+from .conftest import INVERSION, SHARE, SUITE
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+MEMBERSHIP = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
+LARGER = SUITE.replace("epochs = 1", "epochs = 3").replace("lr = 0.5", "lr = 1.0")
+WHOLE = LARGER.replace(MEMBERSHIP, f"{MEMBERSHIP}, {INVERSION}").replace("controls = false", "controls = true") + SHARE
+CELLS = 3 * 2 + 2 + 1 + 1 + 2  # both defenses trained, the negative control; shared: sgd, its control, dp_sgd twice
+SPY = '''
+from attacks.core import Access, MembershipScores, ModelAccess, attack
+
+@attack(access=Access.BLACK_BOX)
+def spy(target: ModelAccess, coins) -> MembershipScores:
+    """Does what the test asks for."""
+    {}
+'''
+BROKEN = SPY.format('raise RuntimeError("the spy\\nwas caught")')
+WORKING = SPY.format("return MembershipScores(ids=ids, scores=ids.double(), exact=False)").replace(
+    '"""Does what the test asks for."""', "ids = target.candidates.ids"
+)
+
+
+def load(folder: Path, text: str) -> suite.Suite:
+    path = folder / "toy.toml"
+    path.write_text(text, encoding="utf-8")
+    return suite.load(path)
+
+
+def run(text: str, folder: Path, **settings) -> list[Record]:
+    return harness.run(load(folder, text), folder, device=CPU, **{"jobs": 1} | settings)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> tuple[Path, list[Record]]:
+    folder = tmp_path_factory.mktemp("results")
+    return folder, run(WHOLE, folder)
+
+
+@pytest.fixture
+def copied(results, tmp_path) -> Path:
+    """The results in a folder of their own, times and all."""
+    return shutil.copytree(results[0], tmp_path / "copy")
+
+
+def timeless(record: Record) -> Record:
+    return dataclasses.replace(record, seconds=0.0)
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "records").iterdir()}
+
+
+def of(records: list[Record], defense: str, attack: str | None = None, control: str | None = None) -> Record:
+    (found,) = (
+        r
+        for r in records
+        if (r.defense.name, r.attack and r.attack.name, r.control) == (defense, attack, control)
+        and r.task.get("noise") != "calibrated"
+    )
+    return found
+
+
+def test_every_cell_has_a_valid_record_named_by_its_id(results):
+    folder, records = results
+    assert len(records) == CELLS and {r.status for r in records} == {"ok"}
+    assert [r.id for r in records] == [cell.id for cell in plan(load(folder, WHOLE)).cells]
+    assert {r.id: r for r in read_all(folder)} == {r.id: r for r in records}
+    names = {path.name for path in (folder / "records").iterdir()}
+    assert names == {f"{r.id}{kind}" for r in records for kind in (".json", ".parquet")}
+    for path in (folder / "records").glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(f"{name} in {path}"))
+    for record in records:
+        assert record.arrays == f"{record.id}.parquet" and record.seconds > 0
+        assert record.suite == "toy" and record.suite_digest == load(folder, WHOLE).digest
+        assert record.device.startswith("cpu") and record.versions["torch"] == version("torch")
+        assert (record.requires is None) == (record.kind == "utility")
+
+
+def test_what_lies_beside_a_record_gives_its_numbers_again(results):
+    folder, records = results
+    for record in records:
+        table = pd.read_parquet(folder / "records" / str(record.arrays))
+        if record.kind == "membership":
+            inside, outside = (table.score[table.member == member].to_numpy() for member in (True, False))
+            order = (inside[:, None] > outside) + 0.5 * (inside[:, None] == outside)
+            assert record.metrics["auc"].value == pytest.approx(order.mean(), abs=1e-12)
+            assert record.metrics["auc"].n == len(table) == 200 and table.id.is_unique
+        elif record.kind == "utility":
+            assert record.metrics["accuracy"].value == (table.label == table.predicted).mean()
+        else:
+            original, found = (np.stack(table[name].to_list()) for name in ("original", "reconstruction"))
+            assert record.metrics["mse"].value == pytest.approx(((original - found) ** 2).mean(), rel=1e-6)
+
+
+def test_the_positive_control_leaks_and_the_negative_one_does_not(results):
+    _, records = results
+    positive = of(records, "sgd", "likelihood_ratio", "positive").metrics["auc"]
+    assert positive.low is not None and positive.low > 0.7
+    for attack in ("likelihood_ratio", "loss_threshold"):
+        negative = of(records, "sgd", attack, "negative").metrics["auc"]
+        assert negative.low is not None and negative.low <= 0.5
+    verdicts = {c.name: c.ok for c in Board.from_records(records).controls if "membership" in c.name}
+    assert len(verdicts) == 2 and all(verdicts.values())
+
+
+def test_records_say_what_is_proved_and_where_the_noise_is_from(results):
+    _, records = results
+    for record in records:
+        silent = record.defense.name == "sgd" or record.task.get("noise") == "none"
+        assert record.claim is not None
+        assert record.noise == ("none" if silent else "seeded")
+        assert (record.noise_multiplier == 0) == silent
+        if silent:
+            assert record.claim.epsilon is None and record.claim.reason
+        else:
+            assert record.claim.epsilon == pytest.approx(3, rel=0.01) and record.claim.epsilon <= 3
+            assert record.claim.relation == "add_remove" and record.claim.sampling == "poisson"
+
+
+def test_several_processes_give_the_same_records(tmp_path):
+    text = WHOLE.replace("epsilon", "noise_multiplier").replace("controls = true", "controls = false")
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    records, said = run(text, one, jobs=1), []
+    again = run(text, two, jobs=2, report=lambda *line: said.append(line))
+    assert [timeless(r) for r in again] == [timeless(r) for r in records]
+    for record in records:
+        first, second = (pd.read_parquet(at / "records" / str(record.arrays)) for at in (one, two))
+        pd.testing.assert_frame_equal(first, second, check_exact=True)
+    assert said[0] == (0, 9, "starting") and said[-1][:2] == (9, 9)
+
+
+def test_a_second_run_computes_nothing(copied, monkeypatch):
+    monkeypatch.setattr(harness, "run_job", lambda *_: pytest.fail("computed again"))
+    before, said = files(copied), []
+    again = run(WHOLE, copied, report=lambda *line: said.append(line))
+    assert files(copied) == before
+    assert said == [(CELLS, CELLS, f"{CELLS} of {CELLS} cells are there already")]
+    assert len(again) == CELLS
+
+
+def test_only_a_deleted_record_is_computed_again_and_is_the_same(results, copied):
+    _, records = results
+    lost = of(records, "dp_sgd", "loss_threshold")
+    before = files(copied)
+    for kind in (".json", ".parquet"):
+        (copied / "records" / f"{lost.id}{kind}").unlink()
+    again = run(WHOLE, copied)
+    after = files(copied)
+    assert timeless(of(again, "dp_sgd", "loss_threshold")) == timeless(lost)
+    assert after.keys() == before.keys()
+    assert {name for name in before if before[name] != after[name]} <= {f"{lost.id}.json", f"{lost.id}.parquet"}
+
+
+def test_another_attack_in_a_suite_changes_no_other_number(results, tmp_path):
+    _, records = results
+    text = LARGER.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace('{ name = "sgd" }, ', "")
+    alone = run(text, tmp_path)
+    assert [r.id for r in alone] == [of(records, "dp_sgd").id, of(records, "dp_sgd", "loss_threshold").id]
+    for record in alone:
+        (same,) = (r for r in records if r.id == record.id)
+        assert (record.metrics, record.task) == (same.metrics, same.task)
+
+
+def test_a_torn_record_stops_the_run_and_nothing_is_overwritten(results, copied, monkeypatch):
+    torn = copied / "records" / f"{results[1][3].id}.json"
+    torn.write_text(torn.read_text(encoding="utf-8")[:200], encoding="utf-8")
+    (copied / "records" / f"{results[1][0].id}.json").unlink()  # something to compute
+    before = files(copied)
+    monkeypatch.setattr(harness, "run_job", lambda *_: pytest.fail("computed"))
+    with pytest.raises(RecordError, match=rf"bad record .*{torn.name}: not a whole JSON document .*; delete it") as e:
+        run(WHOLE, copied)
+    assert "\n" not in str(e.value)
+    assert files(copied) == before
+
+
+def test_defenses_that_prove_nothing_have_no_epsilon_and_say_why(tmp_path):
+    names = ("clipped_sgd", "noisy_sgd")
+    listed = ", ".join(f'{{ name = "{name}" }}' for name in names)
+    text = SUITE.replace('{ name = "sgd" }, { name = "dp_sgd" }', listed).replace(MEMBERSHIP, "")
+    clipped, noisy = run(text, tmp_path)
+    assert clipped.claim and noisy.claim
+    assert clipped.claim.epsilon is None and clipped.claim.reason == "no noise is added"
+    assert noisy.claim.epsilon is None and "not bounded" in str(noisy.claim.reason)
+    assert (clipped.noise, noisy.noise) == ("none", "seeded")
+    assert (clipped.flags, noisy.flags) == ((), ("noise_matched",))
+
+
+def test_secure_noise_is_recorded_and_kept_apart(tmp_path):
+    text = SUITE.replace(MEMBERSHIP, "").replace("epsilon", "noise_multiplier")
+    seeded, secure = (run(text, tmp_path, secure_noise=choice) for choice in (False, True))
+    assert [r.noise for r in seeded] == ["none", "seeded"]
+    assert [r.noise for r in secure] == ["none", "secure"]
+    assert len(read_all(tmp_path)) == 4
+    assert of(seeded, "dp_sgd").metrics != of(secure, "dp_sgd").metrics
+
+
+def test_a_failing_cell_is_a_record_the_others_go_on_and_it_is_tried_again(tmp_path, site):
+    site.add("attacks", "spy", BROKEN)
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }, { name = "loss_threshold" }')
+    records = run(text, tmp_path)
+    assert [r.status for r in records] == ["ok", "failed", "ok"] * 2
+    failed = of(records, "dp_sgd", "spy")
+    assert failed.reason is not None
+    assert failed.reason.startswith("RuntimeError: the spy was caught (borrowed_spy.py, line ")
+    assert failed.metrics == {} and failed.arrays is None
+    assert [r for r in read_all(tmp_path) if r.status == "failed"]
+    (site.folder / "borrowed_spy.py").write_text(WORKING, encoding="utf-8")
+    del sys.modules["borrowed_spy"]
+    shutil.rmtree(site.folder / "__pycache__", ignore_errors=True)  # the two sources may be of one second and size
+    before = files(tmp_path)
+    again = run(text, tmp_path)
+    assert [r.status for r in again] == ["ok"] * 6
+    changed = {name for name, content in files(tmp_path).items() if before.get(name) != content}
+    spied = {r.id for r in again if r.attack and r.attack.name == "spy"}
+    assert changed == {f"{id}{kind}" for id in spied for kind in (".json", ".parquet")}
+
+
+def test_fail_fast_stops_after_the_first_job_that_fails(tmp_path, site):
+    site.add("attacks", "spy", BROKEN)
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }')
+    records = run(text, tmp_path, fail_fast=True)
+    assert [(r.defense.name, r.status) for r in records] == [("sgd", "ok"), ("sgd", "failed")]
+    assert len(read_all(tmp_path)) == 2
+
+
+def test_a_skipped_cell_is_recorded_and_run_once_it_can_be(tmp_path, site):
+    site.add("attacks", "spy", WORKING.replace("BLACK_BOX)", "BLACK_BOX, knows=Knows.LABELS)").replace(
+        "import Access", "import Access, Knows"
+    ))  # fmt: skip
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }').replace('{ name = "sgd" }, ', "")
+    skipped = of(run(text, tmp_path), "dp_sgd", "spy")
+    assert skipped.status == "skipped" and "LABELS" in str(skipped.reason) and skipped.seconds == 0
+    before = files(tmp_path)
+    run(text, tmp_path)
+    assert files(tmp_path) == before
+    (site.folder / "borrowed_spy.py").write_text(WORKING, encoding="utf-8")
+    del sys.modules["borrowed_spy"]
+    assert of(run(text, tmp_path), "dp_sgd", "spy").status == "ok"
+
+
+def test_what_no_record_can_hold_is_a_failed_cell(tmp_path, monkeypatch):
+    def compute(cells, device):
+        for cell in cells:
+            yield cell, Outcome(task={"set": {1, 2}}, arrays={"id": [1]})
+
+    monkeypatch.setattr(harness, "compute", compute)
+    records = run(SUITE, tmp_path)
+    assert {r.status for r in records} == {"failed"}
+    assert "task.set must be plain JSON" in str(records[0].reason)
+    assert not list((tmp_path / "records").glob("*.parquet"))
+
+
+def test_threads_of_the_caller_are_given_back(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run(SUITE.replace(MEMBERSHIP, "").replace('{ name = "dp_sgd" }', ""), tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_device_that_is_not_here_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == CPU
+    with pytest.raises(ValueError, match="got cuda, and torch finds none; take cpu"):
+        pick_device("cuda")
+    with pytest.raises(ValueError, match="device must be auto, cpu or cuda, got 'gpu'"):
+        pick_device("gpu")
+
+
+@pytest.mark.gpu
+def test_a_run_on_the_gpu_has_the_same_cells(tmp_path, results):
+    records = harness.run(load(tmp_path, WHOLE), tmp_path, device=pick_device("cuda"))
+    assert [r.id for r in records] == [r.id for r in results[1]]
+    assert {r.status for r in records} == {"ok"}
+
+
+COMMAND = [sys.executable, "-c", "from audit.cli import main\nif __name__ == '__main__':\n    main()"]
+
+
+def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
+    """The real command, in a group of its own."""
+    load(folder, text)
+    return subprocess.Popen(
+        [*COMMAND, "run", str(folder / "toy.toml"), "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *environment.values()])},
+        start_new_session=True,
+    )
+
+
+def first_record(folder: Path, process: subprocess.Popen) -> None:
+    limit = time.monotonic() + 120
+    while not list(folder.glob("records/*.json")):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def nobody_is_left(group: int) -> bool:
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
+def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
+    seeds = ", ".join(map(str, range(100)))  # far more than there is time for
+    text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
+    process = start(text, tmp_path, "--jobs", jobs)
+    first_record(tmp_path, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
+    assert "Traceback" not in err
+    assert 1 <= len(read_all(tmp_path)) < 600  # every one of them is whole
+    assert not [path for path in (tmp_path / "records").iterdir() if path.name.startswith(".")]
+    assert nobody_is_left(process.pid)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path, site):
+    site.add("attacks", "spy", SPY.format("import os; os._exit(3)"))
+    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }, { name = "spy" }')
+    process = start(text, tmp_path, "--jobs", "2", site=str(site.folder))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Traceback" not in err and "a process died" in err.splitlines()[-1] and "--jobs 1" in err
+    assert {r.status for r in read_all(tmp_path)} == {"ok"}
+    assert read(next((tmp_path / "records").glob("*.json")))

@@ -1,0 +1,401 @@
+"""What an attacker is given is what the engine released, whatever the plan, and nothing of the truth besides."""
+
+import copy
+import gc
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.core import Examples, Knows, Observation, Requirements
+from attacks.core.requires import Access
+from attacks.likelihood_ratio import likelihood_ratio
+from audit import catalog
+from audit.observe import GroundTruth, Observed, RunView, World, model_access, observe, observe_run
+from defenses.core import (
+    Block,
+    Defense,
+    Everything,
+    GradientDifference,
+    Layout,
+    NormWithin,
+    Offset,
+    Stateless,
+    StepPlan,
+    Subspace,
+    clip,
+    cross_entropy,
+    poisson,
+    seeded,
+    train,
+)
+
+_DRAW = torch.Generator().manual_seed(0)
+PEOPLE = Examples(
+    ids=torch.arange(100, 130),
+    inputs=torch.randn(30, 6, generator=_DRAW),
+    labels=torch.randint(0, 3, (30,), generator=_DRAW),
+)
+MEMBERS, OUTSIDERS = range(20), range(20, 30)
+WORLD = World(input_shape=(6,), classes=3, low=-5.0, high=5.0)
+SAMPLING = poisson(0.4)
+STEPS = 4
+SEEDS = 12
+# Values under which four steps show more of a method than its defaults do, by the setting's name.
+SMALL = {"clip_norm": 0.5, "switch_step": 3, "final_sparsity": 0.5, "share": 0.3}
+
+
+def some(positions) -> Examples:
+    at = torch.tensor(list(positions))
+    return Examples(ids=PEOPLE.ids[at], inputs=PEOPLE.inputs[at], labels=PEOPLE.labels[at])
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+class Difference:
+    """In the manner of DIFF2: releases how much each gradient changed since the last parameters."""
+
+    def start(self, context):
+        return None
+
+    def plan(self, state, context):
+        if state is None:
+            return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
+        earlier, estimate = state
+        block = Block(codec=Everything(context.dim), bound=clip(0.3), query=GradientDifference(earlier))
+        return state, StepPlan(block, post=Offset(estimate))
+
+    def observe(self, state, context, noisy, update):
+        return context.parameters.clone(), update.clone()
+
+
+class Counted(Stateless):
+    """In the manner of adaptive clipping: counts the norms within the bound, beside the update."""
+
+    def plan(self, context):
+        return StepPlan(
+            Block(codec=Everything(context.dim), bound=clip(0.7), share=0.9),
+            Block(codec=Everything(1), bound=clip(0.5), share=0.1, query=NormWithin(0.7), updates=False),
+        )
+
+
+class Projected(Stateless):
+    """Five random directions that everybody knows, drawn anew in every step."""
+
+    def plan(self, context):
+        drawn = torch.randn(context.dim, 5, generator=context.coins(context.step))
+        return StepPlan(Block(codec=Subspace.of(torch.linalg.qr(drawn).Q), bound=clip(0.5)))
+
+
+def defense(name: str, sigma: float) -> Defense:
+    if name in OWN:
+        return Defense(OWN[name](), noise_multiplier=sigma)
+    settings = {key: value for key, value in SMALL.items() if key in catalog.settings("defenses", name)}
+    return catalog.defense(name, settings, noise_multiplier=sigma)
+
+
+OWN = {"difference": Difference, "counted": Counted, "projected": Projected}
+ALL = [*catalog.names("defenses"), *OWN]
+NOISY = [name for name in ALL if defense(name, 1.0).noise_multiplier]
+each = pytest.mark.parametrize("name", ALL)
+each_with_noise = pytest.mark.parametrize("name", NOISY)
+
+
+class Overheard:
+    """A source of noise that keeps what it gave out."""
+
+    kind = "seeded"
+
+    def __init__(self, seed: int) -> None:
+        self.source, self.draws = seeded(seed), []
+
+    def normal(self, size: int, like: Tensor) -> Tensor:
+        self.draws.append(self.source.normal(size, like))
+        return self.draws[-1]
+
+    def state(self) -> Tensor | None:
+        return self.source.state()
+
+    def load(self, state: Tensor | None) -> None:
+        self.source.load(state)
+
+
+def trained(name: str, sigma: float, *, noise=None):
+    private = some(MEMBERS)
+    return train(
+        network(),
+        (private.inputs, private.labels),
+        defense(name, sigma),
+        sampling=SAMPLING,
+        steps=STEPS,
+        lr=0.5,
+        public=(PEOPLE.inputs[20:], PEOPLE.labels[20:]),
+        noise=noise or seeded(1),
+        seed=2,
+        sampler_key=3,
+        observer="updates",
+    )
+
+
+def view_of(run, candidates=PEOPLE, **changes) -> RunView:
+    view = RunView(run, WORLD, candidates, some(MEMBERS), SAMPLING)
+    return replace(view, **changes)
+
+
+def batch_of(step: int) -> list[int]:
+    return SAMPLING.indices(step, len(MEMBERS), 3).tolist()
+
+
+def norms(step, clean: Observation) -> Tensor:
+    """Which block each released value belongs to, as the standard deviation that its plan asks for."""
+    parts = [torch.full((b.codec.size,), step.noise_multiplier * b.bound.norm / b.share**0.5) for b in step.plan.blocks]
+    return torch.cat(parts)
+
+
+@each
+def test_without_noise_simulate_is_what_the_engine_released(name):
+    run = trained(name, 0.0)
+    for at, seen in enumerate(view_of(run)):
+        batch = some(batch_of(at))
+        assert 0 < len(batch) < len(MEMBERS)
+        torch.testing.assert_close(seen.simulate(batch.inputs, batch.labels), seen.released, rtol=1e-4, atol=1e-6)
+        own = seen.contributions(batch.inputs, batch.labels)
+        torch.testing.assert_close(own.sum(0) / seen.divisor, seen.released, rtol=1e-4, atol=1e-6)
+        assert own.shape == (len(batch), len(seen.released)) and not own.requires_grad
+        assert seen.divisor == 8.0 and seen.step == at
+        assert seen.noise_std is not None and not seen.noise_std.any()
+        torch.testing.assert_close(seen.residual(torch.zeros_like(seen.released)), seen.released, rtol=1e-4, atol=1e-6)
+
+
+def test_two_part_and_masked_releases_have_their_own_lengths():
+    dim = Layout.of(network()).dim
+    assert [len(seen.released) for seen in view_of(trained("dpdr", 1.0))] == [dim, dim + 2, dim + 2, dim]
+    kept = [len(seen.released) for seen in view_of(trained("random_sparsification", 1.0))]
+    assert kept[0] == dim and kept[-1] < dim
+    assert [len(seen.released) for seen in view_of(trained("projected", 1.0))] == [5] * STEPS
+    assert [len(seen.released) for seen in view_of(trained("counted", 1.0))] == [dim + 1] * STEPS
+
+
+@each
+def test_simulate_is_differentiable_in_inputs_and_in_label_probabilities(name):
+    seen = view_of(trained(name, 0.0)).at(2, sample_rate=1.0)
+    for size in (1, 3):
+        inputs = some(range(size)).inputs.clone().requires_grad_()
+        logits = torch.zeros(size, 3).requires_grad_()
+        predicted = seen.simulate(inputs, logits.softmax(dim=1))
+        found = torch.autograd.grad(predicted.square().sum(), [inputs, logits])
+        assert all(gradient.isfinite().all() and gradient.any() for gradient in found)
+
+
+@each
+def test_class_numbers_are_probabilities_of_one(name):
+    seen = view_of(trained(name, 0.0)).at(2, sample_rate=1.0)
+    batch = some(range(5))
+    sharp = nn.functional.one_hot(batch.labels, 3).float()
+    torch.testing.assert_close(seen.simulate(batch.inputs, sharp), seen.simulate(batch.inputs, batch.labels))
+
+
+@each
+def test_residual_is_affine_and_zero_at_what_was_released(name):
+    for seen in view_of(trained(name, 1.0)):
+        a, b = torch.randn(2, len(seen.released), generator=torch.Generator().manual_seed(5))
+        mixed = 0.3 * seen.residual(a) + 0.7 * seen.residual(b)
+        torch.testing.assert_close(seen.residual(0.3 * a + 0.7 * b), mixed, rtol=1e-4, atol=1e-4)
+        assert not seen.residual(seen.released).any()
+
+
+@each_with_noise
+def test_residual_has_unit_variance_where_data_could_show_and_nothing_elsewhere(name):
+    squares, degrees = 0.0, 0
+    for seed in range(SEEDS):
+        run = trained(name, 1.7, noise=seeded(seed))
+        for at, seen in enumerate(view_of(run)):
+            batch = some(batch_of(at))
+            left = seen.residual(seen.simulate(batch.inputs, batch.labels))
+            if seed == 0:
+                units = torch.eye(len(seen.released))
+                linear = torch.stack([seen.residual(torch.zeros_like(seen.released)) - seen.residual(u) for u in units])
+                degrees += int(torch.linalg.matrix_rank(linear, rtol=1e-3))
+            squares += float(left.square().sum())
+    # Chi-squared: five standard deviations. A scale of 2/3 or 3/2 would be at 0.44 or 2.25.
+    count = SEEDS * degrees
+    assert abs(squares / count - 1) < 5 * (2 / count) ** 0.5 < 0.5
+
+
+@each
+def test_the_deviation_of_the_noise_is_that_of_the_plan(name):
+    run = trained(name, 2.0)
+    sigma = defense(name, 2.0).noise_multiplier
+    for step, seen in zip(run.transcript.steps, view_of(run), strict=True):
+        assert step.noise_multiplier == sigma and seen.noise_std is not None
+        torch.testing.assert_close(seen.noise_std, norms(step, seen))
+
+
+@each
+def test_logits_are_those_of_the_model_at_that_step(name):
+    run = trained(name, 1.0)
+    layout = run.transcript.layout
+    for step, seen in zip(run.transcript.steps, view_of(run), strict=True):
+        there = network()
+        with torch.no_grad():
+            for parameter, value in zip(there.parameters(), layout.unflatten(step.parameters).values(), strict=True):
+                parameter.copy_(value)
+        torch.testing.assert_close(seen.logits(PEOPLE.inputs), there(PEOPLE.inputs))
+    first, *_, last = view_of(run)
+    assert not torch.allclose(first.logits(PEOPLE.inputs), last.logits(PEOPLE.inputs))
+
+
+def test_contributions_of_the_same_inputs_under_other_labels_are_others():
+    seen = view_of(trained("dp_sgd", 1.0)).at(0, sample_rate=1.0)
+    batch = some(range(4))
+    first = seen.contributions(batch.inputs, batch.labels).clone()
+    other = seen.contributions(batch.inputs, (batch.labels + 1) % 3)
+    assert not torch.allclose(first, other)
+    torch.testing.assert_close(seen.contributions(batch.inputs, batch.labels), first)
+
+
+@each
+def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_contribution(name):
+    """Against the noise as it was drawn, and against leaving each candidate out by brute force."""
+    noise = Overheard(1)
+    run = trained(name, 1.0, noise=noise)
+    for at, seen in enumerate(view_of(run)):
+        assert seen.others_removed is not None and seen.noise_std is not None
+        took_part = batch_of(at)
+        assert took_part and set(took_part) != set(MEMBERS)
+        remainder = seen.others_removed()
+        drawn = noise.draws[at] * seen.noise_std if noise.draws else torch.zeros(len(seen.released))
+        own = seen.contributions(PEOPLE.inputs, PEOPLE.labels)
+        for z in range(len(PEOPLE)):
+            expected = drawn + own[z] if z in took_part else drawn
+            torch.testing.assert_close(remainder[z], expected, rtol=1e-4, atol=1e-5)
+            others = some(i for i in took_part if i != z)
+            left_out = seen.released * seen.divisor - seen.simulate(others.inputs, others.labels) * seen.divisor
+            torch.testing.assert_close(remainder[z], left_out, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_nobody_joined_leaves_its_noise():
+    rare = poisson(1e-6)
+    private = some(MEMBERS)
+    noise = Overheard(4)
+    run = train(
+        network(),
+        (private.inputs, private.labels),
+        defense("dp_sgd", 1.0),
+        sampling=rare,
+        steps=1,
+        noise=noise,
+        seed=0,
+        sampler_key=0,
+        observer="updates",
+    )
+    (seen,) = view_of(run, sampling=rare)
+    assert seen.others_removed is not None
+    torch.testing.assert_close(seen.others_removed(), (0.5 * noise.draws[0]).expand(len(PEOPLE), -1))
+
+
+def test_who_is_asked_about_changes_nothing_for_the_others():
+    run = trained("dpdr", 1.0)
+    few = some([3, 25, 7])
+    everyone = view_of(run).at(2, sample_rate=1.0).others_removed
+    asked = view_of(run, few).at(2, sample_rate=1.0).others_removed
+    assert everyone is not None and asked is not None
+    torch.testing.assert_close(asked(), everyone()[[3, 25, 7]])
+
+
+def test_an_attacker_that_is_not_informed_gets_no_remainder():
+    view = view_of(trained("dp_sgd", 1.0), informed=False)
+    assert all(seen.others_removed is None for seen in view)
+    assert "OTHERS" in (likelihood_ratio.check(observe_run(view)) or "")
+
+
+def test_the_steps_of_a_run_can_be_read_again_and_know_their_rate():
+    view = view_of(trained("dp_sgd", 1.0))
+    assert len(view) == len(list(view)) == len(list(view)) == STEPS
+    assert {seen.sample_rate for seen in view} == {0.4}
+    assert view.at(1, sample_rate=1.0).sample_rate == 1.0
+    seen = observe_run(view)
+    torch.testing.assert_close(likelihood_ratio(seen).scores, likelihood_ratio(seen).scores)
+
+
+def test_a_run_that_kept_no_releases_is_refused():
+    run = trained("dp_sgd", 1.0)
+    bare = replace(run.transcript.steps[0], plan=None, noisy=None)
+    with pytest.raises(ValueError, match="step 0 must have its releases, got none; train with observer='updates'"):
+        Observed(bare, run.model, run.transcript.layout, cross_entropy)
+
+
+def reachable(start: object) -> list[Tensor]:
+    """Every tensor that one gets to from an object, by attributes, closures and containers."""
+    seen, todo, found = set(), [start], []
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, types.ModuleType | type):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, types.FunctionType):
+            todo += [cell.cell_contents for cell in one.__closure__ or ()] + [one.__defaults__, one.__kwdefaults__]
+        else:
+            todo += gc.get_referents(one)
+    return found
+
+
+def holds(start: object, rows: Tensor) -> bool:
+    """Whether a row of inputs can be reached."""
+    return any(
+        tensor.shape[-1:] == rows.shape[-1:] and (tensor.reshape(-1, 1, rows.shape[-1]) == rows).all(2).any()
+        for tensor in reachable(start)
+    )
+
+
+def test_an_observation_holds_no_private_input_and_nothing_of_membership():
+    run = trained("dpdr", 1.0)
+    step = run.transcript.steps[1]
+    public = some(OUTSIDERS)
+    seen = observe(step, run.model, run.transcript.layout, replace(WORLD, population=public), candidates=public)
+    private = some(MEMBERS)
+    assert holds(seen, public.inputs)  # the search finds what is there
+    assert not holds(seen, private.inputs)
+    whole = [tensor for tensor in reachable(seen) if tensor.dtype in (torch.bool, torch.int64)]
+    assert not any(torch.equal(tensor, torch.tensor(batch_of(1))) for tensor in whole)
+    assert not any(tensor.dtype is torch.bool for tensor in whole)
+
+
+def test_what_an_attack_without_the_informed_adversarys_knowledge_gets_leads_to_no_private_input():
+    from attacks.core.narrow import narrow
+
+    run = trained("dp_sgd", 1.0)
+    view = view_of(run, some(OUTSIDERS))
+    seen = view.at(1, sample_rate=1.0)
+    narrowed = narrow(seen, Requirements(access=Access.UPDATE, knows=Knows.DEFENSE))
+    assert holds(seen, some(MEMBERS).inputs)  # by others_removed, which is withheld
+    assert not holds(narrowed, some(MEMBERS).inputs)
+
+
+def test_a_white_box_is_a_copy_and_a_black_box_has_no_parameters():
+    run = trained("sgd", 0.0)
+    view = view_of(run)
+    before = copy.deepcopy(run.model.state_dict())
+    assert model_access(run.model, view).parameters is None
+    box = model_access(run.model, view, white_box=True)
+    assert box.parameters is not None
+    for parameter in box.parameters.values():
+        parameter.zero_()
+    for name, value in run.model.state_dict().items():
+        torch.testing.assert_close(value, before[name])
+    torch.testing.assert_close(box.logits(PEOPLE.inputs), run.model(PEOPLE.inputs).detach())
+
+
+def test_the_truth_is_about_membership_or_about_reconstruction():
+    truth = GroundTruth(members=torch.tensor([3, 5]))
+    assert truth.membership(torch.tensor([5, 4, 3])).tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="about reconstruction, it has no members"):
+        GroundTruth(inputs=torch.zeros(1, 2), labels=torch.zeros(1, dtype=torch.int64)).membership(torch.tensor([1]))

@@ -1,0 +1,175 @@
+"""One training run and what its cells ask of it: who is a candidate, what is claimed, what flags say."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attacks.core import MembershipScores
+from audit import trained
+from audit.cells import plan
+from audit.compute import compute
+from audit.outcome import Outcome
+from audit.trained import TrainedModel, membership_flags
+from benchmarks import data
+from defenses.core import poisson, predict
+from defenses.dp_sgd import dp_sgd
+
+from .conftest import SUITE
+
+CPU = torch.device("cpu")
+ATTACKS = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }, { name = "one_step_likelihood_ratio" }'
+CONTROLLED = SUITE.replace("controls = false", "controls = true").replace(
+    '{ name = "likelihood_ratio" }, { name = "loss_threshold" }', ATTACKS
+)
+
+
+def outcomes(suite, defense: str = "dp_sgd", control: str | None = None) -> dict[str | None, Outcome]:
+    """Outcomes of one training by attack; None for utility."""
+    (job,) = (
+        job
+        for job in plan(suite).jobs
+        if (job.cells[0].request["defense"]["name"], job.cells[0].request["control"]) == (defense, control)
+    )
+    done = compute(job.cells, CPU)
+    return {cell.request["attack"] and cell.request["attack"]["name"]: outcome for cell, outcome in done}
+
+
+@pytest.fixture
+def private(suite_of):
+    return outcomes(suite_of(CONTROLLED))
+
+
+def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defenses(suite_of, private):
+    splits = data.load("digits", seed=0)
+    ids = private["likelihood_ratio"].arrays["id"]
+    assert len(ids) == 200 and not private["likelihood_ratio"].error
+    inside = torch.isin(torch.tensor(ids), splits.private.ids)
+    assert inside.sum() == 100
+    assert (private["likelihood_ratio"].arrays["member"] == inside.numpy()).all()
+    other = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    for attack in ("likelihood_ratio", "loss_threshold"):
+        assert (private[attack].arrays["id"] == other[attack].arrays["id"]).all()
+
+
+def test_one_update_is_judged_by_who_took_part_in_it(private):
+    outcome = private["one_step_likelihood_ratio"]
+    splits = data.load("digits", seed=0)
+    members = torch.tensor(outcome.arrays["id"])[torch.tensor(outcome.arrays["member"])]
+    assert 40 < len(members) < 100 and torch.isin(members, splits.private.ids).all()  # 70 expected
+    others = torch.tensor(outcome.arrays["id"])[~torch.tensor(outcome.arrays["member"])]
+    assert torch.equal(others.sort().values, splits.non_member.ids.sort().values)
+
+
+@pytest.mark.parametrize("attack", ["likelihood_ratio", "loss_threshold", "one_step_likelihood_ratio"])
+def test_a_model_that_never_saw_the_members_is_measured_and_does_not_leak(suite_of, attack):
+    outcome = outcomes(suite_of(CONTROLLED), "sgd", "negative")[attack]
+    auc = outcome.metrics["auc"]
+    assert auc.value is not None and auc.low is not None and auc.low <= 0.5 <= (auc.high or 0)
+    assert outcome.task["trained_on"] == 397 and outcome.task["private"] == 700
+    assert outcome.arrays["member"].sum() > 40
+
+
+def test_sgd_leaks_through_its_updates_and_says_that_it_is_a_decision(suite_of):
+    found = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    # A member that Poisson sampling passed over in every step of the epoch cannot show.
+    assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(1 - 0.9**10 / 2, abs=0.08)
+    assert found["one_step_likelihood_ratio"].metrics["auc"].value == 1.0
+    assert found["likelihood_ratio"].flags == ["deterministic"]
+    assert found[None].flags == []
+    assert found[None].claim is not None
+    assert (found[None].claim["epsilon"], found[None].noise) == (None, "none")
+    assert found[None].claim["reason"]
+
+
+def test_the_claim_is_the_budget_and_says_what_it_allows(private):
+    for outcome in private.values():
+        assert outcome.claim is not None
+        assert outcome.claim["epsilon"] == pytest.approx(3, rel=0.01) and outcome.claim["epsilon"] <= 3
+        assert outcome.noise == "seeded" and outcome.noise_multiplier == private[None].noise_multiplier
+        assert outcome.flags == []
+    detail = private["likelihood_ratio"].metrics["auc"].detail
+    assert 0.85 < detail["largest_under_claim"] < 1
+    assert 0.01 < private["likelihood_ratio"].metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] < 1
+
+
+def test_what_was_resolved_is_told(private):
+    assert private[None].task == {
+        "digest": data.load("digits", seed=0).digest,
+        "private": 700,
+        "trained_on": 700,
+        "non_member": 700,
+        "public_in_distribution": True,
+        "steps": 10,
+        "sample_rate": 0.1,
+        "parameters": 64 * 8 + 8 + 8 * 10 + 10,
+    }
+    assert private[None].engine == "torch.func"
+
+
+def test_a_cell_is_the_same_alone_and_after_others(suite_of, private):
+    alone = outcomes(suite_of(CONTROLLED.replace(ATTACKS, '{ name = "loss_threshold" }')))["loss_threshold"]
+    assert alone.metrics == private["loss_threshold"].metrics
+    assert (alone.arrays["score"] == private["loss_threshold"].arrays["score"]).all()
+
+
+def test_fewer_private_examples_are_fewer_members(suite_of):
+    text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
+    found = outcomes(suite_of(text))
+    assert found[None].task["trained_on"] == 80 and found[None].task["sample_rate"] == 0.5
+    assert len(found["likelihood_ratio"].arrays["id"]) == 160
+    negative = outcomes(suite_of(text), "sgd", "negative")["one_step_likelihood_ratio"]
+    assert 0 < negative.arrays["member"].sum() <= 80 and not negative.error
+
+
+def test_a_training_that_diverged_is_flagged_and_its_attacks_fail_by_themselves(suite_of, monkeypatch):
+    real = trained.train
+
+    def diverging(*arguments, **settings):
+        run = real(*arguments, **settings)
+        with torch.no_grad():
+            next(run.model.parameters()).fill_(math.nan)
+        return run
+
+    monkeypatch.setattr(trained, "train", diverging)
+    found = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    assert found[None].flags == ["diverged"]
+    assert found[None].metrics["accuracy"].value == 0 and found[None].metrics["loss"].value is None
+    assert found["likelihood_ratio"].flags == ["deterministic", "diverged"]  # the updates are what they were
+    assert found["loss_threshold"].error.startswith("ValueError: scores must be finite")
+
+
+def test_a_run_that_spent_more_than_its_budget_violates_its_claim(suite_of, monkeypatch):
+    real = trained.defend
+
+    def sloppy(request, examples):
+        made, matched = real(request, examples)
+        return made.with_noise(made.calibrated_multiplier / 2), matched
+
+    monkeypatch.setattr(trained, "defend", sloppy)
+    found = outcomes(suite_of(CONTROLLED))
+    assert all(outcome.flags == ["claim_violated"] for outcome in found.values())
+
+
+def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
+    text = CONTROLLED.replace('"dp_sgd"', '"noisy_sgd"')
+    found = outcomes(suite_of(text), "noisy_sgd")
+    assert found[None].flags == ["noise_matched"] and found[None].noise == "seeded"
+    assert found[None].claim is not None and found[None].claim["epsilon"] is None
+    assert "not bounded" in found[None].claim["reason"]
+
+
+def test_a_decision_without_noise_refutes_a_finite_epsilon_only():
+    scores = MembershipScores(ids=torch.tensor([1]), scores=torch.zeros(1).double(), exact=True)
+    claim = predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=2).claim(1e-5)
+    unproved = replace(claim, epsilon=math.inf, epsilon_rdp=math.inf, reason="none")
+    assert membership_flags(scores, claim) == membership_flags(scores, unproved) == []
+    decided = replace(scores, deterministic=True)
+    assert membership_flags(decided, claim) == ["deterministic", "claim_violated"]
+    assert membership_flags(decided, unproved) == ["deterministic"]
+
+
+def test_nothing_is_trained_before_a_cell_asks(suite_of, monkeypatch):
+    monkeypatch.setattr(trained, "train", lambda *_, **__: pytest.fail("trained"))
+    TrainedModel(plan(suite_of(SUITE)).jobs[0].cells[0], CPU)

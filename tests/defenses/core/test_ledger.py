@@ -1,0 +1,248 @@
+"""What is charged, to which relation, and the way back from an epsilon to the noise."""
+
+import math
+
+import pytest
+import torch
+
+from defenses.clipped_sgd import clipped_sgd
+from defenses.core import (
+    Block,
+    Defense,
+    Everything,
+    Ledger,
+    Stateless,
+    StepPlan,
+    calibrate,
+    clip,
+    fixed,
+    full,
+    partition,
+    poisson,
+    predict,
+    shuffle,
+    unbounded,
+)
+from defenses.core.accounting import Gaussian, epsilon
+from defenses.dp_sgd import dp_sgd
+from defenses.dpdr import dpdr
+from defenses.noisy_sgd import noisy_sgd
+from defenses.random_sparsification import random_sparsification
+from defenses.sgd import sgd
+
+DELTA = 1e-5
+PLAN = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+LOOSE = StepPlan(Block(codec=Everything(4), bound=unbounded()))
+
+
+def filled(sampling, steps, sigma=1.54):
+    ledger = Ledger(sampling)
+    for step in range(steps):
+        ledger.record(PLAN, sigma, step=step)
+    return ledger
+
+
+def test_the_headline_run_costs_what_it_should_under_every_sampler():
+    claims = {s.kind: predict(dp_sgd(noise_multiplier=1.54), sampling=s, steps=2000).claim(DELTA) for s in SAMPLERS}
+    assert claims["poisson"].epsilon == pytest.approx(2.75, abs=0.006)
+    assert claims["poisson"].epsilon_rdp == pytest.approx(3.00, abs=0.006)
+    for kind in ("partition", "shuffle"):
+        assert claims[kind].epsilon == pytest.approx(25.3, abs=0.05)
+        assert claims[kind].relation == "zero_out"
+    for kind in ("partition", "shuffle"):
+        assert claims[kind].as_if_poisson == claims["poisson"].epsilon
+    assert claims["poisson"].as_if_poisson is None
+    assert claims["poisson"].relation == "add_remove"
+    assert claims["poisson"].unit == "example"
+    assert claims["poisson"].sample_rate == 0.02
+
+
+SAMPLERS = (poisson(0.02), partition(0.02), shuffle(0.02))
+
+
+def test_subsets_of_fixed_size_are_charged_like_full_batches():
+    few = predict(dp_sgd(noise_multiplier=20.0), sampling=fixed(0.02), steps=100).claim(DELTA)
+    everybody = predict(dp_sgd(noise_multiplier=20.0), sampling=full(), steps=100).claim(DELTA)
+    assert few.epsilon == everybody.epsilon == epsilon([Gaussian(1.0, 2.0, 1)], DELTA).value
+    assert (few.relation, everybody.relation) == ("zero_out", "add_remove")
+    assert few.as_if_poisson is not None
+    assert few.as_if_poisson < few.epsilon
+    assert everybody.as_if_poisson is None
+
+
+@pytest.mark.parametrize("build", [dpdr, random_sparsification])
+def test_every_bounded_method_costs_what_dp_sgd_costs(build):
+    theirs = predict(dp_sgd(noise_multiplier=1.54), sampling=poisson(0.1), steps=50)
+    ours = predict(build(noise_multiplier=1.54), sampling=poisson(0.1), steps=50)
+    assert ours.entries == theirs.entries
+    assert ours.claim(DELTA) == theirs.claim(DELTA)
+
+
+def test_neighbouring_steps_of_one_price_are_one_entry():
+    ledger = filled(poisson(0.1), 5)
+    assert [(e.first, e.steps, e.noise_multiplier) for e in ledger.entries] == [(0, 5, 1.54)]
+    ledger.record(PLAN, 2.0, step=5)
+    ledger.record(PLAN, 1.54, step=6)
+    assert [(e.first, e.steps) for e in ledger.entries] == [(0, 5), (5, 1), (6, 1)]
+    assert ledger.steps == 7
+
+
+def test_no_epoch_of_a_partition_is_forgotten_or_charged_twice():
+    # 25 steps of ten an epoch: three epochs, the last one begun.
+    for steps, epochs in ((1, 1), (10, 1), (11, 2), (25, 3)):
+        expected = epsilon([Gaussian(1.0, 1.54, epochs)], DELTA).value
+        assert filled(partition(0.1), steps).claim(DELTA).epsilon == expected
+
+
+def test_an_epoch_of_a_partition_costs_its_cheapest_protection():
+    ledger = Ledger(partition(0.25))
+    for step, sigma in enumerate([3.0, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]):
+        ledger.record(PLAN, sigma, step=step)
+    expected = epsilon([Gaussian(1.0, 1.0, 1), Gaussian(1.0, 3.0, 1)], DELTA).value
+    assert ledger.claim(DELTA).epsilon == expected
+
+
+def test_a_release_on_all_data_is_charged_beside_the_steps():
+    ledger = Ledger(poisson(0.1))
+    ledger.record(PLAN, 8.0, step=0, sampling=full())
+    for step in range(3):
+        ledger.record(PLAN, 1.54, step=step)
+    expected = epsilon([Gaussian(1.0, 8.0, 1), Gaussian(0.1, 1.54, 3)], DELTA).value
+    assert ledger.claim(DELTA).epsilon == expected
+    assert ledger.claim(DELTA).relation == "add_remove"
+
+
+def test_two_samplers_with_epochs_of_their_own_are_charged_both():
+    ledger = Ledger(partition(0.5))
+    ledger.record(PLAN, 1.0, step=0)
+    ledger.record(PLAN, 1.0, step=1, sampling=shuffle(0.25))
+    assert ledger.claim(DELTA).epsilon == epsilon([Gaussian(1.0, 1.0, 2)], DELTA).value
+
+
+def test_the_weaker_relation_of_two_samplers_is_claimed():
+    ledger = filled(poisson(0.5), 2)
+    ledger.record(PLAN, 1.0, step=2, sampling=fixed(0.5))
+    assert ledger.claim(DELTA).relation == "zero_out"
+
+
+def test_one_unbounded_or_noiseless_step_voids_the_claim():
+    for plan, sigma, reason in (
+        (LOOSE, 1.0, "one example's contribution is not bounded"),
+        (PLAN, 0.0, "no noise is added"),
+    ):
+        ledger = filled(poisson(0.1), 9)
+        ledger.record(plan, sigma, step=9)
+        proved = ledger.claim(DELTA)
+        assert proved.epsilon == proved.epsilon_rdp == math.inf
+        assert proved.reason == reason
+        assert proved.as_if_poisson is None
+        assert any(f"no guarantee ({reason})" in words for words in proved.events)
+
+
+@pytest.mark.parametrize("build", [sgd(), clipped_sgd(clip_norm=1.0), noisy_sgd(noise_multiplier=1.54)])
+def test_what_proves_nothing_says_why(build):
+    proved = predict(build, sampling=poisson(0.02), steps=20).claim(DELTA)
+    assert proved.epsilon == math.inf
+    assert proved.reason
+
+
+def test_events_are_told_in_words():
+    assert filled(poisson(0.02), 3).claim(DELTA).events == (
+        "3 x Gaussian, noise 1.54 on a Poisson sample of rate 0.02",
+    )
+    assert "each record at most once in 50 steps" in filled(partition(0.02), 3).claim(DELTA).events[0]
+    assert "without amplification" in filled(fixed(0.02), 3).claim(DELTA).events[0]
+
+
+def test_shares_that_sum_to_one_up_to_rounding_keep_one_price():
+    blocks = [Block(codec=Everything(2), bound=clip(float(i + 1)), share=0.1) for i in range(10)]
+    ledger = Ledger(poisson(0.1))
+    ledger.record(StepPlan(*blocks), 1.3, step=0)
+    ledger.record(PLAN, 1.3, step=1)
+    assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(2, 1.3)]
+
+
+class LooseLater(Stateless):
+    """Drops its bound after some steps."""
+
+    def plan(self, context):
+        bound = clip(1.0) if context.step < 5 else unbounded()
+        return StepPlan(Block(codec=Everything(context.dim), bound=bound))
+
+
+def test_a_prediction_sees_a_bound_that_is_dropped_on_the_way():
+    assert predict(Defense(LooseLater(), 1.0), sampling=poisson(0.1), steps=5).claim(DELTA).reason == ""
+    assert predict(Defense(LooseLater(), 1.0), sampling=poisson(0.1), steps=6).claim(DELTA).epsilon == math.inf
+    with pytest.raises(ValueError, match="'loose_later' proves no epsilon at any noise multiplier"):
+        calibrate(Defense(LooseLater()), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=6)
+
+
+def test_a_prediction_counts_steps_that_it_did_not_run():
+    ledger = predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=123_456)
+    assert ledger.steps == 123_456
+    assert len(ledger.entries) == 1
+
+
+def test_a_prediction_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    predict(dpdr(noise_multiplier=1.0), sampling=poisson(0.1), steps=5)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "sampling", "steps"),
+    [
+        (3.0, poisson(0.1), 30),
+        (0.1, poisson(0.1), 100),
+        (8.0, full(), 5),
+        pytest.param(3.0, poisson(0.02), 2000, marks=pytest.mark.slow),
+        pytest.param(8.0, poisson(0.05), 500, marks=pytest.mark.slow),
+        (3.0, partition(0.1), 40),
+        (1.0, full(), 10),
+        (1.0, fixed(0.5), 10),
+    ],
+)
+def test_calibration_hits_its_target_from_the_private_side(target, sampling, steps):
+    calibrated = calibrate(dp_sgd(clip_norm=0.7), epsilon=target, delta=DELTA, sampling=sampling, steps=steps)
+    reached = predict(calibrated, sampling=sampling, steps=steps).claim(DELTA).epsilon
+    assert target * (1 - 2e-3) <= reached <= target
+    assert calibrated.method == dp_sgd(clip_norm=0.7).method
+
+
+def test_calibration_replaces_the_noise_and_nothing_else():
+    old = dpdr(noise_multiplier=99.0, share=0.1)
+    new = calibrate(old, epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=30)
+    assert (new.method, new.name) == (old.method, old.name)
+    assert old.noise_multiplier == 99.0
+    plain = calibrate(dp_sgd(), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=30)
+    assert new.noise_multiplier == plain.noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("defense", "message"),
+    [
+        (sgd(), "'sgd' proves no epsilon"),
+        (clipped_sgd(clip_norm=1.0), "'clipped_sgd' proves no epsilon: it adds no noise"),
+        (noisy_sgd(), "'noisy_sgd' proves no epsilon at any noise multiplier: one example's contribution"),
+    ],
+)
+def test_what_proves_nothing_cannot_be_calibrated(defense, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(defense, epsilon=3.0, delta=DELTA, sampling=poisson(0.02), steps=10)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+def test_an_epsilon_that_is_none_is_refused(target):
+    with pytest.raises(ValueError, match="epsilon must be a positive finite number, got"):
+        calibrate(dp_sgd(), epsilon=target, delta=DELTA, sampling=poisson(0.02), steps=10)
+
+
+def test_runs_without_steps_and_uncalibrated_defenses_predict_nothing():
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=0)
+    with pytest.raises(ValueError, match="noise_multiplier of 'dp_sgd' must be set"):
+        predict(dp_sgd(), sampling=poisson(0.1), steps=1)
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2\.0"):
+        predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=1).claim(2.0)
