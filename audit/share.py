@@ -88,6 +88,7 @@ def share_update(
         expected_batch=float(size),
         seed=seed,
         public=rows,
+        one_off=lambda plan, multiplier: engine.run(plan, inputs, labels, multiplier).noisy,
         device=inputs.device,
     )
     state, shared = defense.start(context), None

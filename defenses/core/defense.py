@@ -123,6 +123,7 @@ class Context:
         expected_batch: the public constant that sums are divided by.
         seed: key of the public randomness.
         public: n -> per-example gradients [n, dim] on public data; None where there are no public data.
+        one_off: executes a plan on all the data at once and charges it; None where nothing can be released.
         device: where the vectors live.
     """
 
@@ -136,6 +137,7 @@ class Context:
     expected_batch: float = 1.0
     seed: int = 0
     public: Callable[[int, torch.Generator], Tensor] | None = None
+    one_off: Callable[[StepPlan, float], tuple[Tensor, ...]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
@@ -171,6 +173,23 @@ class Context:
         if self.public is None:
             raise ValueError("this method needs public data, got none; pass public=(inputs, labels)")
         return self.public(n, self.coins(f"public {self.step}"))
+
+    def release(self, plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
+        """A release of its own, for `start`: one plan on all the data, with its own noise, charged without sampling.
+
+        Args:
+            plan: fixed by public things, as every plan.
+            noise_multiplier: of this release as one Gaussian; the defense's own is for the steps.
+
+        Returns:
+            The undivided noisy sum of each block.
+
+        Raises:
+            ValueError: where there are no data to release anything from.
+        """
+        if self.one_off is None:
+            raise ValueError("a release of its own needs data, and this context has none; it works inside train")
+        return self.one_off(plan, noise_multiplier)
 
     def at(self, step: int, **changes: Any) -> Context:
         """This context at another step."""

@@ -25,10 +25,10 @@ from torch import Tensor
 from .accounting import TIME_LIMIT, Gaussian, merged, rdp_epsilon
 from .accounting import epsilon as proved
 from .defense import Context, Defense, StepPlan
-from .engine import add_noise
+from .engine import Release, add_noise
 from .noise import seeded
 from .rows import Layout
-from .sampling import Sampling, poisson
+from .sampling import Sampling, full, poisson
 
 _DRY_STEPS = 2000
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
@@ -44,6 +44,7 @@ class Entry:
         noise_multiplier: of each step as one Gaussian; None where nothing is proved.
         sampling: the sampler they ran under.
         reason: why nothing is proved; empty otherwise.
+        one_off: whether it was a release of its own, on all the data, and no step.
     """
 
     first: int
@@ -51,6 +52,7 @@ class Entry:
     noise_multiplier: float | None
     sampling: Sampling
     reason: str = ""
+    one_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,27 @@ class Ledger:
     @property
     def steps(self) -> int:
         """Number of steps recorded."""
-        return sum(entry.steps for entry in self.entries)
+        return sum(entry.steps for entry in self.entries if not entry.one_off)
 
-    def record(self, plan: StepPlan, noise_multiplier: float, *, step: int, sampling: Sampling | None = None) -> None:
-        """Charges one executed plan; a one-off release on all the data passes `sampling=full()`."""
-        sampling = sampling or self.sampling
+    def record(
+        self,
+        plan: StepPlan,
+        noise_multiplier: float,
+        *,
+        step: int,
+        sampling: Sampling | None = None,
+        one_off: bool = False,
+    ) -> None:
+        """Charges one executed plan.
+
+        Args:
+            plan: as executed.
+            noise_multiplier: as executed.
+            step: in which step.
+            sampling: the sampler, where it is not the run's.
+            one_off: a release of its own on all the data: no sampler amplifies it.
+        """
+        sampling = full() if one_off else sampling or self.sampling
         reason = ""
         if math.isinf(plan.sensitivity):
             reason = "one example's contribution is not bounded"
@@ -114,7 +132,7 @@ class Ledger:
         sigma = None if reason else noise_multiplier / plan.sensitivity
         if sigma is not None and math.isclose(sigma, noise_multiplier, rel_tol=1e-9):
             sigma = noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
-        new = Entry(step, 1, sigma, sampling, reason)
+        new = Entry(step, 1, sigma, sampling, reason, one_off)
         last = self.entries[-1] if self.entries else None
         same = last and replace(last, first=step, steps=1) == new and last.first + last.steps == step
         if last and same:
@@ -174,6 +192,11 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         raise ValueError(f"steps must be at least 1, got {steps}")
     sigma, noise = defense.calibrated_multiplier, seeded(0)
     ledger, parameters = Ledger(sampling), torch.zeros(_TOY.dim)
+
+    def release(plan: StepPlan, multiplier: float, *, one_off: bool = False) -> Release:
+        ledger.record(plan, multiplier, step=context.step, one_off=one_off)
+        return add_noise(plan, [torch.zeros(block.codec.size) for block in plan.blocks], multiplier, noise)
+
     context = Context(
         step=0,
         steps=steps,
@@ -181,13 +204,13 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         layout=_TOY,
         parameters=parameters,
         public=_toy_rows,
+        one_off=lambda plan, own: release(plan, own, one_off=True).noisy,
     )
     state = defense.start(context)
     for step in range(min(steps, _DRY_STEPS)):
         context = context.at(step)
         state, plan = defense.plan(state, context)
-        ledger.record(plan, sigma, step=step)
-        out = add_noise(plan, [torch.zeros(block.codec.size) for block in plan.blocks], sigma, noise)
+        out = release(plan, sigma)
         update = plan.post(out.total)
         state = defense.observe(state, context, out.noisy, update)
         parameters = parameters - update
@@ -225,19 +248,39 @@ def calibrate(
     if reasons:
         raise ValueError(f"'{defense.name}' proves no epsilon at any noise multiplier: {'; '.join(reasons)}")
     # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
-    # methods.
-    sigma = noise_multiplier(epsilon=epsilon, delta=delta, sampling=sampling, steps=steps, precision=precision)
+    # methods; releases of their own keep the multiplier that their method gives them.
+    own = tuple(entry for entry in probe.entries if entry.one_off)
+    sigma = noise_multiplier(
+        epsilon=epsilon, delta=delta, sampling=sampling, steps=steps, precision=precision, beside=own
+    )
     return defense.with_noise(sigma)
 
 
 @lru_cache(maxsize=256)
-def noise_multiplier(*, epsilon: float, delta: float, sampling: Sampling, steps: int, precision: float = 1e-3) -> float:
-    """The noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`."""
+def noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    precision: float = 1e-3,
+    beside: tuple[Entry, ...] = (),
+) -> float:
+    """The noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`.
+
+    Args:
+        epsilon: wanted, in nats.
+        delta: in (0, 1).
+        sampling: the sampler.
+        steps: how many.
+        precision: relative.
+        beside: what is released besides, at multipliers that stay as they are.
+    """
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
 
     def charged(log_sigma: float) -> list[Gaussian]:
-        return list(_charged([Entry(0, steps, math.exp(log_sigma), sampling)]))
+        return list(_charged([*beside, Entry(0, steps, math.exp(log_sigma), sampling)]))
 
     # Epsilon is close to a power of sigma, so on log scales the root finder needs few evaluations.
     def excess(log_sigma: float) -> float:

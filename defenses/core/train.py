@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 from . import checkpoint as disk
-from .defense import Context, Defense, State, seed_from
+from .defense import Context, Defense, State, StepPlan, seed_from
 from .engine import Engine
 from .ledger import Claim, Ledger
 from .noise import Kind, Noise, from_os
@@ -33,7 +34,7 @@ from .rows import Layout, Loss, cross_entropy, per_example_gradients
 from .sampling import Sampling
 from .transcript import Observer, Step, Transcript
 
-Examples = tuple[Tensor, Tensor]
+Examples = tuple[Tensor, Tensor] | Dataset[tuple[Tensor, Any]]
 Schedule = Callable[[int, int], float]
 """(step, steps) -> factor of the learning rate."""
 _SCHEDULES: dict[str, Schedule] = {
@@ -89,6 +90,7 @@ def train(
     noise: Noise | None = None,
     seed: int | None = None,
     sampler_key: int | None = None,
+    expected_batch: float | None = None,
     microbatch: int | None = None,
     device: torch.device | str = "cpu",
     observer: Observer = "final",
@@ -100,7 +102,8 @@ def train(
 
     Args:
         model: refused when it mixes examples.
-        examples: (inputs [n, ...], labels [n]), the private data.
+        examples: the private data: (inputs [n, ...], labels [n]), or a map-style dataset of such pairs, which is
+            read into memory once.
         defense: with its noise multiplier set.
         sampling: who takes part in a step.
         epochs: length of the run; give this or `steps`.
@@ -114,6 +117,8 @@ def train(
         noise: secret source; keyed by the operating system where None.
         seed: key of the public randomness (masks); drawn where None.
         sampler_key: secret key of the sampler; keyed by the operating system where None.
+        expected_batch: the public constant that sums are divided by; sample rate times number of examples where
+            None, which takes that number for public.
         microbatch: most examples in memory as rows at a time.
         device: where to compute.
         observer: how much the transcript keeps.
@@ -146,20 +151,29 @@ def train(
     ledger, transcript = Ledger(sampling), Transcript(observer, layout)
     # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
     # noise on another sum would give the difference of the two away.
-    settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind)
+    divisor = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
+    if not (math.isfinite(divisor) and divisor > 0):
+        raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
+    settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind, divisor)
     data = (inputs, labels, *(public_data or ()))
     mark = _fingerprint(defense, sampling, layout, data, (*settings, seed, sampler_key))
     coins = secrets.randbits(63) if seed is None else seed
     key = secrets.randbits(63) if sampler_key is None else sampler_key
+
+    def one_off(plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
+        ledger.record(plan, noise_multiplier, step=context.step, one_off=True)
+        return engine.run(plan, inputs, labels, noise_multiplier).noisy
+
     context = Context(
         step=0,
         steps=total,
         steps_per_epoch=sampling.steps_per_epoch,
         layout=layout,
         parameters=layout.read(model),
-        expected_batch=sampling.expected_batch(len(inputs)),
+        expected_batch=divisor,
         seed=coins,
         public=None if public_data is None else _public_rows(model, loss, layout, public_data),
+        one_off=one_off,
         device=torch.device(device),
     )
     first, state = 0, None
@@ -198,7 +212,7 @@ def train(
     try:
         for step in range(first, total):
             between_steps = False
-            before, divisor = layout.read(model), context.expected_batch
+            before = layout.read(model)
             context = context.at(step, parameters=before)
             batch = sampling.indices(step, len(inputs), key).to(device)
             with _layer_coins(coins, step, context.device):
@@ -228,11 +242,20 @@ def train(
     return Run(model.eval(), ledger, transcript, state, coins, key, engine.name, kind)
 
 
-def _checked(examples: Examples, argument: str, device: torch.device | str) -> Examples:
-    inputs, labels = examples
-    if len(inputs) != len(labels) or len(inputs) == 0:
-        raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {len(inputs)}, {len(labels)}")
-    return inputs.to(device), labels.to(device)
+def _checked(examples: Examples, argument: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    if isinstance(examples, TensorDataset):
+        pair = examples.tensors
+    elif isinstance(examples, Dataset):
+        if not hasattr(examples, "__len__"):
+            raise ValueError(f"{argument} must have a length, got {type(examples).__name__}; sampling needs to know it")
+        rows = [examples[i] for i in range(len(examples))]  # pyright: ignore[reportArgumentType]  checked above
+        pair = (torch.stack([row[0] for row in rows]), torch.as_tensor([row[1] for row in rows])) if rows else ()
+    else:
+        pair = examples
+    if len(pair) != 2 or len(pair[0]) != len(pair[1]) or len(pair[0]) == 0:
+        sizes = ", ".join(str(len(part)) for part in pair) or "nothing"
+        raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {sizes}")
+    return pair[0].to(device), pair[1].to(device)
 
 
 def _optimizer(
@@ -278,7 +301,7 @@ def _layer_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
 
 
 def _public_rows(
-    model: nn.Module, loss: Loss, layout: Layout, public: Examples
+    model: nn.Module, loss: Loss, layout: Layout, public: tuple[Tensor, Tensor]
 ) -> Callable[[int, torch.Generator], Tensor]:
     inputs, labels = public
 

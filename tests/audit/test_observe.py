@@ -31,6 +31,7 @@ from defenses.core import (
     seeded,
     train,
 )
+from defenses.core.noise import Kind
 
 _DRAW = torch.Generator().manual_seed(0)
 PEOPLE = Examples(
@@ -110,10 +111,9 @@ each_with_noise = pytest.mark.parametrize("name", NOISY)
 class Overheard:
     """A source of noise that keeps what it gave out."""
 
-    kind = "seeded"
-
     def __init__(self, seed: int) -> None:
         self.source, self.draws = seeded(seed), []
+        self.kind: Kind = self.source.kind
 
     def normal(self, size: int, like: Tensor) -> Tensor:
         self.draws.append(self.source.normal(size, like))

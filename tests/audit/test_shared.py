@@ -90,7 +90,8 @@ def test_the_same_targets_and_weights_are_asked_of_every_defense(suite_of, watch
     assert not torch.equal(start[0], start[2])  # a step later they have parted
     suite = suite_of(TEXT.replace("step = 1", "step = 0"))
     watched.seen.clear()
-    outcome(suite), outcome(suite, "sgd", "none", "positive")
+    outcome(suite)
+    outcome(suite, "sgd", "none", "positive")
     start = [target.logits(PHOTOS.public.inputs[:2]) for target, _ in watched.seen]
     assert all(torch.equal(start[0], other) for other in start)
 
@@ -120,7 +121,8 @@ def test_in_the_negative_control_another_batch_is_shared_than_the_one_asked_for(
 
 def test_the_same_cell_twice_is_the_same_and_secure_noise_is_not(suite_of, watched):
     suite = suite_of(TEXT)
-    outcome(suite), outcome(suite)
+    outcome(suite)
+    outcome(suite)
     first, _, again, _ = released(watched)
     assert torch.equal(first, again)
     watched.seen.clear()

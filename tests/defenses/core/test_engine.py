@@ -74,6 +74,15 @@ def test_one_broken_example_counts_as_zero_and_the_others_as_they_are():
         torch.testing.assert_close(with_broken.total, without.total, rtol=1e-5, atol=1e-6)
 
 
+def test_a_row_that_is_broken_where_nothing_is_released_counts_as_zero_too():
+    rows = torch.tensor([[1.0, torch.nan], [0.0, 2.0]])
+    kept = Block(codec=Coordinates(torch.tensor([0]), dim=2), bound=clip(5.0), share=0.5)
+    count = Block(codec=Everything(1), bound=clip(0.5), share=0.5, query=NormWithin(1.0), updates=False)
+    values, counted = contributions(StepPlan(kept, count), lambda point: rows)
+    assert values.tolist() == [[0.0], [0.0]]
+    assert counted.tolist() == [[0.5], [-0.5]]
+
+
 def test_an_empty_batch_is_pure_noise():
     inputs, labels = duties.DATA
     out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs[:0], labels[:0], 2.0)

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from defenses.clipped_sgd import clipped_sgd
 from defenses.core import (
     Block,
+    Context,
     Defense,
     Everything,
     Ledger,
@@ -20,7 +22,9 @@ from defenses.core import (
     partition,
     poisson,
     predict,
+    seeded,
     shuffle,
+    train,
     unbounded,
 )
 from defenses.core.accounting import Gaussian, epsilon
@@ -29,6 +33,8 @@ from defenses.dpdr import dpdr
 from defenses.noisy_sgd import noisy_sgd
 from defenses.random_sparsification import random_sparsification
 from defenses.sgd import sgd
+
+from .. import duties
 
 DELTA = 1e-5
 PLAN = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
@@ -246,3 +252,38 @@ def test_runs_without_steps_and_uncalibrated_defenses_predict_nothing():
         predict(dp_sgd(), sampling=poisson(0.1), steps=1)
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2\.0"):
         predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=1).claim(2.0)
+
+
+class WithStart:
+    """Releases something once before training, as pre-pruning does."""
+
+    def __init__(self, own: float) -> None:
+        self.own = own
+
+    def start(self, context: Context) -> object:
+        (noisy,) = context.release(StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0))), self.own)
+        return noisy
+
+    def plan(self, state: object, context: Context) -> tuple[object, StepPlan]:
+        return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
+
+    def observe(self, state: object, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> object:
+        return state
+
+
+def test_a_release_of_its_own_is_charged_on_all_the_data_and_is_no_step():
+    defense = Defense(WithStart(own=4.0), noise_multiplier=1.5)
+    ledger = predict(defense, sampling=poisson(0.1), steps=20)
+    assert ledger.steps == 20 and [entry.one_off for entry in ledger.entries] == [True, False]
+    alone = epsilon([Gaussian(1.0, 4.0, 1), Gaussian(0.1, 1.5, 20)], DELTA)
+    assert ledger.claim(DELTA).epsilon == pytest.approx(alone.value)
+    run = train(duties.network(), duties.DATA, defense, sampling=poisson(0.1), steps=20, noise=seeded(0))
+    assert run.ledger.entries == ledger.entries
+
+
+def test_calibration_leaves_a_release_of_its_own_as_it_is():
+    found = calibrate(Defense(WithStart(own=4.0)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
+    claimed = predict(found, sampling=poisson(0.1), steps=20).claim(DELTA).epsilon
+    assert 2.98 < claimed <= 3.0
+    with pytest.raises(ValueError, match="needs a noise multiplier above"):
+        calibrate(Defense(WithStart(own=0.5)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)

@@ -28,6 +28,7 @@ def test_under_poisson_every_example_is_a_binomial_of_its_own():
     counts = taken.sum(dim=0)
     statistic = float(((counts - steps * rate).square() / (steps * variance)).sum())
     assert ALARM < stats.chi2.sf(statistic, N) < 1 - ALARM
+    assert abs(float(counts.sum()) - steps * N * rate) < 6 * math.sqrt(steps * N * variance)
     # Batch sizes vary like independent coins, neither fixed nor lumpy.
     sizes = taken.sum(dim=1)
     statistic = float(((sizes - N * rate).square() / (N * variance)).sum())

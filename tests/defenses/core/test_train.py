@@ -248,3 +248,31 @@ def test_a_partition_is_trained_with_and_charged_by_the_epoch():
     run = duties.trained(dp_sgd(noise_multiplier=2.0), sampling=partition(0.5), steps=6)
     assert run.claim(1e-5).relation == "zero_out"
     assert run.claim(1e-5).as_if_poisson is not None
+
+
+def test_a_data_set_of_torch_is_read_as_its_tensors():
+    class Pairs(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(duties.DATA[0])
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return duties.DATA[0][index], int(duties.DATA[1][index])
+
+    runs = []
+    for data in (duties.DATA, torch.utils.data.TensorDataset(*duties.DATA), Pairs()):
+        model = duties.network()
+        train(model, data, sgd(), sampling=full(), steps=3, seed=0)
+        runs.append(duties.LAYOUT.read(model))
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=0)
+    torch.testing.assert_close(runs[2], runs[0], rtol=0, atol=0)
+
+
+def test_the_divisor_may_be_any_public_constant():
+    whole, half = duties.network(), duties.network()
+    start = duties.LAYOUT.read(whole)
+    train(whole, duties.DATA, sgd(), sampling=full(), steps=1, lr=0.1)
+    train(half, duties.DATA, sgd(), sampling=full(), steps=1, lr=0.1, expected_batch=2.0 * len(duties.DATA[0]))
+    moved, less = duties.LAYOUT.read(whole) - start, duties.LAYOUT.read(half) - start
+    torch.testing.assert_close(less, moved / 2)
+    with pytest.raises(ValueError, match="expected_batch must be a positive finite number, got 0"):
+        train(half, duties.DATA, sgd(), sampling=full(), steps=1, expected_batch=0.0)
