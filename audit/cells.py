@@ -135,6 +135,8 @@ def digest_of(request: dict[str, Any]) -> str:
 def seed_of(request: dict[str, Any], purpose: str) -> int:
     """A seed for one random process of a request's training, whatever attack it is part of."""
     training = {k: v for k, v in request.items() if k not in ("attack", "kind")}
+    if training.get("control") == "positive":  # a mark on what is trained, which changes nothing about it
+        training["control"] = None
     return seed_from(json.dumps(training, sort_keys=True), purpose)
 
 

@@ -96,7 +96,7 @@ def run(
             report=report,
         )
     # In the order in which they are read again, so that `leaderboard table` breaks ties alike.
-    found = Board.from_records(sorted(done, key=lambda record: record.id))
+    found = Board.from_records(done)
     if as_json:
         _print_json({"out": str(directory), "records": [record.id for record in done], "board": found.to_dict()})
     else:

@@ -219,6 +219,12 @@ class RunView:
     sampling: Sampling
     informed: bool = True
 
+    def __post_init__(self) -> None:
+        # Training drew other units than an auditor would, so the contributions could not be computed again.
+        for name, module in self.run.model.named_modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise ValueError(f"model must have no dropout for attacks on its updates, got '{name}'; set its p to 0")
+
     def __len__(self) -> int:
         return len(self.run.transcript.steps)
 

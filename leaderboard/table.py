@@ -63,7 +63,7 @@ class Board:
         Raises:
             BoardError: there are no records, two have one id, or one cell and seed was recorded twice.
         """
-        records = list(records)
+        records = sorted(records, key=_place)
         if not records:
             raise BoardError("records must not be empty: run a suite first")
         identifier, count = Counter(record.id for record in records).most_common(1)[0]
@@ -143,6 +143,12 @@ class Board:
 
     def _sheet(self) -> Sheet:
         return sheet(self.rows, controls=self.controls, violations=self.violations, unranked=self.unranked)
+
+
+def _place(record: Record) -> tuple[str, str, str, int, str]:
+    """Where a record stands among all, so that a board is the same for records in any order."""
+    attack = record.attack.name if record.attack else ""
+    return record.suite, record.defense.name, attack, record.seed, record.id
 
 
 def _flat(row: Row) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from .rows import Layout, Loss, cross_entropy, per_example_gradients
 from .sampling import Sampling
 from .transcript import Observer, Step, Transcript
 
-Examples = tuple[Tensor, Tensor] | Dataset[tuple[Tensor, Any]]
+Examples = tuple[Tensor, Tensor] | Dataset[Any]
 Schedule = Callable[[int, int], float]
 """(step, steps) -> factor of the learning rate."""
 _SCHEDULES: dict[str, Schedule] = {

@@ -197,8 +197,12 @@ def test_lists_name_everything_with_a_line_each(command, document, kind):
     assert tuple(found) == catalog.names(kind) and all(line and "\n" not in line for line in found.values())
     _, out, _ = command("list", kind)
     assert [line.split()[0] for line in out.splitlines()] == list(found)
-    assert document("list")[kind] == found
-    assert f"{kind}:\n" in command("list")[1]
+
+
+def test_without_a_kind_everything_is_listed(command, document):
+    found = document("list")
+    assert list(found) == list(catalog.KINDS)
+    assert all(f"{kind}:\n  {next(iter(found[kind]))} " in command("list")[1] for kind in ("models", "defenses"))
 
 
 def test_explain_says_what_where_from_and_with_which_settings(command, document):

@@ -43,7 +43,7 @@ MEMBERS, OUTSIDERS = range(20), range(20, 30)
 WORLD = World(input_shape=(6,), classes=3, low=-5.0, high=5.0)
 SAMPLING = poisson(0.4)
 STEPS = 4
-SEEDS = 12
+SEEDS = 9
 # Values under which four steps show more of a method than its defaults do, by the setting's name.
 SMALL = {"clip_norm": 0.5, "switch_step": 3, "final_sparsity": 0.5, "share": 0.3}
 
@@ -225,7 +225,7 @@ def test_residual_has_unit_variance_where_data_could_show_and_nothing_elsewhere(
             squares += float(left.square().sum())
     # Chi-squared: five standard deviations. A scale of 2/3 or 3/2 would be at 0.44 or 2.25.
     count = SEEDS * degrees
-    assert abs(squares / count - 1) < 5 * (2 / count) ** 0.5 < 0.5
+    assert abs(squares / count - 1) < 5 * (2 / count) ** 0.5 < 0.55
 
 
 @each
@@ -272,7 +272,7 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
         remainder = seen.others_removed()
         drawn = noise.draws[at] * seen.noise_std if noise.draws else torch.zeros(len(seen.released))
         own = seen.contributions(PEOPLE.inputs, PEOPLE.labels)
-        for z in range(len(PEOPLE)):
+        for z in range(0, len(PEOPLE), 4):
             expected = drawn + own[z] if z in took_part else drawn
             torch.testing.assert_close(remainder[z], expected, rtol=1e-4, atol=1e-5)
             others = some(i for i in took_part if i != z)
@@ -329,6 +329,13 @@ def test_a_run_that_kept_no_releases_is_refused():
     bare = replace(run.transcript.steps[0], plan=None, noisy=None)
     with pytest.raises(ValueError, match="step 0 must have its releases, got none; train with observer='updates'"):
         Observed(bare, run.model, run.transcript.layout, cross_entropy)
+
+
+def test_a_model_with_dropout_is_refused_because_its_contributions_cannot_be_computed_again():
+    run = trained("dp_sgd", 1.0)
+    dropping = torch.nn.Sequential(run.model, torch.nn.Dropout(0.5))
+    with pytest.raises(ValueError, match="model must have no dropout for attacks on its updates, got '1'"):
+        view_of(replace(run, model=dropping))
 
 
 def reachable(start: object) -> list[Tensor]:

@@ -166,7 +166,8 @@ def test_a_control_holds_when_its_interval_lies_on_the_right_side_of_chance(reco
         ("negative", (10.0, 10.9), True),
         ("negative", (11.0, 11.5), True),
         ("negative", (20.0, 20.1), False),
-        ("negative", (11.5,), False),
+        ("negative", (11.5,), True),  # by one seed, half a decibel is chance
+        ("negative", (14.5,), False),
     ],
 )
 def test_image_controls_are_measured_against_the_mean_public_image(record, metric, control, psnrs, ok):
@@ -214,7 +215,7 @@ def test_the_dictionary_is_json_without_nan_and_keeps_every_attack(record, claim
     tree = json.loads(json.dumps(board.to_dict(), allow_nan=False))
     (row,) = tree["rows"]
     assert (row["epsilon"], row["epsilon_reason"]) == (None, "no noise is added")
-    assert [cell["attack"] for cell in row["attacks"]] == ["likelihood_ratio", "loss_threshold", None]
+    assert [cell["attack"] for cell in row["attacks"]] == [None, "likelihood_ratio", "loss_threshold"]
     assert row["psnr_with_noise"]["value"] is None
     assert row["psnr_with_noise"]["reason"] == "no noisy reconstruction record"
     assert (row["auc"]["n"], row["auc"]["seeds"], row["auc"]["looks"]) == (1, [0], 2)

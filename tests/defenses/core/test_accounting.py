@@ -113,6 +113,14 @@ def test_the_claim_is_never_above_either_accountant():
         assert found.value == min(found.rdp, pld_epsilon([event], DELTA))
 
 
+def test_where_the_grid_of_pld_is_too_coarse_rdp_is_claimed_by_name():
+    event, delta = [Gaussian(1e-4, 10.0, 10_000)], 1e-8
+    found = epsilon(event, delta)
+    assert found.value == found.rdp == rdp_epsilon(event, delta) < pld_epsilon(event, delta)
+    assert found.accountant.startswith("RDP (dp-accounting")
+    assert found.accountant.endswith("below PLD's pessimistic estimate)")
+
+
 def test_beyond_the_time_limit_rdp_stands_in_by_name():
     slow = [Gaussian(1.0, 0.05, 1)]
     found = epsilon(slow, DELTA, time_limit=0.01)

@@ -58,6 +58,7 @@ def test_a_context_holds_public_things_and_nothing_else():
         "expected_batch",
         "seed",
         "public",
+        "one_off",  # releases, and charges what it releases
         "device",
     }
 
@@ -92,6 +93,11 @@ def test_the_layout_knows_the_dimension():
 def test_public_rows_need_public_data():
     with pytest.raises(ValueError, match="this method needs public data, got none"):
         Context(step=0, steps=1, dim=4).public_rows(3)
+
+
+def test_a_release_of_its_own_needs_a_run_around_it():
+    with pytest.raises(ValueError, match="a release of its own needs data, and this context has none"):
+        Context(step=0, steps=1, dim=4).release(StepPlan(block()), 1.0)
 
 
 class NoPlan(Stateless):

@@ -1,6 +1,7 @@
 """Noise is standard normal from every source, never repeats by accident, and can be taken up again."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -47,6 +48,16 @@ def test_draws_do_not_depend_on_earlier_ones(kind):
 def test_secure_draws_are_not_on_the_grid_of_one_uniform():
     draws = secure().normal(100_000, torch.zeros(1, dtype=torch.float64))
     assert draws.unique().numel() == 100_000
+
+
+@pytest.mark.parametrize(("byte", "sign"), [(0x00, 0), (0xFF, 0), (0x80, -1), (0x7F, 1)])
+def test_secure_draws_use_all_of_their_bits_and_stay_finite_at_the_ends(byte, sign, monkeypatch):
+    # The largest and smallest 64-bit words, little end first, are half a cell of 2^-52 away from 0 and 1.
+    word = bytes([0xFF if sign > 0 or byte == 0xFF else 0x00] * 7 + [byte])
+    monkeypatch.setattr(os, "urandom", lambda n: word * (n // 8))
+    draw = float(secure().normal(1, torch.zeros(1, dtype=torch.float64)))
+    furthest = 2 * float(stats.norm.isf(2.0**-53))  # four equal draws over two
+    assert draw == pytest.approx(sign * furthest, abs=1e-6)
 
 
 def test_a_seed_decides_and_two_seeds_differ():

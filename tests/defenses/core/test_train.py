@@ -1,6 +1,7 @@
 """The training loop: its divisor, its optimizers, its public data, its randomness and its refusals."""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -12,13 +13,18 @@ from defenses.core import (
     Context,
     Coordinates,
     Defense,
+    Everything,
     Stateless,
     StepPlan,
+    calibrate,
     clip,
+    cross_entropy,
     from_os,
     full,
     partition,
+    per_example_gradients,
     poisson,
+    predict,
     secure,
     seeded,
     train,
@@ -163,6 +169,76 @@ def test_the_last_update_is_what_the_optimizer_got_and_is_remembered_by_a_resume
             Defense(LastUpdate(), 1.0), tmp_path / f"c{after}", after=after, lr=1.0, momentum=0.0
         )
         duties.check_same_run(resumed, whole)
+
+
+@dataclass(frozen=True)
+class MaskFromData:
+    """Spends a release of its own on which coordinates to train, as DP-SNIP does."""
+
+    own_multiplier: float
+
+    def start(self, context):
+        scores = Block(codec=Everything(context.dim), bound=clip(1.0))
+        (noisy,) = context.release(StepPlan(scores), self.own_multiplier)
+        return noisy.abs().argsort()[-min(10, context.dim) :]
+
+    def plan(self, state, context):
+        return state, StepPlan(Block(codec=Coordinates(state, dim=context.dim), bound=clip(1.0)))
+
+    def observe(self, state, context, noisy, update):
+        return state
+
+
+@pytest.mark.parametrize("sampling", [poisson(0.5), partition(0.5)])
+def test_a_release_of_its_own_is_noised_on_all_data_and_charged_once(sampling, tmp_path):
+    defense = Defense(MaskFromData(4.0), 1.5)
+    run = duties.trained(defense, sampling=sampling)
+    assert run.ledger.steps == duties.STEPS
+    assert [(e.one_off, e.noise_multiplier, e.sampling.kind, e.steps) for e in run.ledger.entries] == [
+        (True, 4.0, "full", 1),
+        (False, 1.5, sampling.kind, duties.STEPS),
+    ]
+    assert run.ledger.entries == predict(defense, sampling=sampling, steps=duties.STEPS).entries
+    steps_alone = duties.trained(dp_sgd(noise_multiplier=1.5), sampling=sampling).claim(1e-5)
+    assert run.claim(1e-5).epsilon > steps_alone.epsilon
+    assert run.claim(1e-5).relation == steps_alone.relation
+    # What was released is the noisy sum over everybody, and a resumed run does not release it again.
+    inputs, labels = duties.DATA
+    rows = per_example_gradients(duties.network(), cross_entropy, duties.LAYOUT, inputs, labels)
+    noisy = clip(1.0)(rows).sum(dim=0) + 4.0 * seeded(1).normal(duties.DIM, rows)
+    assert set(run.state.tolist()) == set(noisy.abs().argsort()[-10:].tolist())
+    resumed = duties.interrupted(defense, tmp_path / "c", after=2, sampling=sampling)
+    duties.check_same_run(resumed, run)
+
+
+def test_a_release_of_its_own_without_noise_voids_the_claim():
+    run = duties.trained(Defense(MaskFromData(0.0), 1.5))
+    assert run.claim(1e-5).epsilon == math.inf
+    assert run.claim(1e-5).reason == "no noise is added"
+
+
+def test_calibration_pays_for_a_release_of_its_own_first():
+    def reached(own):
+        defense = calibrate(Defense(MaskFromData(own)), epsilon=3.0, delta=1e-5, sampling=poisson(0.1), steps=30)
+        return defense, predict(defense, sampling=poisson(0.1), steps=30).claim(1e-5).epsilon
+
+    dear, cheap = reached(2.0), reached(50.0)
+    for _, epsilon in (dear, cheap):
+        assert 3.0 * (1 - 2e-3) <= epsilon <= 3.0
+    assert dear[0].calibrated_multiplier > cheap[0].calibrated_multiplier
+    with pytest.raises(ValueError, match=r"epsilon 3\.0 needs a noise multiplier above"):
+        reached(0.5)  # more than all of it is gone before the first step
+
+
+@pytest.mark.parametrize("expected", [0.0, -1.0, math.nan, math.inf])
+def test_an_expected_batch_that_divides_nothing_is_refused(expected):
+    with pytest.raises(ValueError, match="expected_batch must be a positive finite number, got"):
+        duties.trained(sgd(), expected_batch=expected)
+
+
+def test_a_stated_expected_batch_is_the_divisor():
+    run = duties.trained(dp_sgd(noise_multiplier=0.5), expected_batch=100.0)
+    assert {step.divisor for step in run.transcript.steps} == {100.0}
 
 
 def test_public_data_must_be_there_and_enough():
