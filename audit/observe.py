@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from attacks.core import Examples, ModelAccess, Observation
 from attacks.core import Transcript as SeenTranscript
@@ -28,6 +26,7 @@ from defenses.core import (
     Step,
     contributions,
     cross_entropy,
+    outputs,
     per_example_gradients,
 )
 
@@ -195,8 +194,7 @@ class Observed:
 
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:
         """The model at this step."""
-        parameters: dict[str, Any] = dict(self._layout.unflatten(self._step.parameters))
-        return functional_call(self._model, parameters, (inputs,))
+        return outputs(self._model, self._layout, inputs, parameters=self._step.parameters)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+# An int is a float, as type checkers have it.
+_CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+
 # Before any of them is imported: a module that is loaded already is not checked any more.
-install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], "beartype.beartype")
+install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
 
 # Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
 torch.set_num_threads(1)

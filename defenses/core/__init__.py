@@ -13,7 +13,7 @@ from .ledger import Claim, Ledger, calibrate, noise_multiplier, predict
 from .noise import Noise, from_os, secure, seeded
 from .post import Identity, Keep, Offset, Post, Project
 from .query import Gradient, GradientDifference, NormWithin, Query
-from .rows import Layout, Loss, cross_entropy, per_example_gradients
+from .rows import Layout, Loss, cross_entropy, outputs, per_example_gradients
 from .sampling import Sampling, fixed, full, partition, poisson, shuffle
 from .train import Run, train
 from .transcript import Step, Transcript
@@ -64,6 +64,7 @@ __all__ = [
     "group_norm_instead",
     "noise_multiplier",
     "normalize",
+    "outputs",
     "partition",
     "per_example_gradients",
     "poisson",

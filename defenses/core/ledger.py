@@ -216,7 +216,8 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         parameters = parameters - update
         context = replace(context, parameters=parameters, update=update)
     if steps > _DRY_STEPS:
-        ledger.entries[-1] = replace(ledger.entries[-1], steps=ledger.entries[-1].steps + steps - _DRY_STEPS)
+        last = max(i for i, entry in enumerate(ledger.entries) if not entry.one_off)
+        ledger.entries[last] = replace(ledger.entries[last], steps=ledger.entries[last].steps + steps - _DRY_STEPS)
     return ledger
 
 

@@ -122,14 +122,8 @@ def per_example_gradients(
     Returns:
         One row per example, in the parameters' dtype.
     """
-    own = {name: p.detach() for name, p in model.named_parameters()}
-    point = {n: own[n] for n in layout.names} if parameters is None else layout.unflatten(parameters)
-    places, buffers = _places(model), dict(model.named_buffers())
-
-    def outputs_at(at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
-        values = own | dict(at)
-        everything = buffers | {place: values[name] for place, name in places.items()}
-        return functional_call(model, everything, (batch,), tie_weights=False)
+    outputs_at = _function_of(model)
+    point = layout.unflatten(layout.read(model) if parameters is None else parameters)
 
     if len(inputs) == 1:
         # Plain autograd is 1.5 times as fast as vmap over one example; attacks call this thousands of times.
@@ -148,18 +142,40 @@ def per_example_gradients(
     return torch.cat([gradients[name].reshape(len(inputs), size) for name, size in sizes], dim=1)
 
 
-def _places(model: nn.Module) -> dict[str, str]:
-    """Where each parameter is used -> its name; more than one place if weights are tied.
+def outputs(
+    model: nn.Module, layout: Layout, inputs: Float[Tensor, "rows ..."], *, parameters: Float[Tensor, " dim"]
+) -> Tensor:
+    """The model's outputs at another parameter point; differentiable in inputs and parameters.
 
-    Done here because functional_call's own tying, for a module that is used under two names, leaves copies in the model
-    where its parameters were: an optimizer would go on moving what the model no longer uses.
+    Args:
+        model: its frozen parameters and buffers are used as they are.
+        layout: which parameters, in which order.
+        inputs: examples, first dimension the batch.
+        parameters: the point.
     """
-    names = {id(p): name for name, p in model.named_parameters()}
-    return {
+    return _function_of(model)(layout.unflatten(parameters), inputs)
+
+
+def _function_of(model: nn.Module) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+    """The model as a function of (named parameters, inputs); parameters that are not named keep their values.
+
+    Weights are tied here, because functional_call's own tying, for a module that is used under two names, leaves copies
+    in the model where its parameters were: an optimizer would go on moving what the model no longer uses.
+    """
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    names, buffers = {id(p): name for name, p in model.named_parameters()}, dict(model.named_buffers())
+    places = {
         f"{prefix}.{key}" if prefix else key: names[id(p)]
         for prefix, module in model.named_modules()
         for key, p in module.named_parameters(recurse=False, remove_duplicate=False)
     }
+
+    def outputs_at(at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+        values = own | dict(at)
+        everything = buffers | {place: values[name] for place, name in places.items()}
+        return functional_call(model, everything, (batch,), tie_weights=False)
+
+    return outputs_at
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:
