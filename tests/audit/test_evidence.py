@@ -91,6 +91,7 @@ def test_hand_worked_corners_of_the_largest_auc():
     assert largest_tpr(5000.0, 0.0, 0.0) == 0.0
 
 
+@pytest.mark.parametrize(("k", "n", "bound"), [(0, 1000, 0.0037), (500, 1000, 0.5315), (5, 1000, 0.0116)])
 def test_known_upper_bounds_of_a_proportion(k, n, bound):
     assert clopper_pearson_upper(k, n, 0.025) == pytest.approx(bound, abs=5e-5)
 
