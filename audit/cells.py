@@ -241,9 +241,7 @@ def _add(
     if secure_noise:
         trained["noise"] = "secure"
     reason = _cannot_run(choice)
-    group: list[Cell] = []
-    if control != "negative":
-        group.append(_cell(suite, choice, budget, None, trained | {"kind": "utility", "attack": None}, reason))
+    group = [_cell(suite, choice, budget, None, trained | {"kind": "utility", "attack": None}, reason)]
     for aimed in attacks:
         attack, why = aimed.choice, reason or aimed.skip
         request = {"kind": aimed.kind, "attack": {"name": attack.name, "settings": attack.settings}}

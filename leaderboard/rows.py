@@ -177,12 +177,14 @@ def _row(draft: _Draft, details: str) -> Row:
     noisy = [cell for cell in images if cell.noise != "none"]
     why = {kind: _why_missing(kind, draft.unranked) for kind in ("utility", "membership", "reconstruction")}
     why_free, why_noisy = (_why_missing("reconstruction", draft.unranked, n) for n in ("none", "calibrated"))
+    multipliers = {r.noise_multiplier for r in draft.ok if r.kind != "reconstruction"}
+    if multipliers == {0.0}:
+        why_noisy = "this defense adds no noise"
     psnr_free = worst_case("psnr", free, missing=why_free)
     psnr_noisy = worst_case("psnr", noisy, missing=why_noisy)
     # Where attacks see several shared tasks, their labels differ, and so do the images and their floor.
     floor_of = [cell for cell in images if cell.attack == (psnr_free.attack or psnr_noisy.attack)]
     claim, differ = _claim(draft.ok)
-    multipliers = {r.noise_multiplier for r in draft.ok if r.kind != "reconstruction"}
     flags = dict.fromkeys(flag for record in draft.ok + draft.unranked for flag in record.flags)
     if any(record.status == "failed" for record in draft.unranked):
         flags["incomplete"] = None

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 MEMBERSHIP = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
 # Ten steps of an epsilon that other tests calibrate, too: the search for it takes longer than everything else.
 WHOLE = SUITE.replace(MEMBERSHIP, f"{MEMBERSHIP}, {INVERSION}").replace("controls = false", "controls = true") + SHARE
-CELLS = 3 * 2 + 2 + 1 + 1 + 2  # both defenses trained, the negative control; shared: sgd, its control, dp_sgd twice
+CELLS = 3 * 3 + 1 + 1 + 2  # both defenses and the negative control trained; shared: sgd, its control, dp_sgd twice
 SPY = '''
 from attacks.core import Access, MembershipScores, ModelAccess, attack
 
