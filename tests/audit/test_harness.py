@@ -299,7 +299,15 @@ def test_a_run_on_the_gpu_has_the_same_cells(tmp_path, results):
     assert {r.status for r in records} == {"ok"}
 
 
-COMMAND = [sys.executable, "-c", "from audit.cli import main\nif __name__ == '__main__':\n    main()"]
+# Whoever runs the tests in the background may have Control-C ignored, and children inherit that.
+CODE = """
+import signal
+from audit.cli import main
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
+"""
+COMMAND = [sys.executable, "-c", CODE]
 
 
 def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
