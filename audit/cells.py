@@ -179,7 +179,8 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
         _check_model(f"{suite.source}: share.model", suite.share.model, share_data)
     found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
-        for budget in _budgets(suite, choice):
+        budgets = _budgets(suite, choice)
+        for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
                 _add(found, suite, choice, control, budget, seed, attacks, secure_noise)
     return found
@@ -192,10 +193,28 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, str | None]]:
         return chosen
     baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
     chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
+    if not suite.whole:
+        return chosen
     if all(control is None for _, control in chosen):
         chosen.append((baseline, "positive"))
     trained_alike = next(c for c, control in chosen if control == "positive")
-    return [*chosen, (replace(baseline, training=trained_alike.training), "negative")]
+    never_saw = [replace(baseline, training=trained_alike.training)]
+    # Without noise there is nothing left to score who took no part; with noise the attack's own workings are tested.
+    never_saw += [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))][:1]
+    return [*chosen, *((c, "negative") for c in never_saw)]
+
+
+@cache
+def _proves(name: str, settings: str) -> bool:
+    """Whether a defense proves an epsilon once it has noise."""
+    defense: Defense = catalog.defense(name, json.loads(settings))
+    if defense.noise_multiplier is not None:
+        return False
+    try:
+        claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
+    except Exception:
+        return False  # its cells record how it fails
+    return math.isfinite(claim.epsilon)
 
 
 def _budgets(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
@@ -238,7 +257,8 @@ def _add(
             "sampling": task.sampling,
         },
     }
-    if secure_noise:
+    # A part of the request only where noise is drawn, so that what has none is not computed again.
+    if secure_noise and ("epsilon" in budget or "noise_multiplier" in budget):
         trained["noise"] = "secure"
     reason = _cannot_run(choice)
     group = [_cell(suite, choice, budget, None, trained | {"kind": "utility", "attack": None}, reason)]
@@ -249,11 +269,15 @@ def _add(
             cell = _cell(suite, choice, budget, attack, trained | request, why)
             group.append(cell)
             continue
+        if control == "negative" and choice.name != BASELINE:
+            continue  # images have one negative control, without noise, where they would be found most easily
         kinds = ("none",) if suite.share is None else suite.share.noise
         if "none" in kinds and "epsilon" not in budget and "noise_multiplier" not in budget:
             kinds = ("none",)  # a defense without noise releases the same either way
         for noise in kinds:
             shared = trained | request | {"training": trained["task"], "task": _share(suite, noise)}
+            if noise == "none":
+                shared.pop("noise", None)
             if suite.share is None:
                 why = why or f"{attack.name} needs a shared update, and the suite has no [share] table"
             found.add([_cell(suite, choice, budget, attack, shared, why)], suite.digest)
@@ -296,6 +320,8 @@ def _toy_run(name: str, settings: str) -> str:
         predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4)
     except catalog.MissingExtra as error:
         return str(error)
+    except Exception:
+        return ""  # a defense that fails does so in its cells, which record it
     return ""
 
 

@@ -8,6 +8,7 @@ remainder per candidate, which looks the same for members and non-members when n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -249,23 +250,47 @@ class RunView:
             others_removed=self._remainder(step) if self.informed else None,
         )
 
+    def noise(self, seen: Observed, step: int) -> tuple[Float[Tensor, " m"], Int[Tensor, " b"]]:
+        """What is left of a step's sums without everybody's contribution, and who took part; for the auditor."""
+        private = self.private
+        took_part = self.sampling.indices(step, len(private), self.run.sampler_key).to(private.inputs.device)
+        noise = seen.sums.clone()
+        if len(took_part):
+            with torch.no_grad():
+                rows = seen.rows(private.inputs[took_part], private.labels[took_part])
+            noise -= rows.sum(dim=0, dtype=torch.float64).to(noise.dtype)
+        return noise, took_part
+
     def _remainder(self, step: Step) -> Callable[[Observed], Tensor]:
         private, candidates = self.private, self.candidates
 
         @cache
         def remainder(seen: Observed) -> Tensor:
-            took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key)
-            took_part = took_part.to(private.inputs.device)
-            noise = seen.sums.clone()
-            if len(took_part):
-                with torch.no_grad():
-                    rows = seen.rows(private.inputs[took_part], private.labels[took_part])
-                noise -= rows.sum(dim=0, dtype=torch.float64).to(noise.dtype)
+            noise, took_part = self.noise(seen, step.step)
             own = seen.contributions(candidates.inputs, candidates.labels)
             inside = torch.isin(candidates.ids, private.ids[took_part])
             return noise + own * inside.unsqueeze(1)
 
         return remainder
+
+
+def noise_found(view: RunView) -> tuple[float, float]:
+    """Whether the noise in a run's releases is the noise that its plans claim.
+
+    Args:
+        view: of a run whose releases all carry noise.
+
+    Returns:
+        The standard deviation found over the one claimed, and by how many standard deviations of its own the mean
+        square of the whitened noise differs from 1, negative for too little: sum (noise / std)^2 is chi-square.
+    """
+    energy, degrees = 0.0, 0
+    for step in view.run.transcript.steps:
+        seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
+        noise, _ = view.noise(seen, step.step)
+        energy += float((noise.double() / seen.noise_std.double()).square().sum())
+        degrees += noise.numel()
+    return math.sqrt(energy / degrees), (energy - degrees) / math.sqrt(2 * degrees)
 
 
 def observe_run(view: RunView) -> SeenTranscript:

@@ -8,15 +8,42 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from attacks.core import Examples, Observation
-from defenses.core import Context, Defense, Engine, Loss, Noise, Step, cross_entropy, from_os
+from defenses.core import (
+    Context,
+    Defense,
+    Engine,
+    Ledger,
+    Loss,
+    Noise,
+    Step,
+    StepPlan,
+    cross_entropy,
+    from_os,
+    full,
+)
 
 from .observe import GroundTruth, World, observe
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One simulated update.
+
+    Attributes:
+        observation: what the server sees.
+        truth: what it does not.
+        ledger: the releases in which the shared batch took part, without sampling: it is known to be there.
+    """
+
+    observation: Observation
+    truth: GroundTruth
+    ledger: Ledger
 
 
 def share_update(
@@ -38,7 +65,52 @@ def share_update(
     population: Examples | None = None,
     microbatch: int | None = None,
 ) -> tuple[Observation, GroundTruth]:
-    """Simulates what one client shares at one step, and keeps the truth apart from it.
+    """Simulates what one client shares at one step, and keeps the truth apart; arguments as for `simulate_share`.
+
+    Returns:
+        What the server sees (labels and batch size included, for attacks that declare to know them), and the truth.
+    """
+    shared = simulate_share(
+        model,
+        inputs,
+        labels,
+        defense,
+        loss=loss,
+        step=step,
+        steps=steps,
+        lr=lr,
+        history=history,
+        seed=seed,
+        noise=noise,
+        low=low,
+        high=high,
+        classes=classes,
+        population=population,
+        microbatch=microbatch,
+    )
+    return shared.observation, shared.truth
+
+
+def simulate_share(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    defense: Defense,
+    *,
+    loss: Loss = cross_entropy,
+    step: int = 0,
+    steps: int | None = None,
+    lr: float = 0.1,
+    history: tuple[Tensor, Tensor] | None = None,
+    seed: int = 0,
+    noise: Noise | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
+    classes: int | None = None,
+    population: Examples | None = None,
+    microbatch: int | None = None,
+) -> Shared:
+    """Simulates what one client shares at one step, with the ledger of what that costs its batch.
 
     Args:
         model: at the client's first step; left as it is.
@@ -60,7 +132,8 @@ def share_update(
         microbatch: most examples in memory as rows at a time.
 
     Returns:
-        What the server sees (labels and batch size included, for attacks that declare to know them), and the truth.
+        What the server sees (labels and batch size included, for attacks that declare to know them), the truth, and the
+        ledger.
 
     Raises:
         ValueError: for an uncalibrated defense, a model that mixes examples, an empty batch or history, or a step
@@ -80,6 +153,12 @@ def share_update(
             f"history must be (inputs, labels) of one length above 0, got {len(past_inputs)} and {len(past_labels)}"
         )
     rows = _public_rows(engine, population)
+    ledger = Ledger(full())
+
+    def one_off(plan: StepPlan, multiplier: float) -> tuple[Tensor, ...]:
+        ledger.record(plan, multiplier, step=0, one_off=True)
+        return engine.run(plan, inputs, labels, multiplier).noisy
+
     context = Context(
         step=0,
         steps=steps or step + 1,
@@ -88,7 +167,7 @@ def share_update(
         expected_batch=float(size),
         seed=seed,
         public=rows,
-        one_off=lambda plan, multiplier: engine.run(plan, inputs, labels, multiplier).noisy,
+        one_off=one_off,
         device=inputs.device,
     )
     state, shared = defense.start(context), None
@@ -99,6 +178,8 @@ def share_update(
         batch = torch.arange(now * size, (now + 1) * size) % len(past_inputs)
         x, y = (inputs, labels) if now == step else (past_inputs[batch], past_labels[batch])
         out = engine.run(plan, x, y, sigma)
+        if now == step or history is None:
+            ledger.record(plan, sigma, step=now)
         shared = Step(now, parameters, sigma, float(size), 1.0, plan, out.noisy)
         update = plan.post(out.total / size)
         state = defense.observe(state, context, out.noisy, update)
@@ -122,7 +203,7 @@ def share_update(
     )
     observation = observe(shared, client, layout, world, labels=labels, batch_size=size)
     floor = None if population is None else population.inputs.mean(dim=0)
-    return observation, GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor)
+    return Shared(observation, GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor), ledger)
 
 
 def _public_rows(engine: Engine, population: Examples | None) -> Callable[[int, torch.Generator], Tensor] | None:

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from attacks.core import Knows, Reconstruction
 from benchmarks.core import Splits
-from defenses.core import Defense, Engine, predict
+from defenses.core import Engine
 from leaderboard.record import Metric
 
 from . import catalog
-from .cells import Cell, build_model, defend, load_data, planned, seed_of
+from .cells import Cell, build_model, defend, load_data, seed_of
 from .observe import GroundTruth
 from .outcome import Outcome, column, examples_of, finite_claim, noise_for
 from .reconstruction import ONE_IMAGE
 from .score import score
-from .share import share_update
+from .share import simulate_share
 from .utility import mean_metric
 
 
@@ -45,15 +45,15 @@ class SharedUpdates:
         examples = min(request["training"]["private"] or len(trained.private), len(trained.private))
         defense, matched = defend(request, examples)
         calibrated = defense.calibrated_multiplier
-        claim = _share_claim(request, defense, examples)
         if task["noise"] == "none":
             defense = defense.with_noise(0.0)
         attack = catalog.attack(request["attack"]["name"])
         results, scored, wanted = [], [], []
+        claim: dict[str, Any] = {}
         noise = noise_for(request)
         for image in range(task["images"]):
             inputs, labels, decoy = self._batch(request, image)
-            observation, truth = share_update(
+            shared = simulate_share(
                 build_model(task["model"], task["model_settings"], splits, request["seed"]),
                 *((inputs, labels) if decoy is None else decoy),
                 defense,
@@ -69,22 +69,26 @@ class SharedUpdates:
                 population=examples_of(splits.public, self._device),
             )
             coins = torch.Generator().manual_seed(seed_of(request, f"attack {cell.id} {image}"))
-            result: Reconstruction = attack(observation, coins, **request["attack"]["settings"])
+            result: Reconstruction = attack(shared.observation, coins, **request["attack"]["settings"])
             about = GroundTruth(
                 inputs=inputs,
                 labels=labels,
-                low=truth.low,
-                high=truth.high,
-                floor=truth.floor,
+                low=splits.low,
+                high=splits.high,
+                floor=shared.truth.floor,
                 labels_given=Knows.LABELS in attack.requires.knows,
             )
             results.append(result)
             scored.append(score(result, about))
             wanted.append((inputs, labels))
+            # Every target took part in its own shared step alone, so one ledger speaks for all of them.
+            claim = asdict(shared.ledger.claim(request["budget"]["delta"]))
+        if task["noise"] == "none" and calibrated > 0:
+            claim["reason"] = "the noise is switched off to see what the release alone hides"
         flags = sorted({r.status for r in results} - {"ok"}) + ["noise_matched"] * (matched and task["noise"] != "none")
         return Outcome(
             metrics=_averaged(scored),
-            task={"digest": splits.digest, "parameters": self._parameters(request)},
+            task={"digest": splits.digest, "parameters": self._parameters(request), "participation_known": True},
             claim=finite_claim(claim),
             noise_multiplier=0.0 if task["noise"] == "none" else calibrated,
             noise=noise.kind if task["noise"] != "none" and calibrated > 0 else "none",
@@ -121,15 +125,6 @@ class SharedUpdates:
         task = request["task"]
         model = build_model(task["model"], task["model_settings"], self._splits, request["seed"])
         return sum(p.numel() for p in model.parameters())
-
-
-def _share_claim(request: dict[str, Any], defense: Defense, examples: int) -> dict[str, Any]:
-    """The claim of the training that this update would be a step of; nothing where its noise is switched off."""
-    sampling, steps = planned(request, examples)
-    silent = request["task"]["noise"] == "none"
-    ledger = predict(defense.with_noise(0.0) if silent else defense, sampling=sampling, steps=steps)
-    claim = asdict(ledger.claim(request["budget"]["delta"]))
-    return claim | ({"reason": "the noise is switched off to see what the release alone hides"} if silent else {})
 
 
 def _averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:

@@ -65,6 +65,7 @@ class Suite(Document):
     _raw: dict[str, Any] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
+    _whole: bool = PrivateAttr(True)
 
     @property
     def digest(self) -> str:
@@ -75,6 +76,11 @@ class Suite(Document):
     def source(self) -> str:
         """Where it came from, for messages."""
         return self._source
+
+    @property
+    def whole(self) -> bool:
+        """Whether no defense was selected, so that controls are added."""
+        return self._whole
 
     def defense_grid(self) -> list[DefenseChoice]:
         """Every defense with every combination of its settings, in the order of the file."""
@@ -116,12 +122,14 @@ class Suite(Document):
     def select(self, *, defenses: Sequence[str] | None = None, attacks: Sequence[str] | None = None) -> Suite:
         """The part of the suite with these methods; None or an empty list keeps all of a kind.
 
-        Controls are about the suite as a whole: a selection of defenses goes without those it does not name.
+        Controls are about the suite as a whole: a selection of defenses goes without those it does not name. The
+        baseline keeps its mark, so that its cells are the same ones.
 
         Raises:
             SuiteError: a name that the suite does not have, with the nearest one.
         """
-        chosen = self.model_copy(update={"controls": self.controls and not defenses})
+        chosen = self.model_copy()
+        chosen._whole = self._whole and not defenses
         for kind, wanted, attribute in (("defense", defenses, "_defenses"), ("attack", attacks, "_attacks")):
             entries = getattr(self, attribute)
             known = list(dict.fromkeys(choice.name for entry in entries for choice in entry))

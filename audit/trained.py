@@ -17,16 +17,19 @@ from torch import Tensor
 from attacks.core import Access, Examples, MembershipScores, ModelAccess, Observation
 from attacks.core import Transcript as SeenTranscript
 from benchmarks.core import Splits
-from defenses.core import Claim, Defense, Run, Sampling, train
+from defenses.core import Defense, Ledger, Run, Sampling, full, train
 from leaderboard.record import Metric
 
 from . import catalog
 from .cells import Cell, build_model, defend, load_data, planned, seed_of
 from .evidence import largest_auc, largest_tpr
-from .observe import GroundTruth, RunView, World, model_access, observe_run
+from .observe import GroundTruth, RunView, World, model_access, noise_found, observe_run
 from .outcome import Outcome, column, examples_of, finite, finite_claim, join, noise_for, pick, world_of
 from .score import score
 from .utility import score_utility
+
+NOISE_TOLERANCE = 6.0
+"""Standard deviations by which the noise found may differ from the noise claimed: one false alarm in 10^9 runs."""
 
 
 class TrainedModel:
@@ -45,9 +48,7 @@ class TrainedModel:
             flags = [*flags, "diverged"]
         if self._defense[1]:
             flags = [*flags, "noise_matched"]
-        budget = self._request["budget"].get("epsilon")
-        if budget is not None and math.isfinite(claim["epsilon"]) and claim["epsilon"] > budget * (1 + 1e-9):
-            flags = [*flags, "claim_violated"]  # the plans that were executed spent more than they were given
+        flags = [*flags, *self._violations]
         return Outcome(
             metrics=metrics,
             task=self._resolved,
@@ -120,6 +121,24 @@ class TrainedModel:
         }
 
     @cached_property
+    def _violations(self) -> list[str]:
+        """Flags for what refutes a claim outright, as the auditor sees it who holds the data and the sampler's key.
+
+        Scores of candidates of one run share its noise, so their ROC, however steep, is no bound on epsilon: that takes
+        runs or canaries that are independent. The noise itself can be looked at: releases less what everybody
+        contributed.
+        """
+        claim = self._run.claim(self._request["budget"]["delta"])
+        if not math.isfinite(claim.epsilon):
+            return []
+        budget = self._request["budget"].get("epsilon", math.inf)
+        overspent = claim.epsilon > budget * (1 + 1e-9)  # by the plans that were executed
+        view = RunView(self._run, self._world, self._candidates, self._trained_on, self._sampling[0])
+        ratio, deviations = noise_found(view)
+        flags = ["claim_violated"] if overspent or deviations < -NOISE_TOLERANCE else []
+        return [*flags, f"noise_{ratio:.2g}x_of_claimed"] if abs(deviations) > NOISE_TOLERANCE else flags
+
+    @cached_property
     def _world(self) -> World:
         return world_of(self._splits, self._device)
 
@@ -131,7 +150,7 @@ class TrainedModel:
         count = min(limit, len(self._members), len(outside))
         coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "candidates"))
         inside = pick(self._members, torch.randperm(len(self._members), generator=coins)[:count])
-        return join(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
+        return _asked(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
 
     def _utility(self) -> tuple[dict[str, Metric], dict[str, Any], list[str]]:
         test = examples_of(self._splits.non_member, self._device)
@@ -164,13 +183,21 @@ class TrainedModel:
             "score": column(result.scores),
             "member": column(truth.membership(result.ids)),
         }
-        claim = self._run.claim(self._request["budget"]["delta"])
+        delta = self._request["budget"]["delta"]
+        claim = self._run.claim(delta)
         metrics = score(result, truth)
         # For the reader: what the claim allows against the attacker that it is about, who has one run per question.
+        # Where participation is known, sampling amplifies nothing, and the one step seen is all that was spent.
+        if attack.requires.access is Access.UPDATE:
+            seen, alone = self._run.transcript.steps[-1], Ledger(full())
+            if seen.plan is not None:
+                alone.record(seen.plan, seen.noise_multiplier, step=seen.step)
+            claim = alone.claim(delta)
         epsilon = finite(claim.epsilon)
         metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
         metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
-        return metrics, columns, membership_flags(result, claim)
+        flags = ["participation_known"] if attack.requires.access is Access.UPDATE else []
+        return metrics, columns, [*flags, "deterministic"] if result.deterministic else flags
 
     def _one_step(self, view: RunView) -> tuple[Observation, Tensor]:
         """The last update, judged by those who took part in it and all non-members: participation is the question."""
@@ -179,16 +206,11 @@ class TrainedModel:
         # In the negative control others took part; as many members stand in for them, and must not show.
         inside = pick(self._members, took_part[took_part < len(self._members)])
         outside = examples_of(self._splits.non_member, self._device)
-        asked = RunView(view.run, view.world, join(inside, outside), view.private, view.sampling)
+        asked = RunView(view.run, view.world, _asked(inside, outside), view.private, view.sampling)
         return asked.at(steps - 1, sample_rate=1.0), inside.ids
 
 
-def membership_flags(result: MembershipScores, claim: Claim) -> list[str]:
-    """What a membership result says beside its metrics.
-
-    Scores of one run share its noise, so their ROC, however steep, is no bound on epsilon: that takes runs or canaries
-    that are independent. What refutes a finite epsilon outright is a release that shows a contribution without noise.
-    """
-    if not result.deterministic:
-        return []
-    return ["deterministic", "claim_violated"] if math.isfinite(claim.epsilon) else ["deterministic"]
+def _asked(inside: Examples, outside: Examples) -> Examples:
+    """Candidates in the order of their ids, so that their order says nothing about who is a member."""
+    both = join(inside, outside)
+    return pick(both, both.ids.argsort())

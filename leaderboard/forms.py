@@ -53,7 +53,9 @@ def text(page: Sheet, *, width: int, color: bool = False) -> str:
     for title, parts in tables:
         console.print(Text(title, style="bold"))
         for part in parts:
-            console.print(part, "", sep="\n")
+            # Rich asks for less than it lays out; what is left is to overrun the terminal rather than to lose a column.
+            console.print(part, crop=False)
+            console.print()
     for line in _under(page):
         console.print(Text(line))
     written = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""

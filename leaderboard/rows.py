@@ -102,7 +102,8 @@ def rows_from(records: Iterable[Record]) -> list[Row]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        who = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control)
+        secure = record.noise == "secure"  # another draw of everything, so another row
+        who = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control, secure)
         groups.setdefault(key_of(who), []).append(record)
     drafts = [draft for group in groups.values() for draft in _drafts(group)]
     families: dict[tuple[str, ...], list[_Draft]] = {}
@@ -163,6 +164,7 @@ def _finish(family: list[_Draft]) -> list[Row]:
     parts = [
         differences([draft.first.defense.settings for draft in family]),
         differences([draft.first.budget for draft in family]),
+        differences([{"noise": "secure"} if any(r.noise == "secure" for r in d.ok) else {} for d in family]),
         differences([without(draft.task, "data", "model") for draft in family]),
     ]
     details = [", ".join(filter(None, words)) for words in zip(*parts, strict=True)]

@@ -41,7 +41,7 @@ class Board:
         rows: sorted: contestants before controls, finite epsilon first, then by the pessimistic (high) end
             of the worst-case AUC; what has no AUC comes after what has.
         controls: what every control had to show, and whether it did.
-        violations: records whose attack refutes the claim.
+        violations: records whose claim was refuted.
         unranked: records that failed or were skipped.
     """
 

@@ -30,7 +30,7 @@ from .noise import seeded
 from .rows import Layout
 from .sampling import Sampling, full, poisson
 
-_DRY_STEPS = 2000
+_MOST_STEPS = 1_000_000  # a minute or so of dry steps
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
 
 
@@ -180,16 +180,15 @@ class Ledger:
 def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
     """The ledger that a run will have, from dry-running the defense's plans without data.
 
-    The plans of the first 2,000 steps are executed on empty batches over a toy layout; later steps are
-    charged like the last of them. A trained model's own ledger has every step.
+    The plans of all steps are executed on empty batches over a toy layout.
 
     Args:
         defense: with its noise multiplier set.
         sampling: the sampler.
         steps: planned steps.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    if not 1 <= steps <= _MOST_STEPS:
+        raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
     sigma, noise = defense.calibrated_multiplier, seeded(0)
     ledger, parameters = Ledger(sampling), torch.zeros(_TOY.dim)
 
@@ -207,7 +206,7 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         one_off=lambda plan, own: release(plan, own, one_off=True).noisy,
     )
     state = defense.start(context)
-    for step in range(min(steps, _DRY_STEPS)):
+    for step in range(steps):
         context = context.at(step)
         state, plan = defense.plan(state, context)
         out = release(plan, sigma)
@@ -215,9 +214,6 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         state = defense.observe(state, context, out.noisy, update)
         parameters = parameters - update
         context = replace(context, parameters=parameters, update=update)
-    if steps > _DRY_STEPS:
-        last = max(i for i, entry in enumerate(ledger.entries) if not entry.one_off)
-        ledger.entries[last] = replace(ledger.entries[last], steps=ledger.entries[last].steps + steps - _DRY_STEPS)
     return ledger
 
 

@@ -325,8 +325,10 @@ def _fingerprint(
 
 
 def _plain(setting: object) -> object:
-    # A function's repr holds its address, which changes from process to process.
-    return getattr(setting, "__qualname__", setting)
+    # A function's repr holds its address, which changes from process to process; two lambdas have one name.
+    code = getattr(setting, "__code__", None)
+    name = getattr(setting, "__qualname__", setting)
+    return name if code is None else (name, code.co_code.hex(), repr(code.co_consts), code.co_names)
 
 
 def _to(state: State, device: torch.device | str) -> State:

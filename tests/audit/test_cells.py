@@ -104,8 +104,10 @@ def test_what_only_describes_a_suite_is_in_no_id(suite_of):
 def test_secure_noise_makes_other_cells(suite_of):
     suite = suite_of(WITH_SHARE)
     seeded, secure = plan(suite), plan(suite, secure_noise=True)
-    assert not {cell.id for cell in seeded.cells} & {cell.id for cell in secure.cells}
-    assert {cell.request.get("noise") for cell in secure.cells} == {"secure"}
+    both = {cell.id for cell in seeded.cells} & {cell.id for cell in secure.cells}
+    silent = {c.id for c in seeded.cells if words(c)[0] == "sgd" or c.request["task"].get("noise") == "none"}
+    assert both == silent  # what has no noise is the same cell
+    assert {c.request.get("noise") for c in secure.cells if c.id not in both} == {"secure"}
 
 
 def test_a_defense_without_noise_runs_once_for_a_grid_of_budgets(suite_of):
@@ -150,27 +152,37 @@ def test_cells_that_share_a_training_are_one_job_and_a_shared_update_is_its_own(
 def test_with_controls_sgd_must_leak_and_a_model_that_never_saw_the_members_must_not(suite_of):
     cells = [words(cell) for cell in plan(suite_of(WITH_CONTROLS)).cells]
     assert {cell[3] for cell in cells if cell[0] == "sgd"} == {"positive", "negative"}
-    assert {cell[3] for cell in cells if cell[0] == "dp_sgd"} == {None}
-    negative = {cell[1] for cell in cells if cell[3] == "negative"}
-    assert negative == {"likelihood_ratio", "loss_threshold", "inverting_gradients", None}
+    # One that proves something is a negative control too: noise-free scores of who took no part are all alike.
+    assert {cell[3] for cell in cells if cell[0] == "dp_sgd"} == {None, "negative"}
+    negative = {cell[:2] for cell in cells if cell[3] == "negative"}
+    both = {(name, attack) for name in ("sgd", "dp_sgd") for attack in ("likelihood_ratio", "loss_threshold", None)}
+    assert negative == both | {("sgd", "inverting_gradients")}
 
 
 def test_the_baseline_is_added_when_a_suite_with_controls_lacks_it(suite_of):
     text = WITH_CONTROLS.replace('{ name = "sgd" }, { name = "dp_sgd" }', '{ name = "dp_sgd" }')
     found = {words(cell)[0::3] for cell in plan(suite_of(text)).cells}
-    assert found == {("dp_sgd", None), ("sgd", "positive"), ("sgd", "negative")}
+    assert found == {("dp_sgd", None), ("dp_sgd", "negative"), ("sgd", "positive"), ("sgd", "negative")}
 
 
 def test_the_negative_control_trains_like_the_positive_one(suite_of):
     text = WITH_CONTROLS.replace('{ name = "sgd" }', '{ name = "sgd", lr = 2.0 }')
-    rates = {words(c)[3]: c.request["task"]["lr"] for c in plan(suite_of(text)).cells if c.kind == "membership"}
-    assert rates == {"positive": 2.0, "negative": 2.0, None: 0.5}
+    cells = [cell for cell in plan(suite_of(text)).cells if cell.kind == "membership"]
+    rates = {words(cell)[0::3]: cell.request["task"]["lr"] for cell in cells}
+    alike = {("sgd", "positive"): 2.0, ("sgd", "negative"): 2.0}
+    assert rates == alike | {("dp_sgd", None): 0.5, ("dp_sgd", "negative"): 0.5}
 
 
 def test_a_selection_goes_without_controls(suite_of):
     assert {words(c)[0::3] for c in plan(suite_of(WITH_CONTROLS).select(defenses=["dp_sgd"])).cells} == {
         ("dp_sgd", None)
     }
+
+
+def test_a_selected_baseline_is_the_same_cells_as_in_the_whole_suite(suite_of):
+    suite = suite_of(WITH_CONTROLS)
+    selected = {cell.id for cell in plan(suite.select(defenses=["sgd"])).cells}
+    assert selected and selected < {cell.id for cell in plan(suite).cells}
 
 
 def test_what_an_attack_needs_and_the_suite_lacks_is_known_before_any_compute(suite_of, site, monkeypatch):

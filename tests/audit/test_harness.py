@@ -18,6 +18,7 @@ import torch
 
 from audit import harness, suite
 from audit.cells import plan
+from audit.evidence import gaussian_epsilon
 from audit.harness import pick_device
 from audit.outcome import Outcome
 from leaderboard.record import Record, RecordError, read, read_all
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 MEMBERSHIP = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
 # Ten steps of an epsilon that other tests calibrate, too: the search for it takes longer than everything else.
 WHOLE = SUITE.replace(MEMBERSHIP, f"{MEMBERSHIP}, {INVERSION}").replace("controls = false", "controls = true") + SHARE
-CELLS = 3 * 3 + 1 + 1 + 2  # both defenses and the negative control trained; shared: sgd, its control, dp_sgd twice
+CELLS = 4 * 3 + 1 + 1 + 2  # both defenses trained, and as negative controls; shared: sgd twice, dp_sgd twice
 SPY = '''
 from attacks.core import Access, MembershipScores, ModelAccess, attack
 
@@ -125,7 +126,7 @@ def test_the_positive_control_leaks_and_the_negative_one_does_not(results):
         negative = of(records, "sgd", attack, "negative").metrics["auc"]
         assert negative.low is not None and negative.low <= 0.5
     verdicts = {c.name: c.ok for c in Board.from_records(records).controls if "membership" in c.name}
-    assert len(verdicts) == 2 and all(verdicts.values())
+    assert len(verdicts) == 3 and all(verdicts.values())
 
 
 def test_records_say_what_is_proved_and_where_the_noise_is_from(results):
@@ -137,6 +138,9 @@ def test_records_say_what_is_proved_and_where_the_noise_is_from(results):
         assert (record.noise_multiplier == 0) == silent
         if silent:
             assert record.claim.epsilon is None and record.claim.reason
+        elif record.kind == "reconstruction":  # one release in which the target is known to be
+            alone = gaussian_epsilon(1 / record.noise_multiplier, 1e-5)
+            assert record.claim.epsilon == pytest.approx(alone, abs=1e-3) and record.claim.sampling == "full"
         else:
             assert record.claim.epsilon == pytest.approx(3, rel=0.01) and record.claim.epsilon <= 3
             assert record.claim.relation == "add_remove" and record.claim.sampling == "poisson"
@@ -223,7 +227,8 @@ def test_secure_noise_is_recorded_and_kept_apart(tmp_path):
     seeded, secure = (run(text, tmp_path, secure_noise=choice) for choice in (False, True))
     assert [r.noise for r in seeded] == ["none", "seeded"]
     assert [r.noise for r in secure] == ["none", "secure"]
-    assert len(read_all(tmp_path)) == 4
+    together = read_all(tmp_path)
+    assert len(together) == 3 and len(Board.from_records(together).rows) == 3  # a row of its own, and sgd's once
     assert of(seeded, "dp_sgd").metrics != of(secure, "dp_sgd").metrics
 
 

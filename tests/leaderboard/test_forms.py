@@ -171,3 +171,14 @@ def test_what_a_claim_would_be_under_poisson_sampling_is_a_footnote(record, clai
     text = Board.from_records([record(claim=claim(25.3, sampling="partition", as_if_poisson=2.75))]).to_markdown()
     assert "25.30¹" in text
     assert "¹ sampling is partition; were it Poisson, epsilon would be 2.75" in text
+
+
+def test_no_column_is_lost_at_any_width(record, metric, claim):
+    given = {"defense": "clipped_sgd", "claim": claim(None), "flags": ("deterministic",)}
+    records = [record("utility", **given), record(**given), record("reconstruction", **given)]
+    records += [record(**{**given, "defense": "sgd", "control": "positive"})]
+    found = Board.from_records(records)
+    for width in range(60, 200):
+        text = found.to_text(width=width)
+        for word in ("accuracy", "AUC", "TPR@1%FPR", "PSNR", "seeds", "flags", "deterministic", "ratio"):
+            assert word in text, f"{word} at {width} columns"

@@ -200,3 +200,10 @@ def test_with_secure_noise_a_resumed_run_goes_on_with_fresh_noise(tmp_path):
     run = duties.trained(DEFENSE, checkpoint=path, **settings | {"noise": secure()})
     assert run.noise == "secure"
     assert run.ledger.steps == len(run.transcript.steps) == 4
+
+
+def test_a_resumed_run_with_another_lambda_is_another_run(tmp_path):
+    path = tmp_path / "c"
+    duties.interrupted(dp_sgd(noise_multiplier=1.0), path, after=2, schedule=lambda step, steps: 1.0)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        duties.trained(dp_sgd(noise_multiplier=1.0), checkpoint=path, schedule=lambda step, steps: 0.5)

@@ -246,7 +246,7 @@ def test_an_epsilon_that_is_none_is_refused(target):
 
 
 def test_runs_without_steps_and_uncalibrated_defenses_predict_nothing():
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="steps must be from 1 to 1000000 for a prediction, got 0"):
         predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=0)
     with pytest.raises(ValueError, match="noise_multiplier of 'dp_sgd' must be set"):
         predict(dp_sgd(), sampling=poisson(0.1), steps=1)
@@ -287,3 +287,16 @@ def test_calibration_leaves_a_release_of_its_own_as_it_is():
     assert 2.98 < claimed <= 3.0
     with pytest.raises(ValueError, match="needs a noise multiplier above"):
         calibrate(Defense(WithStart(own=0.5)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
+
+
+class LooseMuchLater(Stateless):
+    def plan(self, context: Context) -> StepPlan:
+        bound = clip(1.0) if context.step < 2500 else unbounded()
+        return StepPlan(Block(codec=Everything(context.dim), bound=bound))
+
+
+def test_a_prediction_looks_at_every_step():
+    claim = predict(Defense(LooseMuchLater(), noise_multiplier=1.0), sampling=poisson(0.01), steps=3000).claim(DELTA)
+    assert claim.epsilon == math.inf and "not bounded" in claim.reason
+    with pytest.raises(ValueError, match="steps must be from 1 to 1000000 for a prediction, got 1000001"):
+        predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.01), steps=1_000_001)
