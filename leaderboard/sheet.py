@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from .aggregate import Estimate
+from .aggregate import Estimate, over_seeds
 from .controls import ControlResult, Violation
 from .record import Record
 from .rows import Row
@@ -192,6 +192,15 @@ def _notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
             least, most = f"{min(floors):.1f}", f"{max(floors):.1f}"
             floor = f" The mean public image alone has {least if least == most else f'{least} to {most}'} dB."
         notes.append(f"PSNR: one shared update ({'; '.join(shared)}), without and with its noise.{floor}")
+    if sizes := _sizes(records):
+        notes.append(f"Per seed: {sizes}.")
+    notes += [
+        f"{attack} does not tell the members of {row.defense.name} itself (AUC {auc.value:.2f} "
+        f"[{auc.low:.2f}, {auc.high:.2f}]): near chance, its numbers say nothing about a defense."
+        for row in rows
+        if row.control == "positive"
+        for attack, auc in _powerless(row)
+    ]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         notes.append(f"Controls that held: {'; '.join(passed)}.")
     if roles := {row.control for row in rows} - {None}:
@@ -202,6 +211,27 @@ def _notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     notes += [f"Attack {name}: {needs}." for name, needs in _needs(records).items()]
     papers = [f"{r.defense.name}, {p.metric} {p.value:g} in {p.source}" for r in records for p in r.reported]
     return notes + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
+
+
+def _sizes(records: Sequence[Record]) -> str:
+    """On how many examples, candidates and images one record's number rests."""
+    places = {
+        "utility": ("accuracy", "test examples"),
+        "membership": ("auc", "candidates"),
+        "reconstruction": ("psnr", "images"),
+    }
+    words = []
+    for kind, (metric, what) in places.items():
+        found = {r.metrics[metric].n for r in records if r.kind == kind and metric in r.metrics} - {None}
+        if found:
+            words.append(f"{' or '.join(map(str, sorted(n for n in found if n is not None)))} {what}")
+    return ", ".join(words)
+
+
+def _powerless(row: Row) -> list[tuple[str, Estimate]]:
+    """Membership attacks that the positive control does not show to work."""
+    found = [(cell.attack or "", over_seeds("auc", cell)) for cell in row.cells if cell.kind == "membership"]
+    return [(name, auc) for name, auc in found if auc.value is not None and auc.low is not None and auc.low <= 0.5]
 
 
 _SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
