@@ -235,7 +235,7 @@ def _add(
     secure_noise: bool,
 ) -> None:
     task = suite.task_for(choice)
-    trained = {
+    trained: dict[str, Any] = {
         "schema": 1,
         "suite": suite.name,
         "defense": {"name": choice.name, "settings": choice.settings},
@@ -257,6 +257,8 @@ def _add(
             "sampling": task.sampling,
         },
     }
+    if task.engine != "auto":
+        trained["task"]["engine"] = task.engine
     # A part of the request only where noise is drawn, so that what has none is not computed again.
     if secure_noise and ("epsilon" in budget or "noise_multiplier" in budget):
         trained["noise"] = "secure"

@@ -83,6 +83,8 @@ class TaskTable(Table):
     optimizer: Literal["sgd", "adam"] = "sgd"
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     sampling: Sampling = "poisson"
+    engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
+    """How clipped sums are computed; all give the same up to rounding."""
 
 
 TRAINING: Mapping[str, Any] = {"lr": Rate, "batch": Count, "epochs": Count, "momentum": Momentum}

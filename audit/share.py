@@ -39,11 +39,13 @@ class Shared:
         observation: what the server sees.
         truth: what it does not.
         ledger: the releases in which the shared batch took part, without sampling: it is known to be there.
+        engine: how the clipped sums were computed.
     """
 
     observation: Observation
     truth: GroundTruth
     ledger: Ledger
+    engine: str
 
 
 def share_update(
@@ -64,6 +66,7 @@ def share_update(
     classes: int | None = None,
     population: Examples | None = None,
     microbatch: int | None = None,
+    engine: str = "auto",
 ) -> tuple[Observation, GroundTruth]:
     """Simulates what one client shares at one step, and keeps the truth apart; arguments as for `simulate_share`.
 
@@ -87,6 +90,7 @@ def share_update(
         classes=classes,
         population=population,
         microbatch=microbatch,
+        engine=engine,
     )
     return shared.observation, shared.truth
 
@@ -109,6 +113,7 @@ def simulate_share(
     classes: int | None = None,
     population: Examples | None = None,
     microbatch: int | None = None,
+    engine: str = "auto",
 ) -> Shared:
     """Simulates what one client shares at one step, with the ledger of what that costs its batch.
 
@@ -129,7 +134,8 @@ def simulate_share(
         high: largest valid input.
         classes: number of classes; read off the model's output where None.
         population: public examples that the attacker may use.
-        microbatch: most examples in memory as rows at a time.
+        microbatch: most examples that are worked on at a time; None for what fits in memory.
+        engine: how clipped sums are computed, as in `defenses.core.train`.
 
     Returns:
         What the server sees (labels and batch size included, for attacks that declare to know them), the truth, and the
@@ -145,19 +151,19 @@ def simulate_share(
         raise ValueError(f"inputs and labels must have one length above 0, got {len(inputs)} and {len(labels)}")
     sigma = defense.calibrated_multiplier
     client = copy.deepcopy(model).to(inputs.device).eval()
-    engine = Engine(client, loss=loss, noise=noise or from_os(), microbatch=microbatch)
-    layout, size = engine.layout, len(inputs)
+    runner = Engine(client, loss=loss, noise=noise or from_os(), microbatch=microbatch, engine=engine)
+    layout, size = runner.layout, len(inputs)
     past_inputs, past_labels = (inputs, labels) if history is None else history
     if len(past_inputs) == 0 or len(past_inputs) != len(past_labels):
         raise ValueError(
             f"history must be (inputs, labels) of one length above 0, got {len(past_inputs)} and {len(past_labels)}"
         )
-    rows = _public_rows(engine, population)
+    rows = _public_rows(runner, population)
     ledger = Ledger(full())
 
     def one_off(plan: StepPlan, multiplier: float) -> tuple[Tensor, ...]:
         ledger.record(plan, multiplier, step=0, one_off=True)
-        return engine.run(plan, inputs, labels, multiplier).noisy
+        return runner.run(plan, inputs, labels, multiplier).noisy
 
     context = Context(
         step=0,
@@ -177,7 +183,7 @@ def simulate_share(
         state, plan = defense.plan(state, context)
         batch = torch.arange(now * size, (now + 1) * size) % len(past_inputs)
         x, y = (inputs, labels) if now == step else (past_inputs[batch], past_labels[batch])
-        out = engine.run(plan, x, y, sigma)
+        out = runner.run(plan, x, y, sigma)
         if now == step or history is None:
             ledger.record(plan, sigma, step=now)
         shared = Step(now, parameters, sigma, float(size), 1.0, plan, out.noisy)
@@ -203,10 +209,11 @@ def simulate_share(
     )
     observation = observe(shared, client, layout, world, labels=labels, batch_size=size)
     floor = None if population is None else population.inputs.mean(dim=0)
-    return Shared(observation, GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor), ledger)
+    truth = GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor)
+    return Shared(observation, truth, ledger, runner.name)
 
 
-def _public_rows(engine: Engine, population: Examples | None) -> Callable[[int, torch.Generator], Tensor] | None:
+def _public_rows(runner: Engine, population: Examples | None) -> Callable[[int, torch.Generator], Tensor] | None:
     if population is None:
         return None
 
@@ -214,6 +221,6 @@ def _public_rows(engine: Engine, population: Examples | None) -> Callable[[int, 
         if n > len(population):
             raise ValueError(f"public data must have at least {n} examples, got {len(population)}")
         chosen = torch.randperm(len(population), generator=coins)[:n]
-        return engine.gradients(population.inputs[chosen], population.labels[chosen])(None).detach()
+        return runner.gradients(population.inputs[chosen], population.labels[chosen])(None).detach()
 
     return rows

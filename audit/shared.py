@@ -16,7 +16,6 @@ from torch import Tensor
 
 from attacks.core import Knows, Reconstruction
 from benchmarks.core import Splits
-from defenses.core import Engine
 from leaderboard.record import Metric
 
 from . import catalog
@@ -50,6 +49,7 @@ class SharedUpdates:
         attack = catalog.attack(request["attack"]["name"])
         results, scored, wanted = [], [], []
         claim: dict[str, Any] = {}
+        engine: str | None = None
         noise = noise_for(request)
         for image in range(task["images"]):
             inputs, labels, decoy = self._batch(request, image)
@@ -67,6 +67,7 @@ class SharedUpdates:
                 high=splits.high,
                 classes=splits.classes,
                 population=examples_of(splits.public, self._device),
+                engine=request["training"].get("engine", "auto"),
             )
             coins = torch.Generator().manual_seed(seed_of(request, f"attack {cell.id} {image}"))
             result: Reconstruction = attack(shared.observation, coins, **request["attack"]["settings"])
@@ -81,6 +82,7 @@ class SharedUpdates:
             results.append(result)
             scored.append(score(result, about))
             wanted.append((inputs, labels))
+            engine = shared.engine
             # Every target took part in its own shared step alone, so one ledger speaks for all of them.
             claim = asdict(shared.ledger.claim(request["budget"]["delta"]))
         if task["noise"] == "none" and calibrated > 0:
@@ -92,7 +94,7 @@ class SharedUpdates:
             claim=finite_claim(claim),
             noise_multiplier=0.0 if task["noise"] == "none" else calibrated,
             noise=noise.kind if task["noise"] != "none" and calibrated > 0 else "none",
-            engine=Engine.name,
+            engine=engine,
             flags=flags,
             arrays=_pictures(wanted, results),
         )

@@ -101,6 +101,7 @@ class TrainedModel:
             noise=noise_for(request),
             seed=seed_of(request, "coins"),
             sampler_key=seed_of(request, "sampler"),
+            engine=task.get("engine", "auto"),
             device=self._device,
             observer="updates",
         )

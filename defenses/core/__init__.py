@@ -4,10 +4,11 @@ A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPla
 bound. A user calls `calibrate` and `train`.
 """
 
+from .augment import Augmentation, CropAndFlip
 from .bound import Bound, adaptive_weight, clip, normalize, unbounded
 from .codec import Codec, Complement, Coordinates, Everything, Subspace
 from .defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
-from .engine import Engine, Release, clipped_sums, contributions, release
+from .engine import Engine, Release, release
 from .layers import group_norm_instead, refuse_batch_norm
 from .ledger import Claim, Ledger, calibrate, noise_multiplier, predict
 from .noise import Noise, from_os, secure, seeded
@@ -15,10 +16,12 @@ from .post import Identity, Keep, Offset, Post, Project
 from .query import Gradient, GradientDifference, NormWithin, Query
 from .rows import Layout, Loss, cross_entropy, outputs, per_example_gradients
 from .sampling import Sampling, fixed, full, partition, poisson, shuffle
+from .sums import clipped_sums, contributions
 from .train import Run, train
 from .transcript import Step, Transcript
 
 __all__ = [
+    "Augmentation",
     "Block",
     "Bound",
     "Claim",
@@ -26,6 +29,7 @@ __all__ = [
     "Complement",
     "Context",
     "Coordinates",
+    "CropAndFlip",
     "Defense",
     "Engine",
     "Everything",

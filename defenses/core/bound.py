@@ -64,6 +64,20 @@ class Bound:
             case "unbounded":
                 return torch.ones_like(norms)
 
+    def scale(self, norms: Float[Tensor, " rows"], dtype: torch.dtype) -> Float[Tensor, " rows"]:
+        """The factors by which rows of this dtype can be scaled to the bound, zero for those that cannot.
+
+        Args:
+            norms: in float64.
+            dtype: of the rows.
+        """
+        factors = self.factors(norms).to(dtype)
+        # A factor outside of the dtype's normal numbers has lost its precision or is infinite, and the
+        # product may be longer than the bound (a row of 3e38 in float32): such a row counts as zero.
+        normal = torch.finfo(dtype)
+        usable = (factors >= normal.tiny) & (factors <= normal.max)
+        return torch.where(usable, factors, 0.0)
+
     def __call__(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
         """Bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself."""
         rows = finite_rows(rows)
@@ -71,12 +85,7 @@ class Bound:
             return rows
         # Norms in float64: a float32 square overflows above 1e19 and vanishes below 1e-22.
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        factors = self.factors(norms).to(rows.dtype)
-        # A factor outside of the dtype's normal numbers has lost its precision or is infinite, and the
-        # product may be longer than the bound (a row of 3e38 in float32): such a row counts as zero.
-        normal = torch.finfo(rows.dtype)
-        usable = (factors >= normal.tiny) & (factors <= normal.max)
-        return rows * torch.where(usable, factors, 0.0).unsqueeze(1)
+        return rows * self.scale(norms, rows.dtype).unsqueeze(1)
 
 
 def clip(norm: float) -> Bound:

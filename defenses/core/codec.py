@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .basis import orthonormality_error
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -129,8 +131,7 @@ class Subspace:
         for basis, (start, stop) in zip(self.bases, self.spans, strict=True):
             if basis.shape[0] != stop - start:
                 raise ValueError(f"basis must have {stop - start} rows for its span, got {basis.shape[0]}")
-            gram = basis.double().T @ basis.double()
-            error = (gram - torch.eye(gram.shape[0], device=gram.device)).abs().max().item() if gram.numel() else 0.0
+            error = orthonormality_error(basis)
             if not error < 1e-4:
                 raise ValueError(
                     f"basis must have orthonormal columns, got an error of {error:.1e}; use torch.linalg.qr"
@@ -161,6 +162,9 @@ class Subspace:
 
     def project(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """The part of each row inside the subspace."""
+        if self.spans == ((0, self.dim),):  # no zeros to fill in
+            v = self.bases[0].to(rows)
+            return (rows @ v) @ v.T
         inside = torch.zeros_like(rows)
         for basis, (start, stop) in zip(self.bases, self.spans, strict=True):
             v = basis.to(rows)

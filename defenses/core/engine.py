@@ -1,8 +1,8 @@
 """Runs a plan on a batch: the only code that holds raw rows or the secret noise.
 
-Per block: query each example, encode, bound, sum, add noise; then decode the noisy sums. The reference engine
-materialises rows with torch.func, micro-batch by micro-batch; sums accumulate in float64, so micro-batches
-change nothing but memory, and noise is drawn once per step after the last of them.
+Per block: query each example (or the mean of its views), encode, bound, sum, add noise; then decode the noisy sums.
+How clipped sums are computed is the business of `engines`; sums of micro-batches accumulate in float64, so
+micro-batches change nothing but memory, and noise is drawn once per step after the last of them.
 
 Guarantee:
     Relation: add or remove one example. Released: the noisy blocks of `Release`; everything else here (rows,
@@ -15,18 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .bound import finite_rows
+from .augment import Augmentation
 from .defense import Context, Defense, State, StepPlan
+from .engines import Choice, choose, refuse_name
 from .layers import refuse_batch_norm
 from .noise import GeneratorNoise, Noise
 from .query import Gradients
-from .rows import Layout, Loss, cross_entropy, microbatches, per_example_gradients
+from .rows import Layout, Loss, cross_entropy, microbatches
+from .sums import clipped_sums, totals
+
+# Of activations, their derivatives and rows at a time, unless the user says otherwise.
+MEMORY_BUDGET = 2 * 2**30
 
 
 @dataclass(frozen=True)
@@ -42,34 +46,6 @@ class Release:
     total: Float[Tensor, " dim"]
 
 
-def contributions(plan: StepPlan, gradients: Gradients) -> tuple[Float[Tensor, "rows _"], ...]:
-    """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block."""
-
-    @cache
-    def finite(point: Tensor | None) -> Tensor:
-        return finite_rows(gradients(point))
-
-    return tuple(block.bound(block.codec.encode(block.query(finite))) for block in plan.blocks)
-
-
-def clipped_sums(plan: StepPlan, batches: Sequence[Gradients], like: Tensor) -> tuple[Tensor, ...]:
-    """The sum of bounded contributions of each block, before any noise: private, for engine and tests.
-
-    Args:
-        plan: the step's plan.
-        batches: gradients of each micro-batch; empty for an empty batch.
-        like: device and dtype of the result.
-
-    Returns:
-        One vector [size] per block.
-    """
-    totals = [torch.zeros(b.codec.size, dtype=torch.float64, device=like.device) for b in plan.blocks]
-    for gradients in batches:
-        for total, rows in zip(totals, contributions(plan, gradients), strict=True):
-            total += rows.sum(dim=0, dtype=torch.float64)
-    return tuple(total.to(like.dtype) for total in totals)
-
-
 def add_noise(plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, noise: Noise | None) -> Release:
     """Adds each block's noise and decodes.
 
@@ -82,10 +58,11 @@ def add_noise(plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, n
             raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
         draw = noise.normal(sum(s.numel() for s in sums), sums[0]).split([s.numel() for s in sums])
         noisy = tuple(
-            s + block.noise_std(noise_multiplier) * z for s, block, z in zip(sums, plan.blocks, draw, strict=True)
+            torch.add(s, z, alpha=block.noise_std(noise_multiplier))
+            for s, block, z in zip(sums, plan.blocks, draw, strict=True)
         )
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
-    return Release(noisy, torch.stack(decoded).sum(dim=0))
+    return Release(noisy, sum(decoded[1:], start=decoded[0]))
 
 
 def release(
@@ -119,13 +96,12 @@ def release(
 
 
 class Engine:
-    """The reference engine: rows by torch.func, one micro-batch at a time.
+    """Plans on batches of one model: views, micro-batches, clipped sums, noise.
 
     Attributes:
-        name: what the record says of how the sums were computed.
+        layout: the trained parameters, in the order of every flat vector.
+        name: what the record says of how the sums were computed; before the first batch, what was asked for.
     """
-
-    name = "torch.func"
 
     def __init__(
         self,
@@ -134,6 +110,9 @@ class Engine:
         loss: Loss = cross_entropy,
         noise: Noise | None = None,
         microbatch: int | None = None,
+        memory_budget: int | None = None,
+        engine: str = "auto",
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Takes a model and the secret noise.
 
@@ -141,29 +120,84 @@ class Engine:
             model: its trained parameters define the layout; refused when it mixes examples.
             loss: per-example loss.
             noise: secret source.
-            microbatch: most examples whose rows exist at a time; None for the whole batch.
+            microbatch: most examples that are worked on at a time; None for what fits the memory budget.
+            memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
+            engine: "auto", "layerwise", "torch.func", "opacus" or "backpack"; `auto` is a static rule, our own engine
+                where it knows every layer and the reference elsewhere.
+            augmentation: views of each example, whose gradients are averaged and then bounded once.
 
         Raises:
-            ValueError: for a model with BatchNorm, or a micro-batch below 1.
+            ValueError: for a model with BatchNorm, a micro-batch or budget below 1, or an unknown engine.
         """
         refuse_batch_norm(model)
-        if microbatch is not None and microbatch < 1:
-            raise ValueError(f"microbatch must be at least 1 or None, got {microbatch}")
+        refuse_name(engine)
+        for argument, value in (("microbatch", microbatch), ("memory_budget", memory_budget)):
+            if value is not None and value < 1:
+                raise ValueError(f"{argument} must be at least 1 or None, got {value}")
         self.model, self.loss, self.noise, self.microbatch = model, loss, noise, microbatch
+        self.memory_budget = MEMORY_BUDGET if memory_budget is None else memory_budget
+        self.augmentation = augmentation
         self.layout = Layout.of(model)
+        self.name = self._asked = engine
+        self._checked: dict[object, Choice] = {}
+
+    def prepare(self, inputs: Tensor, targets: Tensor) -> Choice:
+        """Chooses and checks what computes the sums, once for data of one shape and dtype; looks at no value.
+
+        Raises:
+            ValueError: when the engine that was asked for cannot run the model.
+        """
+        kind = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
+        if kind not in self._checked:
+            self._checked[kind] = choose(self._asked, self.model, self.loss, self.layout, inputs, targets)
+        self.name = self._checked[kind].note
+        return self._checked[kind]
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Gradients:
-        """Per-example gradients of these examples, as a function of the parameter point."""
+        """Per-example gradients of these examples as they are, as a function of the parameter point."""
+        rows = self.prepare(inputs, targets).engine.rows
+        return lambda point: rows(inputs, targets, point=point)
 
-        def at(point: Tensor | None) -> Tensor:
-            return per_example_gradients(self.model, self.loss, self.layout, inputs, targets, parameters=point)
+    def run(
+        self,
+        plan: StepPlan,
+        inputs: Tensor,
+        targets: Tensor,
+        noise_multiplier: float,
+        *,
+        coins: torch.Generator | None = None,
+    ) -> Release:
+        """Executes a plan on one batch, which may be empty.
 
-        return at
+        Args:
+            plan: fixed before the batch was drawn.
+            inputs: the batch.
+            targets: of the batch.
+            noise_multiplier: of the whole step.
+            coins: public randomness of the views; needed where there is an augmentation.
 
-    def run(self, plan: StepPlan, inputs: Tensor, targets: Tensor, noise_multiplier: float) -> Release:
-        """Executes a plan on one batch, which may be empty."""
+        Raises:
+            ValueError: without a source of noise or of views where one is needed.
+        """
+        choice, augmentation = self.prepare(inputs, targets), self.augmentation
         like = next(p for p in self.model.parameters() if p.requires_grad).detach()
-        batches = [self.gradients(inputs[part], targets[part]) for part in microbatches(len(inputs), self.microbatch)]
-        with torch.no_grad():
-            sums = clipped_sums(plan, batches, like)
-        return add_noise(plan, sums, noise_multiplier, self.noise)
+        views = 1 if augmentation is None else augmentation.views
+        drawn = None
+        if augmentation is not None:
+            if coins is None:
+                raise ValueError("coins must be given where there is an augmentation, got None")
+            drawn = augmentation.draw(len(inputs) * views, coins)
+        sums = []
+        for part in microbatches(len(inputs), self.microbatch or self._fitting(choice, views)):
+            x, y = inputs[part], targets[part]
+            if augmentation is not None and drawn is not None:
+                x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
+                x = augmentation.apply(x, drawn[part.start * views : part.stop * views])
+            sums.append(choice.engine.sums(plan, x, y, views=views))
+        return add_noise(plan, totals(plan, sums, like), noise_multiplier, self.noise)
+
+    def _fitting(self, choice: Choice, views: int) -> int:
+        """Most examples whose work fits the budget; at least one."""
+        itemsize = next(iter(self.model.parameters())).element_size()
+        each = views * choice.engine.bytes_per_entry(choice.activations, itemsize)
+        return max(1, self.memory_budget // max(1, each))

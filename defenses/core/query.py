@@ -73,8 +73,11 @@ class NormWithin:
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows 1"]:
         """Centred indicators: their norm is exactly 1/2 whatever the example is."""
         rows = gradients(None)
-        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
-        return (norms <= self.threshold).to(rows.dtype) - 0.5
+        return self.answers(torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)).to(rows.dtype)
+
+    def answers(self, norms: Float[Tensor, "rows 1"]) -> Float[Tensor, "rows 1"]:
+        """The indicators of these norms."""
+        return (norms <= self.threshold).to(norms.dtype) - 0.5
 
 
 gradient = Gradient()

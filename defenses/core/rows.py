@@ -102,7 +102,7 @@ def per_example_gradients(
     model: nn.Module,
     loss: Loss,
     layout: Layout,
-    inputs: Float[Tensor, "rows ..."],
+    inputs: Float[Tensor, "rows ..."] | Int[Tensor, "rows ..."],
     targets: Float[Tensor, "rows ..."] | Int[Tensor, " rows"],
     *,
     parameters: Float[Tensor, " dim"] | None = None,
@@ -122,7 +122,10 @@ def per_example_gradients(
     Returns:
         One row per example, in the parameters' dtype.
     """
-    outputs_at = _function_of(model)
+    outputs_at = function_of(model)
+    # PyTorch's InstanceNorm has wrong derivatives for a channels-last batch of one (2.15, CPU), and here every
+    # batch is one example.
+    inputs = inputs.contiguous()
     point = layout.unflatten(layout.read(model) if parameters is None else parameters)
 
     if len(inputs) == 1:
@@ -143,7 +146,11 @@ def per_example_gradients(
 
 
 def outputs(
-    model: nn.Module, layout: Layout, inputs: Float[Tensor, "rows ..."], *, parameters: Float[Tensor, " dim"]
+    model: nn.Module,
+    layout: Layout,
+    inputs: Float[Tensor, "rows ..."] | Int[Tensor, "rows ..."],
+    *,
+    parameters: Float[Tensor, " dim"],
 ) -> Tensor:
     """The model's outputs at another parameter point; differentiable in inputs and parameters.
 
@@ -153,16 +160,17 @@ def outputs(
         inputs: examples, first dimension the batch.
         parameters: the point.
     """
-    return _function_of(model)(layout.unflatten(parameters), inputs)
+    return function_of(model)(layout.unflatten(parameters), inputs)
 
 
-def _function_of(model: nn.Module) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+def function_of(model: nn.Module) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
     """The model as a function of (named parameters, inputs); parameters that are not named keep their values.
 
     Weights are tied here, because functional_call's own tying, for a module that is used under two names, leaves copies
-    in the model where its parameters were: an optimizer would go on moving what the model no longer uses.
+    in the model where its parameters were: an optimizer would go on moving what the model no longer uses. Parameters
+    are handed over in contiguous order, whatever the model's: see `per_example_gradients`.
     """
-    own = {name: p.detach() for name, p in model.named_parameters()}
+    own = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     names, buffers = {id(p): name for name, p in model.named_parameters()}, dict(model.named_buffers())
     places = {
         f"{prefix}.{key}" if prefix else key: names[id(p)]

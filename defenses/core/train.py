@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from . import checkpoint as disk
+from .augment import Augmentation
 from .defense import Context, Defense, State, StepPlan, seed_from
 from .engine import Engine
 from .ledger import Claim, Ledger
 from .noise import Kind, Noise, from_os
-from .rows import Layout, Loss, cross_entropy, per_example_gradients
+from .rows import Layout, Loss, cross_entropy
 from .sampling import Sampling
 from .transcript import Observer, Step, Transcript
 
@@ -92,6 +93,9 @@ def train(
     sampler_key: int | None = None,
     expected_batch: float | None = None,
     microbatch: int | None = None,
+    memory_budget: int | None = None,
+    engine: str = "auto",
+    augmentation: Augmentation | None = None,
     device: torch.device | str = "cpu",
     observer: Observer = "final",
     checkpoint: Path | None = None,
@@ -119,7 +123,10 @@ def train(
         sampler_key: secret key of the sampler; keyed by the operating system where None.
         expected_batch: the public constant that sums are divided by; sample rate times number of examples where
             None, which takes that number for public.
-        microbatch: most examples in memory as rows at a time.
+        microbatch: most examples that are worked on at a time; None for what fits the memory budget.
+        memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
+        engine: how clipped sums are computed: "auto", "layerwise", "torch.func", "opacus" or "backpack".
+        augmentation: views of each example, whose gradients are averaged and then bounded once.
         device: where to compute.
         observer: how much the transcript keeps.
         checkpoint: file to resume from if it exists, and to write to.
@@ -143,8 +150,16 @@ def train(
     public_data = None if public is None else _checked(public, "public", device)
     model.to(device).train()
     source = noise or from_os()
-    engine = Engine(model, loss=loss, noise=source, microbatch=microbatch)
-    layout, trained = engine.layout, [p for p in model.parameters() if p.requires_grad]
+    runner = Engine(
+        model,
+        loss=loss,
+        noise=source,
+        microbatch=microbatch,
+        memory_budget=memory_budget,
+        engine=engine,
+        augmentation=augmentation,
+    )
+    layout, trained = runner.layout, [p for p in model.parameters() if p.requires_grad]
     updater = _optimizer(optimizer, trained, lr, momentum)
     factor = _schedule(schedule)
     base_rates = [group["lr"] for group in updater.param_groups]
@@ -155,14 +170,15 @@ def train(
     if not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
     settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind, divisor)
+    how = (engine, augmentation)
     data = (inputs, labels, *(public_data or ()))
-    mark = _fingerprint(defense, sampling, layout, data, (*settings, seed, sampler_key))
+    mark = _fingerprint(defense, sampling, layout, data, (*settings, *how, seed, sampler_key))
     coins = secrets.randbits(63) if seed is None else seed
     key = secrets.randbits(63) if sampler_key is None else sampler_key
 
     def one_off(plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
         ledger.record(plan, noise_multiplier, step=context.step, one_off=True)
-        return engine.run(plan, inputs, labels, noise_multiplier).noisy
+        return runner.run(plan, inputs, labels, noise_multiplier, coins=context.coins("views at the start")).noisy
 
     context = Context(
         step=0,
@@ -172,7 +188,7 @@ def train(
         parameters=layout.read(model),
         expected_batch=divisor,
         seed=coins,
-        public=None if public_data is None else _public_rows(model, loss, layout, public_data),
+        public=None if public_data is None else _public_rows(runner, public_data),
         one_off=one_off,
         device=torch.device(device),
     )
@@ -217,7 +233,7 @@ def train(
             batch = sampling.indices(step, len(inputs), key).to(device)
             with _layer_coins(coins, step, context.device):
                 state, plan = defense.plan(state, context)
-                out = engine.run(plan, inputs[batch], labels[batch], sigma)
+                out = runner.run(plan, inputs[batch], labels[batch], sigma, coins=context.coins(f"views {step}"))
             ledger.record(plan, sigma, step=step)
             transcript.record(Step(step, before, sigma, divisor, sampling.rate, plan, out.noisy))
             update = plan.post(out.total / divisor)
@@ -239,7 +255,7 @@ def train(
         raise
     updater.zero_grad(set_to_none=True)
     kind = source.kind if sigma > 0 else "none"
-    return Run(model.eval(), ledger, transcript, state, coins, key, engine.name, kind)
+    return Run(model.eval(), ledger, transcript, state, coins, key, runner.name, kind)
 
 
 def _checked(examples: Examples, argument: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -300,16 +316,14 @@ def _layer_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _public_rows(
-    model: nn.Module, loss: Loss, layout: Layout, public: tuple[Tensor, Tensor]
-) -> Callable[[int, torch.Generator], Tensor]:
+def _public_rows(runner: Engine, public: tuple[Tensor, Tensor]) -> Callable[[int, torch.Generator], Tensor]:
     inputs, labels = public
 
     def rows(n: int, coins: torch.Generator) -> Tensor:
         if n > len(inputs):
             raise ValueError(f"public data must have at least {n} examples, got {len(inputs)}")
         chosen = torch.randperm(len(inputs), generator=coins)[:n].to(inputs.device)
-        return per_example_gradients(model, loss, layout, inputs[chosen], labels[chosen]).detach()
+        return runner.gradients(inputs[chosen], labels[chosen])(None)
 
     return rows
 

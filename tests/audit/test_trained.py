@@ -108,7 +108,7 @@ def test_what_was_resolved_is_told(private):
         "sample_rate": 0.1,
         "parameters": 64 * 8 + 8 + 8 * 10 + 10,
     }
-    assert private[None].engine == "torch.func"
+    assert private[None].engine == "layerwise"
 
 
 def test_a_cell_is_the_same_alone_and_after_others(suite_of, private):

@@ -1,0 +1,244 @@
+"""The leading directions of a matrix of public gradients: what a subspace codec projects on.
+
+Two ways to the top right singular vectors of rows [m, dim] with m far below dim, both cheaper than a singular value
+decomposition. `gram`: the float64 matrix of inner products of the rows, its eigenvectors, and one product back.
+`randomized`: Halko, Martinsson & Tropp, "Finding Structure with Randomness", SIAM Review 2011, Algorithms 4.4 and 5.1,
+which compresses the rows to a few more than `rank` first. Rows are not centred: a subspace of gradients is meant to
+hold their mean too.
+
+Everything runs over strips of columns that fit the cache, and only one matrix of the size of the basis is ever made.
+The products of one strip are short sums, so float32 ones are good to 1e-6; over strips they add up in float64.
+
+Guarantee:
+    What is returned is a function of the rows (and of the public coins) alone, and orthonormal to 1e-5: this is
+    measured on what is returned, and mended where it does not hold. The privacy of a projection rests on none of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
+_BAND = 48  # rows of a Gram matrix that are computed at once; MKL's kernels take 24 (float64) or 48 (float32)
+_NEGLIGIBLE = 1e-10  # eigenvalues, relative to the largest: below lies the rounding of float32 rows
+_ORTHONORMAL = 1e-5  # what is guaranteed
+_ROUNDING_SHOWS = 3e-6  # from here on, coefficients rounded to the rows' precision are corrected for it
+
+
+@torch.no_grad()
+def leading_directions(
+    rows: Float[Tensor, "rows dim"],
+    rank: int,
+    *,
+    method: Literal["gram", "randomized"] = "gram",
+    generator: torch.Generator | None = None,
+    oversampling: int = 10,
+    passes: int = 2,
+) -> Float[Tensor, "dim k"]:
+    """An orthonormal basis of the directions in which the rows' uncentred second moment is largest, in order.
+
+    Each direction's entry of largest magnitude is positive (the first of equals), so that parties that hold the same
+    rows exchange coefficients in the same signs. For one basis a layer, call it on the columns of each.
+
+    Which method: `gram` is exact and the faster one up to some 500 rows; its cost grows with their square.
+    `randomized` costs 2 * passes + 1 products of the rows with rank + oversampling vectors, so it wins where there are
+    far more rows than directions wanted; its last directions are approximate unless the spectrum decays.
+
+    Args:
+        rows: one gradient a row, float32 or float64, on any device; in any units.
+        rank: largest number of directions.
+        method: how they are computed.
+        generator: public coins of `randomized`, on the CPU; unused by `gram`.
+        oversampling: further vectors that `randomized` carries along.
+        passes: power iterations of `randomized`, each of which adds two to the power of the singular values' ratios
+            that its errors shrink with.
+
+    Returns:
+        Orthonormal columns in the rows' dtype, on their device. There are fewer than `rank` where the rows span fewer
+        dimensions: directions with a singular value below 1e-5 of the largest are not told from rounding. In memory
+        the columns lie one after the other: it is the transpose of a contiguous matrix.
+
+    Raises:
+        ValueError: when an argument is out of its range, or a row is not finite.
+    """
+    count, dim = rows.shape
+    if rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}")
+    if method not in ("gram", "randomized"):
+        raise ValueError(f"method must be 'gram' or 'randomized', got {method!r}")
+    if method == "randomized" and (generator is None or generator.device.type != "cpu"):
+        raise ValueError("method 'randomized' needs a generator of public coins on the CPU; pass context.coins(...)")
+    if min(oversampling, passes) < 0:
+        raise ValueError(f"oversampling and passes must not be negative, got {oversampling} and {passes}")
+    if rows.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"rows must be float32 or float64, got {rows.dtype}")
+    if not rows.numel():
+        raise ValueError(f"rows must hold at least one number, got {count} rows of length {dim}")
+
+    rows = _of_moderate_size(rows)
+    sketch = rank + oversampling
+    if method == "gram" or sketch >= min(count, dim):
+        basis = _from_gram(rows, rank, out=None)
+    else:
+        compressed = _compressed(rows, sketch, passes, generator)
+        basis = _from_gram(compressed, rank, out=compressed)
+    _orient(basis)
+    return basis.T
+
+
+@torch.no_grad()
+def orthonormality_error(basis: Float[Tensor, "dim k"]) -> float:
+    """Largest entry of |V^T V - 1|; where float32 cannot tell it from 1e-4 with certainty, it is found in float64."""
+    directions = basis.T
+    if directions.dtype == torch.float32 and not directions.is_cuda:
+        error = _distance_from_identity(_gram(directions, torch.float32))
+        if error < 3e-5:  # and 6.1e-5 of rounding at most
+            return error
+    return _distance_from_identity(_gram(directions, torch.float64))
+
+
+def _from_gram(rows: Float[Tensor, "m d"], rank: int, *, out: Tensor | None) -> Float[Tensor, "k d"]:
+    """Leading directions as contiguous rows, unsigned; `out` may be the rows themselves, which are then overwritten."""
+    if rows.shape[1] < rows.shape[0]:  # then the smaller matrix of inner products is the one of the columns
+        _, vectors = _eigen(_gram(rows.T, torch.float64), rank)
+        return vectors.T.to(rows.dtype).contiguous()
+
+    moments = _gram(rows, torch.float64)
+    values, vectors = _eigen(moments, rank)
+    # v_j = rows^T u_j / sigma_j. On CUDA in float64, because float32 products may be TF32 there.
+    exact = (vectors / values.sqrt()).T
+    working = torch.float64 if rows.is_cuda else rows.dtype
+    weights = [exact.to(working)]
+    # Rounding the coefficients adds some of v_1 to v_j, in proportion to sigma_1 / sigma_j: known before the product.
+    rounded = weights[0].double()
+    expected = rounded @ moments @ rounded.T
+    if _distance_from_identity(expected) > _ROUNDING_SHOWS:
+        weights.append(_orthonormaliser(expected).to(working))
+
+    basis = _empty(len(exact), rows) if out is None else out[: len(exact)]
+    measured = _combine(weights, rows, basis, working)
+    while _distance_from_identity(measured) > _ORTHONORMAL / 2:  # singular values below 1e-4 of the largest; rare
+        measured = _combine([_orthonormaliser(measured)], basis, basis, torch.float64)
+    return basis
+
+
+def _compressed(
+    rows: Float[Tensor, "m d"], size: int, passes: int, generator: torch.Generator | None
+) -> Float[Tensor, "s d"]:
+    """Combinations of the rows that span nearly what the leading directions span: Q^T rows, by subspace iteration."""
+    working = torch.float64 if rows.is_cuda else rows.dtype
+    draws = torch.randn(rows.shape[0], size, generator=generator, dtype=torch.float64).to(rows.device)
+    chosen = torch.linalg.qr(draws).Q
+    for _ in range(passes):
+        image = torch.zeros_like(chosen)
+        left = chosen.T.to(working)
+        for _, strips in _strips(rows):
+            block = strips.to(working)
+            products = torch.bmm(left.expand(len(block), -1, -1), block)
+            image += torch.bmm(block, products.mT).sum(dim=0, dtype=torch.float64)
+        chosen = torch.linalg.qr(image).Q
+    compressed = _empty(size, rows)
+    _combine([chosen.T.to(working)], rows, compressed, working)
+    return compressed
+
+
+def _eigen(moments: Float[Tensor, "m m"], rank: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "m k"]]:
+    """The `rank` largest eigenvalues that are not negligible, in descending order, and their vectors."""
+    values, vectors = torch.linalg.eigh(moments)
+    values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
+    kept = int((values > _NEGLIGIBLE * values[0]).sum())
+    return values[:kept], vectors[:, :kept]
+
+
+def _gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m"]:
+    """Inner products of the rows: products in `working`, sums over strips in float64."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for _, strips in _strips(rows):
+        _add_products(total, strips.to(working))
+    return _mirrored(total)
+
+
+def _combine(weights: list[Tensor], rows: Tensor, out: Tensor, working: torch.dtype) -> Float[Tensor, "k k"]:
+    """Writes weights @ rows to `out`, which may be the rows, and returns the inner products of what it has written."""
+    total = torch.zeros(len(out), len(out), dtype=torch.float64, device=rows.device)
+    for span, strips in _strips(rows):
+        block = strips.to(working)
+        for weight in weights:
+            block = torch.bmm(weight.expand(len(block), -1, -1), block)
+        out[:, span].unflatten(1, block.shape[::2]).copy_(block.transpose(0, 1))
+        _add_products(total, block.to(out.dtype).to(working))
+    return _mirrored(total)
+
+
+def _add_products(total: Float[Tensor, "m m"], strips: Float[Tensor, "p m n"]) -> None:
+    """Adds the inner products of the rows to the lower half of `total`; they are symmetric."""
+    for start in range(0, len(total), _BAND):
+        stop = min(start + _BAND, len(total))
+        products = torch.bmm(strips[:, start:stop], strips[:, :stop].mT)
+        total[start:stop, :stop] += products.sum(dim=0, dtype=torch.float64)
+
+
+def _strips(rows: Float[Tensor, "m d"]) -> Iterator[tuple[slice, Float[Tensor, "p m n"]]]:
+    """Cuts the columns into blocks of a few strips [strips, rows, columns]: a strip a thread, a block in the cache."""
+    count, dim = rows.shape
+    room = 2**24 if rows.is_cuda else 2**20  # numbers a block
+    most = max(room // (max(count, 1) * _STRIP), torch.get_num_threads(), 1)
+    start = 0
+    while start < dim:
+        strips = min(most, (dim - start) // _STRIP)
+        width = strips * _STRIP or dim - start
+        span = slice(start, start + width)
+        yield span, rows[:, span].unflatten(1, (max(strips, 1), -1)).transpose(0, 1)
+        start += width
+
+
+def _of_moderate_size(rows: Tensor) -> Tensor:
+    """The rows, or a copy times a power of two where squares or reciprocals would leave the range of floats."""
+    low, high = torch.aminmax(rows)
+    peak = max(-low.item(), high.item())
+    if not math.isfinite(peak):
+        raise ValueError("rows must be finite, got a NaN or an infinity")
+    if peak == 0 or 1e-12 < peak < 1e12:
+        return rows
+    exponent = -math.frexp(peak)[1]
+    # In two steps: 2^150 itself is no float32.
+    return rows.mul(2.0 ** (exponent // 2)).mul_(2.0 ** (exponent - exponent // 2))
+
+
+def _orthonormaliser(moments: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
+    """L^-1 of Cholesky: every direction loses its parts along stronger ones, which are the more exact."""
+    factor = torch.linalg.cholesky(moments)
+    return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+
+
+def _orient(basis: Float[Tensor, "k d"]) -> None:
+    """Turns every direction so that its entry of largest magnitude is positive, in place."""
+    high, low = basis.amax(dim=1), -basis.amin(dim=1)
+    flipped = low > high
+    for tied in (low == high).nonzero().flatten().tolist():
+        flipped[tied] = basis[tied, basis[tied].abs().argmax()] < 0
+    basis.mul_(torch.where(flipped, -1.0, 1.0).to(basis).unsqueeze(1))
+
+
+def _distance_from_identity(moments: Float[Tensor, "k k"]) -> float:
+    """Largest entry of |moments - 1|; 0 for no directions, NaN where one is NaN."""
+    return (moments - torch.eye(len(moments)).to(moments)).abs().max().item() if len(moments) else 0.0
+
+
+def _mirrored(lower: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    """A symmetric matrix from its lower half."""
+    return lower.tril() + lower.tril(-1).T
+
+
+def _empty(count: int, like: Float[Tensor, "m d"]) -> Float[Tensor, "count d"]:
+    """Memory for `count` rows. On the CPU it is numpy's: it asks for huge pages, 4 times as fast to touch first."""
+    if like.device.type != "cpu":
+        return like.new_empty(count, like.shape[1])
+    return torch.from_numpy(np.empty((count, like.shape[1]), str(like.dtype).removeprefix("torch.")))

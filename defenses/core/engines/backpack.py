@@ -1,0 +1,84 @@
+"""Rows by BackPACK: layers that it has extended leave `grad_batch` at their parameters in the backward pass.
+
+Dangel, Kunstner & Hennig, "BackPACK: Packing more into Backprop", ICLR 2020. It knows linear layers and convolutions;
+a parameter keeps the rows of one use only, so what is used twice is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from .opacus import CONVOLUTIONS, Hooked, missing
+
+
+class BackPACK(Hooked):
+    """Rows by BackPACK's `BatchGrad`.
+
+    Refused: other layers with trained parameters; embeddings, which it computes in PyTorch's default dtype; paddings
+    that it takes for something else, without a word.
+    """
+
+    name: ClassVar[str] = "backpack"
+
+    def _attach(self, model: nn.Module) -> list[nn.Module]:
+        try:
+            import backpack
+            from backpack.extensions import BatchGrad
+        except ModuleNotFoundError as error:
+            raise missing(error, "backpack", self.name) from error
+        self._library, self._extension = backpack, BatchGrad
+        layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+        owner: dict[nn.Parameter, nn.Module] = {}
+        for layer in layers:
+            if why := _wrong(layer):
+                self._refuse(layer, why)
+            for parameter in layer.parameters():
+                if owner.setdefault(parameter, layer) is not layer:
+                    other = self._names[owner[parameter]]
+                    self._refuse(layer, f"must not share a parameter with '{other}', of which BackPACK keeps one use")
+            # Each by itself, because extending a container warns of every one that BackPACK has never heard of.
+            backpack.extend(layer)
+        return layers
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        with self._library.backpack(self._extension()):
+            yield
+
+    def _check_call(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        checked = super()._check_call(layer, given, named)
+        if self._calls[layer] > 1:
+            self._refuse(layer, "must be used once, because BackPACK keeps the rows of one use")
+        return checked
+
+    def _knows_uses(self, layer: nn.Module) -> bool:
+        return True
+
+    def _unanswered(self, layer: nn.Module) -> int:
+        return int("output" in vars(layer))  # BackPACK drops it with the gradient's arrival
+
+    def _taken(self, parameter: nn.Parameter) -> Tensor | None:
+        return getattr(parameter, "grad_batch", None)
+
+    def _forget(self, layer: nn.Module) -> None:
+        for attribute in ("input0", "output"):
+            vars(layer).pop(attribute, None)
+        for parameter in layer.parameters():
+            vars(parameter).pop("grad_batch", None)
+
+
+def _wrong(layer: nn.Module) -> str | None:
+    """Why BackPACK 1.7 fails at a layer of this kind, or silently gives wrong rows."""
+    if type(layer) in CONVOLUTIONS:
+        if layer.padding_mode != "zeros":
+            mode = layer.padding_mode
+            return f"must have padding_mode='zeros', which is what BackPACK does whatever is asked, got '{mode}'"
+        if layer.padding == "same":
+            return "must have its padding in numbers, because BackPACK applies 'same' to another convolution"
+    elif type(layer) is not nn.Linear:
+        return "must be one of Linear, Conv1d, Conv2d, Conv3d, or have nothing to train"
+    return None

@@ -1,0 +1,105 @@
+"""Which way to a layer's norms and sums is the cheapest: a static model, never a timing.
+
+A layer's gradient of one example is a sum over positions (pixels of the output, places of a sequence) of outer
+products. Its norm comes from the product itself, or from inner products between positions ("ghost" norms, Goodfellow
+2015; Rochette et al. 2019); the clipped sum from rows that were kept, or from one product over the whole batch. All
+costs are per example, so the choice does not depend on the batch and is the same in the check as in training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Way(Enum):
+    """How norms are had, and what the weighted sum is made from."""
+
+    KEEP = "rows, kept for the sum"
+    FREE = "rows, freed at once"
+    GRAM = "inner products of patches"
+    PIXELS = "inner products of pixels, summed along the kernel"
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Rates that the model divides by; only their ratios matter.
+
+    Attributes:
+        batched: many small matrix products, flop/s.
+        whole: one large product or convolution, flop/s.
+        memory: bytes/s of copies and element-wise passes.
+    """
+
+    batched: float
+    whole: float
+    memory: float
+
+
+# Measured on two cores of a server CPU; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
+_SPEEDS = {"cpu": Speeds(150e9, 300e9, 15e9), "cuda": Speeds(60e12, 200e12, 3e12)}
+_BYTES = 4
+# Rows are kept where they take at most this many times the memory of what they are made from.
+_ROOM = 2.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer's sizes, per example.
+
+    Attributes:
+        positions: pixels of the output, or places of a sequence; of all views together.
+        inputs: numbers that one output is computed from (channels times kernel), per group.
+        outputs: channels of the output, per group.
+        groups: groups of channels.
+        pixels: pixels of the padded input; None where the pixel way does not apply.
+        channels: channels of the input per group.
+        kernel: (height, width).
+        patched: whether patches have to be copied out of the input.
+        stored: numbers of input and output, which are there anyway.
+    """
+
+    positions: int
+    inputs: int
+    outputs: int
+    stored: int
+    groups: int = 1
+    pixels: int | None = None
+    channels: int = 0
+    kernel: tuple[int, int] = (1, 1)
+    patched: bool = True
+
+    @property
+    def row(self) -> int:
+        """Entries of one example's gradient."""
+        return self.groups * self.inputs * self.outputs
+
+
+def cheapest(shape: Shape, device: str) -> Way:
+    """The way with the least estimated time that fits the memory rule."""
+    costs = estimates(shape, device)
+    return min(costs, key=lambda way: costs[way])
+
+
+def estimates(shape: Shape, device: str) -> dict[Way, float]:
+    """Seconds per example of each way that applies, up to a common factor."""
+    speed = _SPEEDS.get(device, _SPEEDS["cuda"])
+    s, squared = shape, shape.positions**2
+    copied = 2 * _BYTES * s.groups * s.positions * s.inputs / speed.memory if s.patched else 0.0
+    made = 2 * s.positions * s.row / speed.batched + copied
+    scaled = 2 * _BYTES * s.groups * s.positions * s.outputs / speed.memory
+    redone = 2 * s.positions * s.row / speed.whole + scaled
+    read = 2 * _BYTES * s.row / speed.memory
+    costs = {Way.FREE: made + redone}
+    if s.row <= _ROOM * s.stored:
+        costs[Way.KEEP] = made + read
+    elementwise = 3 * _BYTES * s.groups * squared / speed.memory
+    products = 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
+    costs[Way.GRAM] = copied + products + elementwise + redone
+    if s.pixels is not None:
+        # Short strided runs: the shorter a line of the output, the dearer each copied number.
+        line = max(1.0, s.positions**0.5)
+        shifts = 2 * _BYTES * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
+        inner = 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
+        costs[Way.PIXELS] = inner + shifts + elementwise + redone
+    return costs

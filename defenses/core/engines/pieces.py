@@ -1,0 +1,289 @@
+"""Per-example gradients of one parameter, kept as the factors they are products of.
+
+What a plan needs of them are squared norms, weighted sums, coefficients along a basis; whole rows only where all
+else fails. A piece answers each in the cheapest way its factors allow.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+# One chunk of rows and what it is made from should stay in the cache of a CPU core; a GPU wants large launches.
+_CHUNK_BYTES = {"cpu": 6 * 2**20, "cuda": 256 * 2**20}
+# A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
+_ROUNDING = 4.0
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Squared norms, and how far rounding can have moved them.
+
+    Attributes:
+        value: squared L2 norm of each example's gradient, float64.
+        slack: bound on its rounding error, where that is more than a few last digits; float64.
+    """
+
+    value: Float[Tensor, " rows"]
+    slack: Float[Tensor, " rows"]
+
+    @classmethod
+    def exact(cls, value: Tensor) -> Squares:
+        """Sums of squares, which do not cancel."""
+        return cls(value.double(), torch.zeros_like(value, dtype=torch.float64))
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(self.value + other.value, self.slack + other.slack)
+
+
+def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"]) -> Squares:
+    """Squared norms of sum_t s_t x_tᵀ from the inner products <x_t, x_u> and <s_t, s_u>; overwrites `products`."""
+    diagonal = products.diagonal(dim1=1, dim2=2) * others.diagonal(dim1=1, dim2=2)
+    # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
+    terms = products.shape[1]
+    slack = diagonal.sum(dim=1).double() * (terms * _ROUNDING * torch.finfo(products.dtype).eps)
+    value = products.mul_(others).flatten(1).sum(dim=1)
+    return Squares(value.double().clamp(min=0), slack if terms > 1 else torch.zeros_like(slack))
+
+
+def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1) -> Squares:
+    """Squared norms of rows that the weighted sum is not made from: the sum rounds anew, and by other terms.
+
+    Args:
+        value: squared norms of the rows [rows].
+        inputs: what the layer got, by example [rows, ...].
+        signals: by example and position [rows, positions, out].
+        overlap: in how many positions a number of the inputs takes part at most.
+    """
+    # Rounding errors of independent signs: a few eps of the root of sum_t |x_t|² |s_t|², bounded by factors.
+    strongest = signals.square().sum(dim=2).amax(dim=1).double()
+    terms = strongest * torch.linalg.vector_norm(inputs.flatten(1), dim=1).double().square() * overlap
+    error = _ROUNDING * torch.finfo(signals.dtype).eps * terms.sqrt()
+    return Squares(value.double(), error * (2 * value.double().sqrt() + error))
+
+
+class Piece:
+    """Gradients of one parameter, or of several that come together, for a batch of examples.
+
+    Attributes:
+        examples: number of rows.
+        size: length of a row.
+        like: any tensor of the piece, for its dtype and device.
+        scratch: numbers that exist for a while for each row that is made.
+    """
+
+    examples: int
+    size: int
+    like: Tensor
+    scratch: int
+
+    def rows(self, which: slice | Int[Tensor, " some"]) -> Float[Tensor, "some size"]:
+        """The gradients of some examples, one row each."""
+        raise NotImplementedError
+
+    def weighted(self, factors: Float[Tensor, " rows"]) -> Tensor:
+        """The sum of all gradients, each times its factor: `size` numbers, flat or in the parameter's shape."""
+        raise NotImplementedError
+
+    def without(self, bad: Bool[Tensor, " rows"]) -> Piece:
+        """The same with zeros for some examples, whatever they hold (0 times infinity is not 0)."""
+        raise NotImplementedError
+
+    def largest(self) -> Float[Tensor, " rows"]:
+        """At least the size of each row's largest entry, in float64; infinite or NaN where a factor is not finite."""
+        return torch.cat([rows.abs().amax(dim=1).double() for _, rows in self.chunks()])
+
+    def squares(self) -> Squares:
+        """Squared norms."""
+        return self._collect(lambda rows: rows.square().sum(dim=1))
+
+    def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
+        """Squared norms of what a mask leaves."""
+        kept = mask.to(self.like)
+        return self._collect(lambda rows: (rows * kept).square().sum(dim=1))
+
+    def coefficients(self, basis: Float[Tensor, "size k"]) -> Float[Tensor, "rows k"]:
+        """Inner products with the columns of a basis."""
+        return torch.cat([rows @ basis for _, rows in self.chunks(wide=True)])
+
+    def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """All rows, a few examples at a time.
+
+        Args:
+            wide: as many as make a matrix product worth its while, rather than as stay in the cache.
+        """
+        each = (self.size + self.scratch) * self.like.element_size()
+        for part in parts(self.examples, each, self.like, wide=wide):
+            yield part, self.rows(part)
+
+    def _collect(self, measure: Callable[[Tensor], Tensor]) -> Squares:
+        return Squares.exact(torch.cat([measure(rows) for _, rows in self.chunks()]))
+
+
+def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iterator[slice]:
+    """Slices of examples whose rows fit a chunk.
+
+    Args:
+        examples: how many there are.
+        each: bytes that one needs.
+        like: says on which device.
+        wide: sixteen times as many.
+    """
+    limit = _CHUNK_BYTES.get(like.device.type, _CHUNK_BYTES["cuda"]) * (16 if wide else 1)
+    step = max(1, min(examples, limit // max(1, each)))
+    for start in range(0, examples, step):
+        yield slice(start, min(start + step, examples))
+
+
+class Kept(Piece):
+    """Gradients that are there as rows: biases, normalisation layers, and what was small enough to keep."""
+
+    def __init__(self, values: Float[Tensor, "rows size"]) -> None:
+        """Takes the rows."""
+        self.values = self.like = values
+        self.examples, self.size = values.shape
+        self.scratch = 0
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """Some of them."""
+        return self.values[which]
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """One matrix-vector product."""
+        return factors @ self.values
+
+    def without(self, bad: Tensor) -> Kept:
+        """Zeros in their place."""
+        return Kept(torch.where(bad.unsqueeze(1), 0.0, self.values))
+
+    def squares(self) -> Squares:
+        """One pass."""
+        return Squares.exact(torch.linalg.vector_norm(self.values, dim=1).square())
+
+    def masked_squares(self, mask: Tensor) -> Squares:
+        """One pass over what is left."""
+        return Squares.exact((self.values * mask).square().sum(dim=1))
+
+    def largest(self) -> Tensor:
+        """Their norms."""
+        return torch.linalg.vector_norm(self.values, dim=1).double()
+
+    def coefficients(self, basis: Tensor) -> Tensor:
+        """One product."""
+        return self.values @ basis
+
+
+class Lookup(Piece):
+    """Gradients of an embedding: each example adds its signals to the entries that it looked up."""
+
+    def __init__(
+        self, entries: Int[Tensor, "rows t"], signals: Float[Tensor, "rows t width"], *, vocabulary: int
+    ) -> None:
+        """Takes entry numbers and the loss's derivatives by what was looked up there."""
+        self.entries, self.signals, self.vocabulary = entries, signals, vocabulary
+        self.like, self.examples, self.size = signals, len(signals), vocabulary * signals.shape[2]
+        self.scratch = signals[0].numel()
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """Sums by entry."""
+        entries, signals = self.entries[which], self.signals[which]
+        some, width = len(entries), signals.shape[2]
+        offset = torch.arange(some, device=entries.device).unsqueeze(1) * self.vocabulary
+        rows = signals.new_zeros(some * self.vocabulary, width)
+        return rows.index_add_(0, (entries + offset).flatten(), signals.flatten(0, 1)).view(some, self.size)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """One scatter for all examples."""
+        scaled = (self.signals * factors.view(-1, 1, 1)).flatten(0, 1)
+        total = self.signals.new_zeros(self.vocabulary, self.signals.shape[2])
+        return total.index_add_(0, self.entries.flatten(), scaled).flatten()
+
+    def without(self, bad: Tensor) -> Lookup:
+        """Zero signals in their place."""
+        return Lookup(self.entries, torch.where(bad.view(-1, 1, 1), 0.0, self.signals), vocabulary=self.vocabulary)
+
+    def largest(self) -> Tensor:
+        """The signals' sizes, added up."""
+        return self.signals.abs().sum(dim=(1, 2)).double()
+
+    def squares(self) -> Squares:
+        """Two signals meet where they belong to one entry: no row is as long as the vocabulary."""
+        found = []
+        each = 3 * self.entries.shape[1] ** 2 * self.like.element_size()
+        for part in parts(self.examples, each, self.like):
+            entries, signals = self.entries[part], self.signals[part]
+            same = (entries.unsqueeze(1) == entries.unsqueeze(2)).to(signals.dtype)
+            found.append(gram_squares(signals @ signals.mT, same))
+        return joined(found)
+
+
+class Summed(Piece):
+    """Gradients of a parameter that is used several times: their sum."""
+
+    def __init__(self, terms: Sequence[Piece]) -> None:
+        """Takes one piece for each use."""
+        self.terms = tuple(terms)
+        self.like, self.examples, self.size = terms[0].like, terms[0].examples, terms[0].size
+        self.scratch = sum(term.size + term.scratch for term in terms)
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """Sums of rows."""
+        return torch.stack([term.rows(which) for term in self.terms]).sum(dim=0)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """Sums of sums."""
+        return torch.stack([term.weighted(factors).reshape(-1) for term in self.terms]).sum(dim=0)
+
+    def largest(self) -> Tensor:
+        """Sums of bounds."""
+        return torch.stack([term.largest() for term in self.terms]).sum(dim=0)
+
+    def without(self, bad: Tensor) -> Summed:
+        """Zeros in every use."""
+        return Summed([term.without(bad) for term in self.terms])
+
+
+class Mapped(Piece):
+    """Gradients by what a weight is computed from (weight standardisation, weight norm), by its chain rule."""
+
+    def __init__(self, base: Piece, pull: Callable[[Tensor], Tensor], size: int) -> None:
+        """Takes the gradients by the weight, and the transposed derivative of the weight.
+
+        Args:
+            base: gradients by the weight itself.
+            pull: one vector of its size -> one of this piece's; linear, works under vmap.
+            size: length of this piece's rows.
+        """
+        self.base, self.pull, self.size = base, pull, size
+        self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """The derivative, row by row."""
+        with warnings.catch_warnings():
+            # Weight norm has no batching rule of its own: torch takes a loop, and says that it does.
+            warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
+            return torch.vmap(self.pull)(self.base.rows(which))
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """The derivative of the sum, once."""
+        return self.pull(self.base.weighted(factors).reshape(-1))
+
+    def without(self, bad: Tensor) -> Mapped:
+        """Zeros below."""
+        return Mapped(self.base.without(bad), self.pull, self.size)
+
+
+def joined(found: Sequence[Squares]) -> Squares:
+    """Squares of consecutive chunks."""
+    return Squares(torch.cat([s.value for s in found]), torch.cat([s.slack for s in found]))
+
+
+def product_size(inputs: Tensor, signals: Tensor) -> Float[Tensor, " rows"]:
+    """At least the largest entry of a product of factors: |x| |s|, in float64."""
+    first, second = (torch.linalg.vector_norm(values.flatten(1), dim=1) for values in (inputs, signals))
+    return first.double() * second.double()
