@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .opacus import CONVOLUTIONS, Hooked, missing
+from .hooked import Hooked, missing
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class BackPACK(Hooked):
@@ -35,11 +37,11 @@ class BackPACK(Hooked):
         owner: dict[nn.Parameter, nn.Module] = {}
         for layer in layers:
             if why := _wrong(layer):
-                self._refuse(layer, why)
+                self.refuse(layer, why)
             for parameter in layer.parameters():
                 if owner.setdefault(parameter, layer) is not layer:
                     other = self._names[owner[parameter]]
-                    self._refuse(layer, f"must not share a parameter with '{other}', of which BackPACK keeps one use")
+                    self.refuse(layer, f"must not share a parameter with '{other}', of which BackPACK keeps one use")
             # Each by itself, because extending a container warns of every one that BackPACK has never heard of.
             backpack.extend(layer)
         return layers
@@ -52,7 +54,7 @@ class BackPACK(Hooked):
     def _check_call(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
         checked = super()._check_call(layer, given, named)
         if self._calls[layer] > 1:
-            self._refuse(layer, "must be used once, because BackPACK keeps the rows of one use")
+            self.refuse(layer, "must be used once, because BackPACK keeps the rows of one use")
         return checked
 
     def _knows_uses(self, layer: nn.Module) -> bool:
@@ -73,7 +75,7 @@ class BackPACK(Hooked):
 
 def _wrong(layer: nn.Module) -> str | None:
     """Why BackPACK 1.7 fails at a layer of this kind, or silently gives wrong rows."""
-    if type(layer) in CONVOLUTIONS:
+    if type(layer) in _CONVOLUTIONS:
         if layer.padding_mode != "zeros":
             mode = layer.padding_mode
             return f"must have padding_mode='zeros', which is what BackPACK does whatever is asked, got '{mode}'"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -97,7 +98,9 @@ class Convolution(Piece):
         symmetric = top == bottom and left == right
         inputs = self.inputs if symmetric else F.pad(self.inputs, (left, right, top, bottom))
         padding = (top, left) if symmetric else (0, 0)
-        return conv2d_weight(inputs, g.weight_shape, scaled, g.stride, padding, g.dilation, g.groups)
+        # Typed for one number for both dimensions, and takes a pair as every convolution does.
+        settings: Any = (g.stride, padding, g.dilation, g.groups)
+        return conv2d_weight(inputs, g.weight_shape, scaled, *settings)
 
     def without(self, bad: Tensor) -> Convolution:
         """Zeros in both factors."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -56,7 +56,7 @@ class _Slot:
         def compute(at: dict[str, Tensor]) -> Tensor:
             return functional_call(source, at, ()).flatten()
 
-        _, pull = vjp(compute, inner)
+        pull: Any = vjp(compute, inner)[1]
         return Mapped(
             piece,
             lambda row: torch.cat([pull(row)[0][key].flatten() for key in self.keys]),
@@ -156,7 +156,7 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
             continue
         for role in ("weight", "bias"):
             if parametrize.is_parametrized(layer, role):
-                source = layer.parametrizations[role]  # pyright: ignore[reportIndexIssue, reportArgumentType]  a ModuleDict
+                source = layer.get_submodule(f"parametrizations.{role}")
                 inner = {f"{key}": trained[id(p)] for key, p in source.named_parameters() if id(p) in trained}
             else:
                 own, source = getattr(layer, role, None), None
