@@ -1,0 +1,171 @@
+"""Which engine runs: the static rule, the check before data are touched, what a record says, what is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from defenses.core import (
+    Block,
+    Engine,
+    Everything,
+    Layout,
+    StepPlan,
+    clip,
+    clipped_sums,
+    cross_entropy,
+    full,
+    seeded,
+    train,
+)
+from defenses.core.engines import Layerwise, TorchFunc, choose, names
+from defenses.core.engines.interface import PerExample
+from defenses.dp_sgd import dp_sgd
+
+from .architectures import NAMES, by_loop, problem
+
+FALLS_BACK = {
+    "attention": "no layerwise: no known layer holds the parameter 'attention.in_proj_weight'",
+    "batch_second": "no layerwise: layer 'inner' must have the batch as its first dimension",
+    "positions_without_a_batch": "no layerwise: differs from the reference by",
+    "prelu": "no layerwise: no known layer holds the parameter '1.weight', which is one of a PReLU",
+    "tied_by_function": "no layerwise: differs from the reference by",
+    "weight_used_by_function": "no layerwise: differs from the reference by",
+}
+
+
+def choice_for(made, engine="auto"):
+    return choose(engine, made.model, cross_entropy, Layout.of(made.model), made.inputs, made.targets)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_gives_the_references_sum_for_every_architecture_and_says_how(name):
+    made = problem(name)
+    rows = by_loop(made)
+    plan = StepPlan(Block(codec=Everything(rows.shape[1]), bound=clip(float(rows.norm(dim=1).min()) * 0.7 or 1.0)))
+    engine = Engine(made.model)
+    total = engine.run(plan, made.inputs, made.targets, 0.0).total
+    expected = clipped_sums(plan, [lambda _point: rows], rows)[0]
+    assert float((total - expected).abs().max()) <= 1e-12 * max(float(expected.abs().max()), 1e-300)
+    assert engine.name == "layerwise" or engine.name.startswith("torch.func (no layerwise: ")
+
+
+@pytest.mark.parametrize("name", sorted(FALLS_BACK))
+def test_what_our_engine_cannot_do_falls_back_and_the_record_says_why(name):
+    choice = choice_for(problem(name))
+    assert type(choice.engine) is TorchFunc
+    assert choice.note.startswith("torch.func (")
+    assert FALLS_BACK[name] in choice.note
+
+
+@pytest.mark.parametrize("name", sorted(FALLS_BACK))
+def test_an_engine_that_was_asked_for_and_cannot_do_it_is_an_error(name):
+    with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: "):
+        choice_for(problem(name), engine="layerwise")
+
+
+def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
+    made = problem("mlp")
+    right = Layerwise.sums
+    monkeypatch.setattr(Layerwise, "sums", lambda *a, **k: tuple(1.000001 * s for s in right(*a, **k)))
+    assert "differs from the reference by 1.0e-06" in choice_for(made).note
+    monkeypatch.setattr(Layerwise, "sums", right)
+    assert choice_for(made).note == "layerwise"
+
+
+def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monkeypatch):
+    from defenses.core.engines.pieces import Kept, Squares
+
+    monkeypatch.setattr(Kept, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))
+    assert "differs from the reference" in choice_for(problem("mlp")).note
+
+
+def test_the_check_looks_at_no_value_and_leaves_the_model_alone():
+    made = problem("conv2d_plain")
+    before = copy.deepcopy(made.model.state_dict())
+    made.inputs.fill_(torch.nan)
+    assert choice_for(made).note == "layerwise"
+    assert all(torch.equal(value, before[key]) for key, value in made.model.state_dict().items())
+    assert made.model.training
+
+
+def test_it_runs_once_for_data_of_one_shape(monkeypatch):
+    made, checks = problem("mlp"), []
+    engine = Engine(made.model)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(1.0)))
+    whole = PerExample.__init__
+    monkeypatch.setattr(PerExample, "__init__", lambda self, *a: (checks.append(1), whole(self, *a))[1])
+    for _ in range(3):
+        engine.run(plan, made.inputs, made.targets, 0.0)
+    assert len(checks) == 2  # the engine itself, and its twin on the float64 copy
+
+
+def test_a_model_that_fails_on_synthetic_rows_runs_by_the_reference():
+    class Picky(nn.Linear):
+        def forward(self, input):
+            if input.dtype == torch.float64:
+                raise RuntimeError("no float64 here\nand a second line")
+            return super().forward(input)
+
+    model = nn.Sequential(Picky(4, 3))
+    inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    choice = choose("auto", model, cross_entropy, Layout.of(model), inputs, targets)
+    assert choice.note == "torch.func (not checked: no float64 here)"
+    with pytest.raises(ValueError, match="engine 'layerwise' could not be checked on synthetic rows in float64"):
+        choose("layerwise", model, cross_entropy, Layout.of(model), inputs, targets)
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n != "auto"])
+def test_a_run_records_the_engine_and_all_train_the_same_model(name):
+    if name == "backpack":
+        pytest.importorskip("backpack", reason="backpack-for-pytorch is of leakbench[engines]")
+    if name == "opacus":
+        pytest.importorskip("opacus", reason="opacus is of leakbench[engines]")
+    coins = torch.Generator().manual_seed(0)
+    data = (torch.randn(12, 6, generator=coins), torch.randint(0, 3, (12,), generator=coins))
+
+    def trained(engine):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        defense = dp_sgd(clip_norm=0.5, noise_multiplier=1.0)
+        return train(model, data, defense, sampling=full(), steps=3, noise=seeded(1), seed=2, engine=engine)
+
+    run, reference = trained(name), trained("torch.func")
+    assert run.engine == name
+    layout = Layout.of(run.model)
+    torch.testing.assert_close(layout.read(run.model), layout.read(reference.model), rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_engine_is_refused_before_anything_runs():
+    with pytest.raises(ValueError, match=r"engine must be one of auto, layerwise, torch\.func, .*, got 'fastest'"):
+        Engine(nn.Linear(2, 2), engine="fastest")
+
+
+@pytest.mark.parametrize("budget", [1, 40_000, None])
+def test_batches_are_cut_to_a_memory_budget_and_nothing_else_changes(budget):
+    made = problem("conv2d_plain")
+    rows = by_loop(made)
+    plan = StepPlan(Block(codec=Everything(rows.shape[1]), bound=clip(0.1)))
+    engine, sizes = Engine(made.model, memory_budget=budget), []
+    choice = engine.prepare(made.inputs, made.targets)
+    whole = choice.engine.sums
+
+    def counted(plan, inputs, targets, *, views=1):
+        sizes.append(len(inputs))
+        return whole(plan, inputs, targets, views=views)
+
+    choice.engine.sums = counted
+    total = engine.run(plan, made.inputs, made.targets, 0.0).total
+    torch.testing.assert_close(total, clipped_sums(plan, [lambda _: rows], rows)[0], rtol=1e-12, atol=1e-14)
+    assert sizes == ([1] * 4 if budget == 1 else [4] if budget is None else sizes)
+    assert max(sizes) * choice.engine.bytes_per_entry(choice.activations, 8) <= max(
+        budget or 2**31, choice.engine.bytes_per_entry(choice.activations, 8)
+    )
+
+
+@pytest.mark.parametrize("budget", [0, -5])
+def test_a_budget_without_room_is_refused(budget):
+    with pytest.raises(ValueError, match=f"memory_budget must be at least 1 or None, got {budget}"):
+        Engine(nn.Linear(2, 2), memory_budget=budget)
