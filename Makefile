@@ -2,6 +2,10 @@
 
 VENV ?= .venv
 OUT ?= results/quick
+# Of `make speed`: cpu or cuda; 1 for small cases and few rounds; further options of its command.
+DEVICE ?= cpu
+QUICK ?=
+SPEED ?=
 # Candidates, in order; the first one of a version that we support is used.
 PYTHON ?= python3 python3.13 python3.12 python3.11
 # TORCH=cpu: at the first installation, PyTorch's own wheels without CUDA, a tenth of the download.
@@ -18,16 +22,18 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-gpu format clean
+.PHONY: help demo test test-all test-gpu speed format clean
 
 help:
 	@echo 'make demo       trains and attacks the quick suite and prints its board (under 90 s after installation)'
 	@echo 'make test       format, lint, types and the default tests: what CI runs'
 	@echo 'make test-all   the slow tests too, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
+	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
 	@echo 'make format     formats the code and mends what the linter can'
 	@echo 'make clean      removes .venv, caches and builds; results stay'
 	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo)'
+	@echo "         SPEED='--case dp_cnn-256 --way auto' (of make speed; all: SPEED=--help)"
 
 # `run` prints the board, also where a cell failed.
 demo: $(VENV)/.core
@@ -44,6 +50,10 @@ test-all: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
+
+# As a module from here, so that `benchmarks` is ours, whatever other distributions call theirs.
+speed: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.speed --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(SPEED)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -45,7 +45,8 @@ def leading_directions(
     """An orthonormal basis of the directions in which the rows' uncentred second moment is largest, in order.
 
     Each direction's entry of largest magnitude is positive (the first of equals), so that parties that hold the same
-    rows exchange coefficients in the same signs. For one basis a layer, call it on the columns of each.
+    rows exchange coefficients in the same signs. Within equal singular values any basis is right, and rounding picks
+    one. For one basis a layer, call it on the columns of each.
 
     Which method: `gram` is exact and the faster one up to some 500 rows; its cost grows with their square.
     `randomized` costs 2 * passes + 1 products of the rows with rank + oversampling vectors, so it wins where there are
@@ -96,6 +97,9 @@ def leading_directions(
 @torch.no_grad()
 def orthonormality_error(basis: Float[Tensor, "dim k"]) -> float:
     """Largest entry of |V^T V - 1|; where float32 cannot tell it from 1e-4 with certainty, it is found in float64."""
+    if basis.numel() < 2**16:  # cutting it up would take longer
+        exact = basis.double()
+        return _distance_from_identity(exact.T @ exact)
     directions = basis.T
     if directions.dtype == torch.float32 and not directions.is_cuda:
         error = _distance_from_identity(_gram(directions, torch.float32))

@@ -40,7 +40,7 @@ class Speeds:
 _SPEEDS = {"cpu": Speeds(150e9, 300e9, 15e9), "cuda": Speeds(60e12, 200e12, 3e12)}
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
-_ROOM = 2.0
+_ROOM = 2.5
 
 
 @dataclass(frozen=True)

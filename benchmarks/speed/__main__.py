@@ -1,0 +1,95 @@
+"""The command line: `python -m benchmarks.speed [all|step|projection|masked]`, from the root of the checkout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+
+from . import masked, plot, projection, report, step
+
+Benchmark = Literal["all", "step", "projection", "masked"]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def speed(
+    what: Annotated[Benchmark, typer.Argument(help="What to measure.")] = "all",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Small and few: shows that all works, in a minute.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each comparison; 15, or 3 if quick.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds for the rounds of one comparison; 90.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case of the step; may be repeated.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Only this way of the step; may be repeated.")] = None,
+    memory: Annotated[bool | None, typer.Option("--memory/--no-memory", help="Peak memory; unless quick.")] = None,
+    sweeps: Annotated[bool, typer.Option("--sweeps/--no-sweeps", help="Cost by batch size and dimension.")] = True,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("results/speed"),
+) -> None:
+    """Measures, prints tables, and writes JSON, Markdown and figures. A target that is missed is no error."""
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"device must be cpu or cuda, got '{device}'")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("device must be cpu where torch finds no CUDA device, got 'cuda'")
+    if budget is not None and not budget > 0:
+        raise typer.BadParameter(f"budget must be a positive number of seconds, got {budget}")
+    try:
+        step.refuse_unknown(case or (), way or (), quick=quick)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if threads is not None:
+        torch.set_num_threads(threads)
+    shared = {"device": device, "quick": quick, "rounds": rounds, "budget": budget, "memory": memory, "say": _say}
+    if what in ("all", "step"):
+        _finish(step.measure(**shared, cases=case or (), ways=way or (), sweeps=sweeps), out)
+    if what in ("all", "masked"):
+        _finish(masked.measure(**shared), out)
+    if what in ("all", "projection"):
+        _say("projection")
+        where = report.environment(device)
+        found = projection.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
+        _finish({"benchmark": "projection", "environment": where, **found}, out)
+
+
+def _finish(document: dict[str, Any], out: Path) -> None:
+    """Prints and writes one benchmark's results."""
+    name = document["benchmark"]
+    figures = _figures(document, out)
+    report.write_json(document, out / f"{name}.json")
+    report.write(
+        out / f"{name}.md", report.markdown(document, [figure for figure in figures if figure.endswith("png")])
+    )
+    for table in report.tables(document):
+        print(table.text())
+    _say(f"wrote {', '.join([f'{name}.json', f'{name}.md', *figures])} to {out}")
+
+
+def _figures(document: dict[str, Any], out: Path) -> list[str]:
+    """Curves of the sweeps, and dots where there are none."""
+    name, files = document["benchmark"], []
+    if sweeps := document.get("sweeps"):
+        for axis in ("batch", "dimension"):
+            if panels := [sweep for key, sweep in sweeps.items() if key.startswith(f"{axis}_")]:
+                files += plot.curves(panels, out, f"{name}_{axis}")
+        return files
+    cases = [
+        (c["name"], {w["way"]: w["median_seconds"] for w in c["ways"] if w["median_seconds"] is not None})
+        for c in document.get("comparisons", ())
+    ]
+    cases += [
+        (f"{c['case']}, d {c['d']:,}, m {c['m']}", {way: w["median_s"] for way, w in c["ways"].items()})
+        for c in document.get("cases", ())
+    ]
+    return plot.dots(cases, out, name) if cases else files
+
+
+def _say(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.speed")

@@ -1,0 +1,125 @@
+"""Norms and clipped sums under a mask that all examples share, as random sparsification needs them in a linear layer.
+
+By the book the gradients s xᵀ of all examples are formed, masked and measured. The closed form needs none of them:
+|M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x), and the clipped sum is M ∘ the product of scaled signals and inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from defenses.core import clip
+from defenses.core.engines.linear import Outer
+
+from . import report
+from .harness import Comparison, compare
+from .memory import Probe
+from .targets import Target
+
+SIZES = ((256, 512, 32), (256, 2048, 128), (256, 784, 1000), (1024, 2048, 128))
+QUICK_SIZES = SIZES[:2]
+KEPT = 0.3
+BOOK, CLOSED = "per-example gradients", "closed form"
+# Of weights in a layer, from which on the closed form has to be far ahead.
+MANY_WEIGHTS = 2**18
+GAIN = 50.0
+
+Answer = tuple[Tensor, Tensor]
+"""Norms [rows], and the clipped masked sum [out, in]."""
+
+
+def build(*, batch: int, inputs: int, outputs: int, way: str, device: str = "cpu") -> Callable[[], Answer]:
+    """One way on random factors.
+
+    Args:
+        batch: number of examples.
+        inputs: of the layer.
+        outputs: of the layer.
+        way: `BOOK` or `CLOSED`.
+        device: "cpu" or "cuda".
+    """
+    coins = torch.Generator().manual_seed(0)
+    went_in = torch.randn(batch, inputs, generator=coins).to(device)
+    signals = torch.randn(batch, outputs, generator=coins).to(device)
+    mask = (torch.rand(outputs, inputs, generator=coins) < KEPT).to(device)
+    bound = clip(1.0)
+
+    def by_the_book() -> Answer:
+        rows = signals.unsqueeze(2) * went_in.unsqueeze(1)
+        rows = rows.mul_(mask).flatten(1)
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        return norms, (bound.scale(norms, rows.dtype) @ rows).view_as(mask)
+
+    def closed_form() -> Answer:
+        gradients = Outer(went_in, signals)
+        norms = gradients.masked_squares(mask.flatten()).value.sqrt()
+        total = gradients.weighted(bound.scale(norms, signals.dtype)).view_as(mask)
+        return norms, total * mask
+
+    return {BOOK: by_the_book, CLOSED: closed_form}[way]
+
+
+def check(*, batch: int, inputs: int, outputs: int, device: str = "cpu") -> None:
+    """Raises where the two ways do not give the same; a wrong answer has no speed."""
+    sizes = {"batch": batch, "inputs": inputs, "outputs": outputs, "device": device}
+    (norms, total), (expected, sums) = (build(**sizes, way=way)() for way in (CLOSED, BOOK))
+    torch.testing.assert_close(norms.float(), expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(total, sums, rtol=1e-3, atol=1e-4)
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    memory: bool | None = None,
+    sizes: Sequence[tuple[int, int, int]] = (),
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Compares the two ways at every size.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: of each comparison, at most; 15, or 3 where quick.
+        quick: the two smallest sizes and few rounds.
+        budget: seconds for the rounds of one comparison, 90 where None.
+        memory: whether peak memory is measured, in a process for each way; unless quick where None.
+        sizes: (batch, inputs, outputs); the usual ones where empty.
+        say: told what comes next.
+    """
+    limit = rounds or (3 if quick else 15)
+    seconds = 90.0 if budget is None else budget
+    space = not quick if memory is None else memory
+    where = report.environment(device)
+    found: list[Comparison] = []
+    targets: list[Target] = []
+    for batch, inputs, outputs in sizes or (QUICK_SIZES if quick else SIZES):
+        name = f"{batch} x {inputs} x {outputs}"
+        say(f"masked: {name}")
+        layer = {"batch": batch, "inputs": inputs, "outputs": outputs}
+        check(**layer, device=device)
+        probes = {way: Probe(f"{__name__}:build", {**layer, "way": way, "device": device}) for way in (BOOK, CLOSED)}
+        about = {**layer, "weights": inputs * outputs}
+        found.append(
+            compare(name, probes, peer=BOOK, about=about, device=device, rounds=limit, budget=seconds, memory=space)
+        )
+        if inputs * outputs >= MANY_WEIGHTS:
+            targets.append(Target(case=name, way=CLOSED, against=BOOK, quantity="speed-up", limit=GAIN))
+    return {
+        "benchmark": "masked",
+        "title": "Masked norms and clipped sums of a linear layer",
+        "method": (
+            f"Masks keep {KEPT:.0%}; float32 factors. Both ways run in turn, round by round; ratios are medians of the "
+            "ratios within a round, with their first and last decile. Extra memory: peak beyond the factors and the "
+            "mask, in a process for each way."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "kept": KEPT},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "targets": [target.judge(found).as_dict() for target in targets],
+    }

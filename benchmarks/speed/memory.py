@@ -1,0 +1,183 @@
+"""Peak memory of a callable, in a fresh process each: what it needs beyond what is there before its first call.
+
+On a CPU the kernel's high-water mark of the resident set (Linux only), on CUDA the allocator's. The mark also rises
+for what an allocator keeps for later, which a machine has to have all the same. Libraries are woken up first by work
+of their own, so that their buffers are nobody's; a megabyte or so remains uncertain.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # see proc(5)
+_PATIENCE = 600.0  # seconds for one process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes beyond what was there before the first call.
+
+    Attributes:
+        extra: at the peak of the first calls, one-off preparations included.
+        later: at the peak of calls that come after the first; never above `extra`.
+    """
+
+    extra: int
+    later: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Something to measure, by name, so that another process can build it too.
+
+    Attributes:
+        function: "module:function" whose result is the callable to measure.
+        arguments: its keyword arguments, numbers and strings.
+    """
+
+    function: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Callable[[], object]:
+        """The callable."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)(**self.arguments)
+
+
+class Unavailable(RuntimeError):
+    """There is no high-water mark on this platform, or none that can be reset."""
+
+
+def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None) -> Memory | str:
+    """Memory of a callable in a fresh process, or why it is not known.
+
+    Args:
+        probe: what to build and to call there.
+        device: "cpu" or "cuda".
+        threads: of PyTorch in that process; as many as here where None.
+    """
+    job = {**asdict(probe), "device": device, "threads": threads or torch.get_num_threads()}
+    # Other distributions have a top-level `benchmarks` too; the current folder comes first, and so does this path.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    try:
+        done = subprocess.run(  # noqa: S603  this interpreter and our own module
+            [sys.executable, "-m", __name__, json.dumps(job)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"its process took more than {_PATIENCE:.0f} s"
+    if done.returncode < 0:
+        return f"its process was ended by signal {-done.returncode}"
+    lines = done.stdout.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, json.JSONDecodeError):
+        complaint = done.stderr.strip().splitlines()
+        return f"its process failed: {complaint[-1] if complaint else f'exit code {done.returncode}'}"
+    return answer["reason"] if "reason" in answer else Memory(**answer)
+
+
+def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cpu", calls: int = 3) -> Memory:
+    """Memory of a callable in this process, which should have done nothing else before.
+
+    Args:
+        build: makes the callable; what it allocates is there before.
+        device: "cpu" or "cuda".
+        calls: how many, the first included.
+
+    Raises:
+        Unavailable: where the platform keeps no high-water mark.
+    """
+    mark = _Cuda() if device.startswith("cuda") else _Resident()
+    _wake_libraries(device)
+    step = build()
+    gc.collect()
+    before = mark.restart()
+    step()
+    first = mark.peak()
+    mark.restart()
+    for _ in range(max(1, calls - 1)):
+        step()
+    later = mark.peak()
+    return Memory(extra=max(0, first - before, later - before), later=max(0, later - before))
+
+
+class _Resident:
+    """The resident set of this process, as Linux counts it."""
+
+    def restart(self) -> int:
+        """Forgets the peak; bytes that are there now."""
+        try:
+            _CLEAR.write_text(_RESET_PEAK)
+        except OSError as error:
+            raise Unavailable("no high-water mark of the resident set that can be reset, as Linux has one") from error
+        return self._read("VmRSS")
+
+    def peak(self) -> int:
+        """Bytes at the peak."""
+        return self._read("VmHWM")
+
+    def _read(self, key: str) -> int:
+        # Not getrusage's ru_maxrss: a process inherits that from the one that started it.
+        try:
+            lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+            return int(lines[key].split()[0]) * 1024
+        except (OSError, KeyError) as error:
+            raise Unavailable(f"no {key} of this process, as Linux has one") from error
+
+
+class _Cuda:
+    """PyTorch's allocator on the GPU."""
+
+    def restart(self) -> int:
+        """Forgets the peak; bytes that are there now."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def peak(self) -> int:
+        """Bytes at the peak."""
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+
+def _wake_libraries(device: str) -> None:
+    """A convolution and a product with their derivatives, for the buffers that libraries make once."""
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 14 * 14, 10))
+    layers.to(device)(torch.zeros(4, 3, 16, 16, device=device)).sum().backward()
+
+
+def main(job: str) -> None:
+    """Measures one probe and prints the answer as a line of JSON."""
+    settings = json.loads(job)
+    torch.set_num_threads(settings["threads"])
+    probe = Probe(settings["function"], settings["arguments"])
+    try:
+        print(json.dumps(asdict(measure_here(probe.build, device=settings["device"]))))
+    except Exception as error:  # whatever a tool raises on a model that it does not know
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(json.dumps({"reason": line}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,144 @@
+"""Public subspaces: the leading directions of public gradients, and projecting a private batch on them.
+
+The bases of `defenses.core.basis` against what PyTorch offers, a full singular value decomposition and
+`svd_lowrank`; and one step's projection by the codec, coefficients of every row and one product back for their sum,
+against projecting every row and back. Rows are synthetic: 10^-2 lies between the first singular value and the last,
+over a floor of noise. The dimensions are those of a small CNN for 28x28 images (26,010) and of one for 32x32 colour
+images (550,570).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from defenses.core.basis import leading_directions, orthonormality_error
+from defenses.core.codec import Subspace
+
+from .harness import interleaved
+
+RANK = 100
+BATCH = 256
+SMALL, LARGE = 26_010, 550_570
+SEED = 0
+BUDGET = 180.0  # seconds a case, beyond its first three rounds
+
+
+def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
+    """Times every way of every case, all ways of a case in turn.
+
+    Args:
+        device: where the matrices live, as torch names it.
+        rounds: how often each way is timed at most, after one untimed call.
+        quick: only the cases of the small dimension.
+
+    Returns:
+        The title and the cases as plain data. `ratio` is the median over rounds of a way's time over the baseline's
+        in the same round: below 1 is faster.
+    """
+    bases = [(SMALL, 256), (SMALL, 100)] + ([] if quick else [(LARGE, 100)])
+    projections = [SMALL] + ([] if quick else [LARGE])
+    cases = [_basis(dim, rows, device=device, rounds=rounds) for dim, rows in bases]
+    cases += [_projection(dim, device=device, rounds=rounds) for dim in projections]
+    return {"title": f"Public subspaces of rank {RANK}, float32", "cases": cases}
+
+
+def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
+    """The leading directions of public gradients [rows, dim]."""
+    public = _gradients(rows, dim, device)
+
+    def by_svd() -> Tensor:
+        return torch.linalg.svd(public, full_matrices=False).Vh[:RANK].T
+
+    def by_svd_lowrank() -> Tensor:
+        torch.manual_seed(SEED)  # it takes no generator
+        return torch.svd_lowrank(public, q=min(RANK + 10, rows), niter=2)[2][:, :RANK]
+
+    def by_gram() -> Tensor:
+        return leading_directions(public, RANK)
+
+    def randomized() -> Tensor:
+        coins = torch.Generator().manual_seed(SEED)
+        return leading_directions(public, RANK, method="randomized", generator=coins)
+
+    ways = {"svd": by_svd, "svd_lowrank": by_svd_lowrank, "gram": by_gram}
+    if rows >= RANK + 10:  # with fewer rows it is `gram`
+        ways["randomized"] = randomized
+    exact, checks = by_svd(), {}
+    for way, basis in ((way, make()) for way, make in ways.items()):
+        checks[way] = {
+            "orthonormality_error": orthonormality_error(basis),
+            "smallest_cosine_to_svd": _cosines(exact, basis).min().item(),
+            "captured_of_svd": ((public @ basis).norm() / (public @ exact).norm()).square().item(),
+        }
+    del exact
+    return _case("leading directions", dim, rows, ways, baseline="svd", checks=checks, device=device, rounds=rounds)
+
+
+def _projection(dim: int, *, device: str, rounds: int) -> dict[str, Any]:
+    """The sum of a private batch's parts inside a subspace, before any bound."""
+    basis = leading_directions(_gradients(RANK, dim, device), RANK)
+    codec = Subspace.of(basis)
+    private = torch.randn(BATCH, dim, generator=torch.Generator().manual_seed(SEED)).to(device)
+
+    def every_row_and_back() -> Tensor:
+        return ((private @ basis) @ basis.T).sum(dim=0)
+
+    def by_codec() -> Tensor:
+        return codec.decode(codec.encode(private).sum(dim=0))
+
+    ways = {"every row and back": every_row_and_back, "coefficients, one back": by_codec}
+    expected = every_row_and_back()
+    checks = {"relative_difference": ((by_codec() - expected).norm() / expected.norm()).item()}
+    return _case(
+        "projection", dim, BATCH, ways, baseline="every row and back", checks=checks, device=device, rounds=rounds
+    )
+
+
+def _case(
+    case: str,
+    dim: int,
+    rows: int,
+    ways: Mapping[str, Callable[[], Any]],
+    *,
+    baseline: str,
+    checks: dict[str, Any],
+    device: str,
+    rounds: int,
+) -> dict[str, Any]:
+    """One case's figures."""
+    on_gpu = torch.device(device).type == "cuda"
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    builders = {way: lambda call=call: call for way, call in ways.items()}
+    seconds = interleaved(builders, rounds=rounds, budget=BUDGET, warmup=1, synchronize=wait).seconds
+    figures = {
+        way: {
+            "median_s": statistics.median(own),
+            "min_s": min(own),
+            "rounds": len(own),
+            "ratio": statistics.median(mine / other for mine, other in zip(own, seconds[baseline], strict=True)),
+        }
+        for way, own in seconds.items()
+    }
+    return {"case": case, "d": dim, "m": rows, "rank": RANK, "ways": figures, "baseline": baseline, "checks": checks}
+
+
+def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:
+    """Synthetic gradients whose spectrum decays over two decades, above a floor."""
+    coins = torch.Generator().manual_seed(SEED)
+    mixed = torch.randn(rows, rows, generator=coins) * torch.logspace(0, -2, rows) / rows**0.5
+    gradients = mixed @ torch.randn(rows, dim, generator=coins)
+    return gradients.add_(torch.randn(rows, dim, generator=coins), alpha=0.01).to(device)
+
+
+def _cosines(one: Float[Tensor, "dim k"], other: Float[Tensor, "dim k"]) -> Float[Tensor, " k"]:
+    """Principal cosines in float64, of the spans: neither basis needs to be quite orthonormal."""
+    a, b = one.double(), other.double()
+    left, right = torch.linalg.cholesky(a.T @ a), torch.linalg.cholesky(b.T @ b)
+    inner = torch.linalg.solve_triangular(left, a.T @ b, upper=False)
+    return torch.linalg.svdvals(torch.linalg.solve_triangular(right, inner.T, upper=False))

@@ -1,0 +1,279 @@
+"""Writes down what came out: JSON with every round, tables for the terminal and in Markdown, and where it came from.
+
+A document is a dict of a benchmark's name, title, environment and settings, with some of: `comparisons`, `targets`,
+`sweeps` (family -> axis and comparisons), `cases` (timings that a benchmark took by itself, way by way).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from .harness import Comparison, Outcome, Ratio
+
+SCHEMA = 1
+_PACKAGES = ("leakbench", "torch", "numpy", "opacus", "backpack-for-pytorch")
+_CPU_INFO = Path("/proc/cpuinfo")
+_MIB = 2**20
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a figure depends on beside the code: versions, device, threads, date. Names neither machine nor user."""
+    on_gpu = device.startswith("cuda")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        # Of the last minute; above 0, somebody else was at work when this began.
+        "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda if on_gpu else None,
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    if _CPU_INFO.exists():
+        for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """A comparison for JSON, with every round and the ratios that tables show."""
+    return {
+        "name": comparison.name,
+        "about": comparison.about,
+        "peer": comparison.peer,
+        "floor": comparison.floor,
+        "ways": [_way(comparison, outcome) for outcome in comparison.outcomes],
+    }
+
+
+def _way(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
+    seconds = outcome.seconds
+    faster = comparison.time_ratio(comparison.peer, outcome.way)
+    dearer = comparison.time_ratio(outcome.way, comparison.floor) if comparison.floor else "there is no floor"
+    return {
+        "way": outcome.way,
+        "note": outcome.note or None,
+        "reason": outcome.reason or None,
+        "median_seconds": Ratio.of(seconds, [1.0] * len(seconds)).median if seconds else None,
+        "minimum_seconds": min(seconds) if seconds else None,
+        "rounds": len(seconds),
+        "times_as_fast_as_peer": asdict(faster) if isinstance(faster, Ratio) else None,
+        "times_the_cost_of_floor": asdict(dearer) if isinstance(dearer, Ratio) else None,
+        "extra_bytes": outcome.memory.extra if outcome.memory else None,
+        "extra_bytes_later": outcome.memory.later if outcome.memory else None,
+        "memory_reason": outcome.memory_reason or None,
+        "seconds": list(seconds),
+    }
+
+
+def write(path: Path, content: str | Callable[[Any], None]) -> Path:
+    """Writes a file so that a reader sees the old one or the whole new one.
+
+    Args:
+        path: where; its folder is made when absent.
+        content: the text, or what writes bytes into an open file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with draft.open("xb") as file:
+            if isinstance(content, str):
+                file.write(content.encode())
+            else:
+                content(file)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def write_json(document: dict[str, Any], path: Path) -> Path:
+    """A document as JSON; not-a-number is refused, because readers would be."""
+    return write(path, json.dumps({"schema": SCHEMA, **document}, indent=2, allow_nan=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text.
+
+    Attributes:
+        title: above it.
+        columns: their headings.
+        rows: as many cells each as there are columns.
+        remarks: below it, one line each.
+        words: how many columns, from the left, hold words; the others are aligned to the right.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+    words: int = 1
+
+    def markdown(self) -> str:
+        """For a file."""
+        sides = [":--" if number < self.words else "--:" for number in range(len(self.columns))]
+        lines = [f"### {self.title}", "", _pipes(self.columns), _pipes(sides)]
+        lines += [_pipes(row) for row in self.rows]
+        return "\n".join(lines + [f"\n{remark}" for remark in self.remarks]) + "\n"
+
+    def text(self, width: int = 120) -> str:
+        """For a terminal."""
+        table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE, expand=False)
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if number < self.words else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        sink = io.StringIO()
+        console = Console(file=sink, width=width, highlight=False, color_system=None)
+        console.print(table)
+        for remark in self.remarks:
+            console.print(remark, markup=False)
+        return sink.getvalue()
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def tables(document: dict[str, Any]) -> Iterator[Table]:
+    """Every table of a document."""
+    for comparison in document.get("comparisons", ()):
+        yield _comparison(comparison)
+    if document.get("targets"):
+        yield _targets(document["targets"])
+    for sweep in document.get("sweeps", {}).values():
+        yield _sweep(sweep)
+    for case in document.get("cases", ()):
+        yield _case(case)
+
+
+def _comparison(comparison: dict[str, Any]) -> Table:
+    peer, floor = comparison["peer"], comparison["floor"]
+    columns = ["way", "median ms", "min ms", f"times as fast as {peer}"]
+    columns += [f"times the cost of {floor}"] if floor else []
+    columns += ["extra MiB", "later MiB", "rounds"]
+    rows, remarks = [], []
+    for way in comparison["ways"]:
+        cells = [way["way"], milli(way["median_seconds"]), milli(way["minimum_seconds"])]
+        cells.append(_interval(way["times_as_fast_as_peer"]))
+        cells += [_interval(way["times_the_cost_of_floor"])] if floor else []
+        cells += [_mebi(way["extra_bytes"]), _mebi(way["extra_bytes_later"]), str(way["rounds"] or "n/a")]
+        rows.append(tuple(cells))
+        if way["reason"]:
+            remarks.append(f"{way['way']}: n/a, {way['reason']}.")
+        elif way["note"] and way["note"] != way["way"]:
+            remarks.append(f"{way['way']} is {way['note']}.")
+    reasons = {way["memory_reason"] for way in comparison["ways"] if not way["reason"]} - {None}
+    remarks += [f"Memory: n/a, {reason}." for reason in sorted(reasons)]
+    about = ", ".join(f"{_number(value)} {key}" for key, value in comparison["about"].items())
+    title = f"{comparison['name']} ({about})" if about else comparison["name"]
+    return Table(title, tuple(columns), tuple(rows), tuple(remarks))
+
+
+def _targets(targets: Sequence[dict[str, Any]]) -> Table:
+    rows, missing = [], dict[str, list[str]]()
+    for target in targets:
+        low = {"median": target["value"], "low": target["low"], "high": target["high"]}
+        value = (
+            "n/a" if target["value"] is None else f"{target['value']:.2f}" if target["n"] is None else _interval(low)
+        )
+        met = {True: "met", False: "missed", None: "n/a"}[target["met"]]
+        rows.append((target["case"], target["target"], value, met))
+        if target["reason"]:
+            missing.setdefault(target["reason"], []).append(target["case"])
+    remarks = [f"{', '.join(dict.fromkeys(names))}: n/a, {reason}." for reason, names in missing.items()]
+    return Table("Targets", ("case", "target", "in this run", "verdict"), tuple(rows), tuple(remarks), words=2)
+
+
+def _sweep(sweep: dict[str, Any]) -> Table:
+    """Medians in milliseconds, one column for each point."""
+    points = sweep["comparisons"]
+    ways = list(dict.fromkeys(way["way"] for point in points for way in point["ways"]))
+    found = [{way["way"]: way for way in point["ways"]} for point in points]
+    rows = [(way, *(milli(point.get(way, {}).get("median_seconds")) for point in found)) for way in ways]
+    reasons = {f"{way['way']}: n/a, {way['reason']}." for point in points for way in point["ways"] if way["reason"]}
+    columns = ("median ms", *(_number(point["about"][sweep["axis"]]) for point in points))
+    return Table(f"{sweep['title']} by {sweep['axis']}", columns, tuple(rows), tuple(sorted(reasons)))
+
+
+def _case(case: dict[str, Any]) -> Table:
+    """Timings of a benchmark that measures for itself."""
+    rows = tuple(
+        (way, milli(found["median_s"]), milli(found["min_s"]), f"{found['ratio']:.2f}", str(found["rounds"]))
+        for way, found in case["ways"].items()
+    )
+    sizes = ", ".join(f"{key} {_number(value)}" for key, value in case.items() if isinstance(value, int))
+    checks = [
+        f"{name}: " + ", ".join(f"{k} {v:.3g}" for k, v in value.items()) + "."
+        if isinstance(value, dict)
+        else f"{name}: {value:.3g}."
+        for name, value in case.get("checks", {}).items()
+    ]
+    columns = ("way", "median ms", "min ms", f"times the cost of {case['baseline']}", "rounds")
+    return Table(f"{case['case']} ({sizes})", columns, rows, tuple(checks))
+
+
+def markdown(document: dict[str, Any], figures: Sequence[str] = ()) -> str:
+    """The whole document for a reader, with its figures."""
+    where = document["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version)
+    lines = [f"## {document['title']}", ""]
+    lines += [
+        f"{where['device']}; {where['cpu']}, {where['cores']} cores, {where['threads']} threads; {where['system']}."
+    ]
+    if where["load_before"] is not None:
+        lines += [f"Load of the machine in the minute before: {where['load_before']}.", ""]
+    lines += [f"Python {where['python']}, {versions}. {where['date']}.", ""]
+    lines += [document["method"], ""] if document.get("method") else []
+    lines += [table.markdown() for table in tables(document)]
+    lines += [f"![{name.removesuffix('.png').replace('_', ' ')}]({name})\n" for name in figures]
+    return "\n".join(lines)
+
+
+def milli(seconds: float | None) -> str:
+    """Seconds as milliseconds, three digits."""
+    return "n/a" if seconds is None else f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+
+
+def _mebi(size: int | None) -> str:
+    return "n/a" if size is None else f"{size / _MIB:.1f}" if size < 10 * _MIB else f"{size / _MIB:.0f}"
+
+
+def _interval(ratio: dict[str, Any] | None) -> str:
+    return "n/a" if ratio is None else f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,184 @@
+"""One DP-SGD step: ours by every engine, Opacus' two ways, and plain SGD, on the networks that papers train.
+
+Every way takes whole steps on a model of its own: norms, clip, sum, noise, division, update. `auto` is what `train`
+uses unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import report
+from .harness import Comparison, compare
+from .memory import Probe
+from .networks import Workload, parameters
+from .targets import Target
+from .ways import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, USUAL, WAYS, Step, others_warnings
+
+CASES = {
+    load.name: load
+    for load in (
+        Workload("dp_cnn_small", 256),
+        Workload("dp_cnn_small", 1024),
+        Workload("dp_cnn", 256),
+        Workload("resnet18_gn", 32),
+    )
+}
+QUICK_CASES = {load.name: load for load in (Workload("dp_cnn_small", 256), Workload("dp_cnn", 32))}
+FLOOR, PEER = "sgd", "opacus-hooks"
+
+
+def _targets(case: str, *, faster: float, cost: float | None = None, memory: float | None = None) -> list[Target]:
+    found = [Target(case=case, way="auto", against=PEER, quantity="speed-up", limit=faster)]
+    if cost is not None:
+        found.append(Target(case=case, way="auto", against=FLOOR, quantity="time", limit=cost))
+    if memory is not None:
+        found.append(Target(case=case, way="auto", against=PEER, quantity="memory", limit=memory))
+    return found
+
+
+TARGETS = (
+    *_targets("dp_cnn-256", faster=2.5, cost=1.35, memory=0.5),
+    *_targets("dp_cnn_small-1024", faster=4.0, cost=1.0, memory=0.6),
+    *_targets("resnet18_gn-32", faster=3.0),
+)
+
+Sweep = tuple[str, str, tuple[Workload, ...]]
+"""(title, axis, points)."""
+
+
+def _by_batch(network: str, batches: Sequence[int]) -> Sweep:
+    return network, "batch", tuple(Workload(network, batch) for batch in batches)
+
+
+def _by_width(family: str, widths: Sequence[int], batch: int = 64) -> Sweep:
+    return f"{family}, batch {batch}", "parameters", tuple(Workload(family, batch, width) for width in widths)
+
+
+SWEEPS = {
+    "batch_dp_cnn_small": _by_batch("dp_cnn_small", (16, 32, 64, 128, 256, 512, 1024)),
+    "batch_dp_cnn": _by_batch("dp_cnn", (16, 32, 64, 128, 256)),
+    "dimension_mlp": _by_width("mlp", (8, 32, 128, 512, 2048)),
+    "dimension_cnn": _by_width("cnn", (4, 8, 16, 32, 64, 128)),
+}
+QUICK_SWEEPS = {
+    "batch_dp_cnn_small": _by_batch("dp_cnn_small", (16, 64)),
+    "dimension_mlp": _by_width("mlp", (16, 128)),
+}
+
+
+def build(
+    *,
+    network: str,
+    batch: int,
+    way: str,
+    width: int = 0,
+    device: str = "cpu",
+    noise_multiplier: float = NOISE_MULTIPLIER,
+) -> Step:
+    """One way's step on one workload.
+
+    Args:
+        network: see `Workload`.
+        batch: number of examples.
+        way: one of `WAYS`.
+        width: of a network of a family.
+        device: "cpu" or "cuda".
+        noise_multiplier: noise standard deviation / clip norm.
+    """
+    load = Workload(network, batch, width)
+    inputs, labels = load.data()
+    return WAYS[way](load.model().to(device).train(), inputs.to(device), labels.to(device), noise_multiplier)
+
+
+def refuse_unknown(cases: Sequence[str], ways: Sequence[str], *, quick: bool) -> None:
+    """Raises `ValueError` for a case or a way that does not exist."""
+    for kind, asked, there in (("case", cases, QUICK_CASES if quick else CASES), ("way", ways, WAYS)):
+        for name in asked:
+            if name not in there:
+                raise ValueError(f"{kind} must be one of {', '.join(there)}, got '{name}'")
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    cases: Sequence[str] = (),
+    ways: Sequence[str] = (),
+    memory: bool | None = None,
+    sweeps: bool = True,
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Runs the comparisons, judges the targets, and runs the sweeps.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: of each comparison, at most; 15, or 3 where quick; a sweep's points get a third of them.
+        quick: small cases and few rounds, to see that all works; its figures are good for nothing else.
+        budget: seconds for the rounds of one comparison, 90 where None; a sweep's points get a sixth.
+        cases: some of `CASES` (of `QUICK_CASES` where quick); all where empty.
+        ways: some of `WAYS`; the usual ones where empty.
+        memory: whether peak memory is measured, in a process for each way of each case; unless quick where None.
+        sweeps: whether cost by batch size and by dimension is measured.
+        say: told what comes next.
+
+    Raises:
+        ValueError: for a case or a way that does not exist.
+    """
+    refuse_unknown(cases, ways, quick=quick)
+    known = QUICK_CASES if quick else CASES
+    chosen_ways = tuple(ways) or USUAL
+    chosen = [known[name] for name in (cases or known)]
+    limit = rounds or (3 if quick else 15)
+    seconds = 90.0 if budget is None else budget
+    space = not quick if memory is None else memory
+
+    def compared(load: Workload, *, rounds: int, budget: float, memory: bool) -> Comparison:
+        say(f"step: {load.name}")
+        about = {"parameters": parameters(load.model()), "batch": load.batch}
+        arguments = {"network": load.network, "batch": load.batch, "width": load.width, "device": device}
+        probes = {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in chosen_ways}
+        return compare(
+            load.name,
+            probes,
+            peer=PEER,
+            floor=FLOOR,
+            about=about,
+            device=device,
+            rounds=rounds,
+            budget=budget,
+            memory=memory,
+        )
+
+    where = report.environment(device)  # now: later the load is our own
+    with others_warnings():
+        found = [compared(load, rounds=limit, budget=seconds, memory=space) for load in chosen]
+        fewer = {"rounds": math.ceil(limit / 3), "budget": seconds / 6, "memory": False}
+        lines = {
+            key: {
+                "title": title,
+                "axis": axis,
+                "comparisons": [report.as_dict(compared(load, **fewer)) for load in loads],
+            }
+            for key, (title, axis, loads) in (QUICK_SWEEPS if quick else SWEEPS).items()
+            if sweeps
+        }
+    return {
+        "benchmark": "step",
+        "title": "One DP-SGD step",
+        "method": (
+            f"Clip at {CLIP_NORM:g}, noise multiplier {NOISE_MULTIPLIER:g}, SGD at {LEARNING_RATE:g}, float32, random "
+            "data, no loading. Ways run in turn, round by round, in one process; ratios are medians of the ratios "
+            "within a round, with their first and last decile. Extra memory: peak beyond what is there before the "
+            "first step, in a process for each way; first steps with all preparations, and later ones."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "targets": [target.judge(found).as_dict() for target in TARGETS],
+        "sweeps": lines,
+    }

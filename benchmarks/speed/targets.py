@@ -1,0 +1,92 @@
+"""What the figures are to reach, and whether they do in this run; a miss is shown, and is no error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .harness import Comparison, Ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A limit on one ratio of one comparison.
+
+    Attributes:
+        case: name of the comparison.
+        way: what is to reach it.
+        against: the other way.
+        quantity: "speed-up" is the other's time over ours, "time" and "memory" ours over the other's.
+        limit: of the median; at least for a speed-up, at most for the rest.
+    """
+
+    case: str
+    way: str
+    against: str
+    quantity: Literal["speed-up", "time", "memory"]
+    limit: float
+
+    @property
+    def words(self) -> str:
+        """The target in words."""
+        match self.quantity:
+            case "speed-up":
+                return f"{self.way} at least {self.limit:g} times as fast as {self.against}"
+            case "time":
+                return f"{self.way} at most {self.limit:g} times the time of {self.against}"
+            case "memory":
+                return f"{self.way} at most {self.limit:g} times the extra memory of {self.against}"
+
+    def judge(self, comparisons: Sequence[Comparison]) -> Verdict:
+        """Whether it is reached; judged by the median."""
+        found = [c for c in comparisons if c.name == self.case]
+        value = self._value(found[0]) if found else "not part of this run"
+        if isinstance(value, str):
+            return Verdict(target=self, reason=value)
+        median = value.median if isinstance(value, Ratio) else value
+        return Verdict(target=self, value=value, met=median >= self.limit if self._is_least else median <= self.limit)
+
+    @property
+    def _is_least(self) -> bool:
+        return self.quantity == "speed-up"
+
+    def _value(self, comparison: Comparison) -> Ratio | float | str:
+        if self.quantity == "memory":
+            return comparison.memory_ratio(self.way, self.against)
+        if self.quantity == "speed-up":
+            return comparison.time_ratio(self.against, self.way)
+        return comparison.time_ratio(self.way, self.against)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came out for one target.
+
+    Attributes:
+        target: which.
+        value: the ratio; None where there is none.
+        met: whether the limit is kept; None where nobody knows.
+        reason: why there is no value.
+    """
+
+    target: Target
+    value: Ratio | float | None = None
+    met: bool | None = None
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        value = self.value
+        return {
+            "case": self.target.case,
+            "target": self.target.words,
+            "quantity": self.target.quantity,
+            "limit": self.target.limit,
+            "value": value.median if isinstance(value, Ratio) else value,
+            "low": value.low if isinstance(value, Ratio) else None,
+            "high": value.high if isinstance(value, Ratio) else None,
+            "n": value.n if isinstance(value, Ratio) else None,
+            "met": self.met,
+            "reason": self.reason or None,
+        }

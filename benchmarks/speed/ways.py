@@ -1,0 +1,165 @@
+"""Ways of taking one DP-SGD step: ours, Opacus' own two, and plain SGD as the floor.
+
+All private ways bound per-example norms at 1, add up, add noise at multiplier 1, divide by the batch and take an SGD
+step, on a model of their own that they change. Data stay on the device; sampling and loading cost the same in all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from defenses.core import Block, Engine, Everything, StepPlan, clip, seeded
+
+CLIP_NORM = 1.0
+NOISE_MULTIPLIER = 1.0
+LEARNING_RATE = 0.05
+
+Step = Callable[[], object]
+Way = Callable[[nn.Module, Tensor, Tensor, float], Step]
+"""(model, inputs, labels, noise multiplier) -> one step on them."""
+
+
+class Plain:
+    """An SGD step on the batch's mean loss: no norms, no noise."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
+        """Takes what it trains; there is no noise whatever the multiplier."""
+        self.model, self.inputs, self.labels = model, inputs, labels
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def __call__(self) -> None:
+        """One step."""
+        self.optimizer.zero_grad()
+        cross_entropy(self.model(self.inputs), self.labels).backward()
+        self.optimizer.step()
+
+
+def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> Step:
+    """The same on images and weights with their channels last in memory.
+
+    Raises:
+        ValueError: when the inputs are no images.
+    """
+    if inputs.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in model.modules()):
+        raise ValueError("channels-last is for convolutions, and this network has none")
+    layout = torch.channels_last
+    arranged = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]  missing in torch's overloads
+    return Plain(arranged, inputs.contiguous(memory_format=layout), labels, noise_multiplier)
+
+
+class Ours:
+    """A step through `Engine.run`, as `train` takes it."""
+
+    def __init__(
+        self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float, *, engine: str
+    ) -> None:
+        """Takes what it trains, and which engine is to compute the clipped sums."""
+        self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
+        self.engine = Engine(model, noise=seeded(0), engine=engine)
+        self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM)))
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(self.trained, lr=LEARNING_RATE)
+
+    @property
+    def note(self) -> str:
+        """What the engine says of itself."""
+        return self.engine.name
+
+    def __call__(self) -> None:
+        """One step."""
+        out = self.engine.run(self.plan, self.inputs, self.labels, self.noise_multiplier)
+        update = self.engine.layout.unflatten(out.total / len(self.inputs))
+        for parameter, gradient in zip(self.trained, update.values(), strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+
+
+def ours(engine: str) -> Way:
+    """Our step with the sums by one engine."""
+    return lambda model, inputs, labels, noise: Ours(model, inputs, labels, noise, engine=engine)
+
+
+class OpacusHooks:
+    """Opacus as it is mostly used: per-example gradients by hooks, kept at the parameters, then clipped."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
+        """Wraps the model and an optimizer."""
+        self.model = _opacus("grad_sample").GradSampleModule(model)
+        self.inputs, self.labels = inputs, labels
+        self.optimizer = _opacus("optimizers").DPOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=CLIP_NORM,
+            expected_batch_size=len(inputs),
+        )
+
+    def __call__(self) -> None:
+        """One step."""
+        self.optimizer.zero_grad()
+        cross_entropy(self.model(self.inputs), self.labels).backward()
+        self.optimizer.step()
+
+
+class OpacusGhost:
+    """Opacus' ghost clipping: norms in a first backward pass, the weighted loss in a second."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
+        """Wraps the model, an optimizer and the loss."""
+        wrap = _opacus("grad_sample.grad_sample_module_fast_gradient_clipping").GradSampleModuleFastGradientClipping
+        self.model = wrap(model, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
+        self.inputs, self.labels = inputs, labels
+        self.optimizer = _opacus("optimizers.optimizer_fast_gradient_clipping").DPOptimizerFastGradientClipping(
+            torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=CLIP_NORM,
+            expected_batch_size=len(inputs),
+        )
+        loss = _opacus("utils.fast_gradient_clipping_utils").DPLossFastGradientClipping
+        self.loss = loss(self.model, self.optimizer, nn.CrossEntropyLoss(), "mean")
+
+    def __call__(self) -> None:
+        """One step."""
+        self.optimizer.zero_grad()
+        self.loss(self.model(self.inputs), self.labels).backward()
+        self.optimizer.step()
+
+
+WAYS: dict[str, Way] = {
+    "sgd": Plain,
+    "sgd-channels-last": plain_channels_last,
+    "auto": ours("auto"),
+    "layerwise": ours("layerwise"),
+    "torch.func": ours("torch.func"),
+    "opacus": ours("opacus"),
+    "backpack": ours("backpack"),
+    "opacus-hooks": OpacusHooks,
+    "opacus-ghost": OpacusGhost,
+}
+# `auto` is `layerwise` for every network here, and says so in its note; timing both would say it twice.
+USUAL = tuple(way for way in WAYS if way != "layerwise")
+
+
+@contextmanager
+def others_warnings() -> Iterator[None]:
+    """Silences what PyTorch says of Opacus' hooks at every step; nothing of it concerns a timing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are", UserWarning)
+        yield
+
+
+def _opacus(module: str) -> Any:
+    try:
+        return importlib.import_module(f"opacus.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "opacus":
+            raise
+        text = "opacus is not installed: pip install 'leakbench[engines]'"
+        raise ModuleNotFoundError(text, name="opacus") from error
