@@ -83,8 +83,7 @@ class Bound:
         rows = finite_rows(rows)
         if self.kind == "unbounded":
             return rows
-        # Norms in float64: a float32 square overflows above 1e19 and vanishes below 1e-22.
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        norms = _norms(rows)
         return rows * self.scale(norms, rows.dtype).unsqueeze(1)
 
 
@@ -110,8 +109,19 @@ def unbounded(*, unit: float = 1.0) -> Bound:
 
 def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
     """Rows with a NaN or an infinity replaced by zero rows; the others untouched (NaN * 0 is not 0)."""
-    # One pass: a float64 sum is finite exactly when every float32 entry is.
-    good = torch.isfinite(rows.detach().sum(dim=1, dtype=torch.float64))
-    if rows.dtype == torch.float64:  # whose sum may overflow although every entry is finite
-        good = torch.isfinite(rows.detach()).all(dim=1)
-    return rows if bool(good.all()) else torch.where(good.unsqueeze(1), rows, 0.0)
+    # One pass: a sum is finite only if every entry is. One that is not may have overflowed.
+    good = torch.isfinite(rows.detach().sum(dim=1))
+    if bool(good.all()):
+        return rows
+    doubtful = torch.nonzero(~good).flatten()
+    good[doubtful] = torch.isfinite(rows.detach()[doubtful]).all(dim=1)
+    return torch.where(good.unsqueeze(1), rows, 0.0)
+
+
+def _norms(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
+    """L2 norms in float64; differentiable."""
+    norms = torch.linalg.vector_norm(rows, dim=1).double()
+    # A float32 square overflows above 1e19 and vanishes below 1e-22, and float64 reductions are many times as slow.
+    if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):
+        return norms
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

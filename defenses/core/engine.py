@@ -31,6 +31,8 @@ from .sums import clipped_sums, totals
 
 # Of activations, their derivatives and rows at a time, unless the user says otherwise.
 MEMORY_BUDGET = 2 * 2**30
+# What a CPU's allocator hands out again without returning it to the system in between, roughly.
+REUSED_MEMORY = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,11 @@ class Engine:
 
     def _fitting(self, choice: Choice, views: int) -> int:
         """Most examples whose work fits the budget; at least one."""
-        itemsize = next(iter(self.model.parameters())).element_size()
-        each = views * choice.engine.bytes_per_entry(choice.activations, itemsize)
-        return max(1, self.memory_budget // max(1, each))
+        some = next(iter(self.model.parameters()))
+        budget = self.memory_budget
+        if some.device.type == "cpu":
+            # Fresh memory has to be cleared page by page, which takes longer than most passes over it; smaller batches
+            # use the same again. But every one costs passes over a vector of the parameters' length.
+            budget = min(budget, max(REUSED_MEMORY, 16 * self.layout.dim * some.element_size()))
+        each = views * choice.engine.bytes_per_entry(choice.activations, some.element_size())
+        return max(1, budget // max(1, each))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor, nn
 
-from ..bound import clip
+from ..bound import normalize
 from ..codec import Everything
 from ..defense import Block, StepPlan
 from ..rows import Layout, Loss, function_of, per_example_gradients
@@ -117,17 +116,14 @@ class _Synthetic:
             outputs = self.model(self.inputs)
         self.targets = _made_up_targets(targets, outputs, coins)
         self.activations = self._count()
+        # Every norm decides about the sum: no two rows are scaled by one factor.
+        self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
+        self.sum = torch.zeros(layout.dim, dtype=torch.float64, device=inputs.device)
         # Row by row, by plain autograd: nothing of a batch is involved.
-        rows = [
-            per_example_gradients(self.model, loss, layout, self.inputs[i : i + 1], self.targets[i : i + 1]).detach()
-            for i in range(_EXAMPLES)
-        ]
-        norms = torch.cat([row.norm(dim=1) for row in rows])
-        smallest = float(norms.min())
-        # All norms decide about the sum: each row is clipped, by another factor.
-        self.clip_norm = smallest / 2 if 0 < smallest < inf else 1.0
-        self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=clip(self.clip_norm)))
-        self.sum = torch.cat([self.plan.blocks[0].bound(row) for row in rows]).sum(dim=0)
+        for i in range(_EXAMPLES):
+            x, y = self.inputs[i : i + 1], self.targets[i : i + 1]
+            row = per_example_gradients(self.model, loss, layout, x, y).detach()
+            self.sum += self.plan.blocks[0].bound(row)[0]
 
     def error_of(self, kind: type[PerExample]) -> float:
         """Largest difference of an engine's clipped sum, in units of the largest entry."""

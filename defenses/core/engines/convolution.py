@@ -112,8 +112,8 @@ class Convolution(Piece):
 
     def largest(self) -> Tensor:
         """By the factors' norms: an entry is a sum of products, each pixel in one at most."""
-        shaped = (values.unflatten(0, (-1, self.views)) for values in (self.inputs, self.signals))
-        return product_size(*shaped)
+        first, second = (v.permute(0, 2, 3, 1).reshape(self.examples, -1) for v in (self.inputs, self.signals))
+        return product_size(first, second)
 
     def squares(self) -> Squares:
         """By the cheapest way."""
@@ -136,8 +136,9 @@ class Convolution(Piece):
         return self._recomputed(super().masked_squares(mask).value)
 
     def _recomputed(self, value: Tensor) -> Squares:
-        inputs = self.inputs.unflatten(0, (-1, self.views))
-        signals = self.signals.permute(0, 2, 3, 1).flatten(1, 2).unflatten(0, (-1, self.views)).flatten(1, 2)
+        # In the order in which they lie in memory: a view, no copy.
+        inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
+        signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
         return recomputed(value, inputs, signals, self.geometry.kernel[0] * self.geometry.kernel[1])
 
     @cached_property

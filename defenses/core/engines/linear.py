@@ -49,7 +49,7 @@ class Outer(Piece):
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
         kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).to(self.like)
-        return Squares.exact(torch.einsum("ni,ni->n", self.signals.square() @ kept, self.inputs.square()))
+        return Squares.exact((self.signals.square() @ kept).mul_(self.inputs.square()).sum(dim=1))
 
     def coefficients(self, basis: Float[Tensor, "size k"]) -> Float[Tensor, "rows k"]:
         """sᵀ B_k x for every direction: a product with each output's part of the basis, then one with the signals."""

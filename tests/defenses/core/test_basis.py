@@ -238,6 +238,18 @@ def test_a_codec_draws_its_line_at_1e_4_in_float32_too(layout):
             assert Subspace.of(basis).size == 60
 
 
+@pytest.mark.parametrize("dim", [131_071, 131_072, 140_001])
+def test_a_codec_of_very_long_rows_encodes_projects_and_differentiates_as_products_do(dim):
+    rows = torch.randn(6, dim, generator=coins(), dtype=torch.float64).requires_grad_()
+    basis = directions(torch.randn(4, dim, generator=coins(1), dtype=torch.float64), 4)
+    codec = Subspace.of(basis)
+    torch.testing.assert_close(codec.encode(rows), rows @ basis)
+    torch.testing.assert_close(codec.project(rows), rows @ basis @ basis.T)
+    assert codec.encode(rows[:0]).shape == (0, 4)
+    (slope,) = torch.autograd.grad(codec.encode(rows).square().sum(), rows)
+    torch.testing.assert_close(slope, 2 * rows @ basis @ basis.T)
+
+
 def test_one_basis_a_layer_makes_a_codec():
     rows = torch.randn(40, 1500, generator=coins())
     spans = ((0, 1000), (1000, 1010), (1010, 1500))
