@@ -176,7 +176,7 @@ class Subspace:
         """Computes rows @ v; long sums are cut into strips that run side by side, 1.1 to 1.5 times as fast."""
         width = 8192
         strips = rows.shape[1] // width
-        if strips < 16:
+        if strips < 16 or v.shape[1] < 16:
             return rows @ v
         cut = strips * width
         left = rows[:, :cut].unflatten(1, (strips, width)).transpose(0, 1)
