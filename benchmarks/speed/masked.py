@@ -112,7 +112,9 @@ def measure(
         probes = {way: Probe(f"{__name__}:build", {**layer, "way": way, "device": device}) for way in WAYS}
         about = {**layer, "weights": inputs * outputs}
         found.append(
-            compare(name, probes, peer=NORMS + BOOK, about=about, device=device, rounds=limit, budget=seconds, memory=space)
+            compare(
+                name, probes, peer=NORMS + BOOK, about=about, device=device, rounds=limit, budget=seconds, memory=space
+            )
         )
         if inputs * outputs >= MANY_WEIGHTS:
             targets.append(Target(case=name, way=NORMS + CLOSED, against=NORMS + BOOK, quantity="speed-up", limit=GAIN))

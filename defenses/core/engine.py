@@ -32,7 +32,7 @@ from .sums import clipped_sums, totals
 # Of activations, their derivatives and rows at a time, unless the user says otherwise.
 MEMORY_BUDGET = 2 * 2**30
 # What a CPU's allocator hands out again without returning it to the system in between, roughly.
-REUSED_MEMORY = 256 * 2**20
+REUSED_MEMORY = 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def add_noise(plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, n
             raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
         draw = noise.normal(sum(s.numel() for s in sums), sums[0]).split([s.numel() for s in sums])
         noisy = tuple(
-            torch.add(s, z, alpha=block.noise_std(noise_multiplier))
+            z.mul_(block.noise_std(noise_multiplier)).add_(s)  # in the draw's own memory, which is as long as the model
             for s, block, z in zip(sums, plan.blocks, draw, strict=True)
         )
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
@@ -190,7 +190,9 @@ class Engine:
                 raise ValueError("coins must be given where there is an augmentation, got None")
             drawn = augmentation.draw(len(inputs) * views, coins)
         sums = []
-        for part in microbatches(len(inputs), self.microbatch or self._fitting(choice, views)):
+        limit = self.microbatch or self._fitting(choice, views)
+        even = -(-len(inputs) // max(1, -(-len(inputs) // limit)))  # parts of one size, none of which is a remnant
+        for part in microbatches(len(inputs), max(1, even)):
             x, y = inputs[part], targets[part]
             if augmentation is not None and drawn is not None:
                 x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
@@ -205,6 +207,6 @@ class Engine:
         if some.device.type == "cpu":
             # Fresh memory has to be cleared page by page, which takes longer than most passes over it; smaller batches
             # use the same again. But every one costs passes over a vector of the parameters' length.
-            budget = min(budget, max(REUSED_MEMORY, 16 * self.layout.dim * some.element_size()))
+            budget = min(budget, max(REUSED_MEMORY, 64 * self.layout.dim * some.element_size()))
         each = views * choice.engine.bytes_per_entry(choice.activations, some.element_size())
         return max(1, budget // max(1, each))

@@ -28,7 +28,7 @@ from .blocks import Gradients, served
 from .interface import PerExample, Unsupported
 from .layers import KNOWN, refuse_settings
 from .pieces import Mapped, Piece, Summed
-from .tape import record
+from .tape import Use, record
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class Layerwise(PerExample):
 
     def _gradients(self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int) -> Gradients:
         """Pieces of every trained parameter that the loss depends on."""
-        values = self.layout.unflatten(self.layout.read(self.model) if point is None else point)
+        values = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
         examples, forward = len(inputs) // views, function_of(self.model)
-        uses = record(lambda batch: forward(values, batch), self._layers, channels_last(inputs), targets, self.loss)
         found: dict[tuple[str, ...], list[Piece]] = {}
-        for use in uses:
+
+        def take(use: Use) -> None:
             if len(use.inputs) % examples:
                 raise Unsupported(
                     f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
@@ -119,16 +119,22 @@ class Layerwise(PerExample):
             pieces = KNOWN[parametrize.type_before_parametrizations(use.layer)](mean, use.layer, examples)
             for slot in self._slots[use.layer]:
                 found.setdefault(slot.names, []).append(slot.pulled(pieces[slot.role], values))
+
+        record(lambda batch: forward(values, batch), self._layers, channels_last(inputs), targets, self.loss, take)
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         return Gradients(
             pieces=tuple(
-                (tuple(spans[name] for name in names), Summed(uses) if len(uses) > 1 else uses[0])
-                for names, uses in found.items()
+                (tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0])
+                for names, terms in found.items()
             ),
             dim=self.layout.dim,
             examples=examples,
             like=values[self.layout.names[0]],
         )
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().contiguous() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def channels_last(inputs: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ gradients are products of what is recorded here, and are formed when it is known
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 
 from ..rows import Loss
 from .interface import Unsupported
@@ -35,19 +35,17 @@ class Use:
     signals: Tensor
 
 
-@dataclass(frozen=True)
-class _Call:
-    layer: nn.Module
-    name: str
-    inputs: Tensor
-    version: int
-    edge: GradientEdge
-
-
 def record(
-    forward: Callable[[Tensor], Tensor], layers: Mapping[nn.Module, str], inputs: Tensor, targets: Tensor, loss: Loss
-) -> Sequence[Use]:
-    """Runs a batch forward and backward.
+    forward: Callable[[Tensor], Tensor],
+    layers: Mapping[nn.Module, str],
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    take: Callable[[Use], None],
+) -> None:
+    """Runs a batch forward and backward, and hands over each call of a layer as soon as the backward pass has met it.
+
+    What is not kept then is freed while the pass goes on.
 
     Args:
         forward: the model as a function of its inputs, at parameters that need no gradient.
@@ -55,14 +53,11 @@ def record(
         inputs: the batch.
         targets: of the batch.
         loss: per-example loss.
-
-    Returns:
-        The calls that the loss depends on, in the order in which they were made.
+        take: gets each call that the loss depends on, in the order of the backward pass.
 
     Raises:
         Unsupported: when a layer's input was changed in place after the call.
     """
-    calls: list[_Call] = []
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -72,26 +67,34 @@ def record(
         # not be leaves, which nothing may change in place, as nn.ReLU(inplace=True) does.
         traced = output if output.requires_grad else _Begin.apply(output, _switch(output))
         assert isinstance(traced, Tensor)  # noqa: S101  for the type checker: apply is not typed
-        # An edge stays where it is when the output is changed in place after this.
-        calls.append(_Call(layer, layers[layer], given[0].detach(), given[0]._version, get_gradient_edge(traced)))
+        seen, version = given[0].detach(), given[0]._version
+        # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
+        # would keep each other, and all activations, alive.
+        edge = get_gradient_edge(traced)
+        number = edge.output_nr
+
+        def meet(signals: tuple[Tensor | None, ...]) -> None:
+            # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
+            if seen._version != version:
+                raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
+            met = signals[number]
+            if met is not None:
+                with torch.no_grad():
+                    take(Use(layer, layers[layer], seen, met.detach()))
+
+        edge.node.register_prehook(meet)
         return traced
 
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
         with torch.enable_grad():
-            outputs = forward(inputs)
-            total = _losses(loss, outputs, targets).sum()
+            total = _losses(loss, forward(inputs.detach()), targets.detach()).sum()
     finally:
         for handle in handles:
             handle.remove()
-    if not (calls and total.requires_grad):
-        return ()
-    signals = torch.autograd.grad(total, [call.edge for call in calls], allow_unused=True)
-    for call in calls:
-        # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
-        if call.inputs._version != call.version:
-            raise Unsupported(f"the input of layer '{call.name}' must not be changed in place after its call")
-    return [Use(c.layer, c.name, c.inputs, s) for c, s in zip(calls, signals, strict=True) if s is not None]
+    if total.requires_grad:
+        # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
+        total.backward()
 
 
 class _Begin(torch.autograd.Function):
