@@ -60,7 +60,7 @@ def add_noise(plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, n
             raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
         draw = noise.normal(sum(s.numel() for s in sums), sums[0]).split([s.numel() for s in sums])
         noisy = tuple(
-            z.mul_(block.noise_std(noise_multiplier)).add_(s)  # in the draw's own memory, which is as long as the model
+            torch.add(s, z, alpha=block.noise_std(noise_multiplier))
             for s, block, z in zip(sums, plan.blocks, draw, strict=True)
         )
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
