@@ -144,12 +144,15 @@ class Engine:
         self._checked: dict[object, Choice] = {}
 
     def prepare(self, inputs: Tensor, targets: Tensor) -> Choice:
-        """Chooses and checks what computes the sums, once for data of one shape and dtype; looks at no value.
+        """Chooses and checks what computes the sums, once for data of one shape and dtype, and the model's mode.
+
+        No value of the data is looked at.
 
         Raises:
             ValueError: when the engine that was asked for cannot run the model.
         """
-        kind = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
+        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
+        kind = (*shapes, *(module.training for module in self.model.modules()))
         if kind not in self._checked:
             self._checked[kind] = choose(self._asked, self.model, self.loss, self.layout, inputs, targets)
         self.name = self._checked[kind].note

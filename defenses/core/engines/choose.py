@@ -21,6 +21,8 @@ from .layerwise import Layerwise
 from .torch_func import TorchFunc
 
 AUTO = "auto"
+# A private name, because PyTorch has no public one for dropout of all dimensions.
+_Dropout = nn.modules.dropout._DropoutNd
 # Relative to the largest entry of the sum. Wrong layers are wrong in the first digits; deep ones differ by 1e-13.
 _AGREES = 1e-8
 _EXAMPLES = 3
@@ -62,6 +64,12 @@ def choose(name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Tens
         ImportError: for one whose package is not installed; names the extra.
     """
     refuse_name(name)
+    # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+        return _choose(name, model, loss, layout, inputs, targets)
+
+
+def _choose(name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor) -> Choice:
     try:
         synthetic = _Synthetic(model, loss, layout, inputs, targets)
     except Exception as error:  # whatever a user's model raises on synthetic rows in float64
@@ -107,8 +115,12 @@ class _Synthetic:
     """A float64 copy of a model with a few made-up examples, and what the reference makes of them."""
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor) -> None:
-        # In evaluation mode: dropout draws anew at every pass, and two passes are compared.
-        self.model = copy.deepcopy(model).double().eval()
+        # In the model's own mode, because a layer may mix examples in training alone. Dropout rests: it draws anew at
+        # every pass, and two passes are compared.
+        self.model = copy.deepcopy(model).double()
+        for layer in self.model.modules():
+            if isinstance(layer, _Dropout):
+                layer.eval()
         self.loss, self.layout = loss, layout
         coins = torch.Generator().manual_seed(0)
         self.inputs = _made_up(inputs, coins, _vocabulary(model))

@@ -90,6 +90,45 @@ def test_the_check_looks_at_no_value_and_leaves_the_model_alone():
     assert made.model.training
 
 
+class Centred(nn.Module):
+    """Mixes the examples of a batch, in training alone: nothing that the layers' types could show."""
+
+    def forward(self, inputs):
+        return inputs - inputs.mean(dim=0) if self.training else inputs
+
+
+def test_a_layer_that_mixes_examples_in_training_alone_never_gets_a_batch():
+    model = nn.Sequential(nn.Linear(4, 5), Centred(), nn.Tanh(), nn.Linear(5, 3))
+    data = (torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    engine = Engine(model)
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.1)))
+    whole = engine.run(plan, *data, 0.0).total
+    assert "no layerwise: differs from the reference" in engine.name
+    less = engine.run(plan, data[0][1:], data[1][1:], 0.0).total
+    assert float((whole - less).norm()) <= 0.1 * (1 + 1e-5)
+    model.eval()  # where nothing is mixed, another check allows it
+    engine.run(plan, *data, 0.0)
+    assert engine.name == "layerwise"
+
+
+class Restless(nn.Module):
+    """Draws in every pass, unlike dropout in a way that no type shows."""
+
+    def forward(self, inputs):
+        return inputs + torch.randn_like(inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "note"), [(nn.Dropout(0.5), "layerwise"), (Restless(), "torch.func (no layerwise: differs")]
+)
+def test_what_a_layer_draws_in_the_check_does_not_move_the_run(layer, note):
+    model = nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3))
+    inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    before = torch.random.get_rng_state()
+    assert choose("auto", model, cross_entropy, Layout.of(model), inputs, targets).note.startswith(note)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_it_runs_once_for_data_of_one_shape(monkeypatch):
     made, checks = problem("mlp"), []
     engine = Engine(made.model)
