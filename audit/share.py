@@ -7,7 +7,6 @@ ranked sparsification its ranks. Everything is executed by the same engine as tr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +20,7 @@ from defenses.core import (
     Ledger,
     Loss,
     Noise,
+    PublicGradients,
     Step,
     StepPlan,
     cross_entropy,
@@ -158,7 +158,9 @@ def simulate_share(
         raise ValueError(
             f"history must be (inputs, labels) of one length above 0, got {len(past_inputs)} and {len(past_labels)}"
         )
-    rows = _public_rows(runner, population)
+    rows = None
+    if population is not None:
+        rows = PublicGradients(lambda x, y: runner.gradients(x, y)(None), population.inputs, population.labels)
     ledger = Ledger(full())
 
     def one_off(plan: StepPlan, multiplier: float) -> tuple[Tensor, ...]:
@@ -211,16 +213,3 @@ def simulate_share(
     floor = None if population is None else population.inputs.mean(dim=0)
     truth = GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor)
     return Shared(observation, truth, ledger, runner.name)
-
-
-def _public_rows(runner: Engine, population: Examples | None) -> Callable[[int, torch.Generator], Tensor] | None:
-    if population is None:
-        return None
-
-    def rows(n: int, coins: torch.Generator) -> Tensor:
-        if n > len(population):
-            raise ValueError(f"public data must have at least {n} examples, got {len(population)}")
-        chosen = torch.randperm(len(population), generator=coins)[:n]
-        return runner.gradients(population.inputs[chosen], population.labels[chosen])(None).detach()
-
-    return rows

@@ -20,7 +20,7 @@ from .defenses import duties
 NAMES = sorted(p.stem for p in Path(defenses.__path__[0]).glob("*.py") if not p.stem.startswith("_"))
 # Values under which six steps of a tiny network see more of a method than its defaults show, by the setting's
 # name; a setting that is not here keeps its default.
-SMALL = {"clip_norm": 0.5, "switch_step": 4, "refreshes": 2, "final_sparsity": 0.8, "share": 0.3}
+SMALL = {"clip_norm": 0.5, "switch_step": 4, "refreshes": 2, "final_sparsity": 0.8, "share": 0.3, "rank": 3}
 
 
 def settings_of(name):

@@ -10,18 +10,22 @@ from .codec import Codec, Complement, Coordinates, Everything, Subspace
 from .defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
 from .engine import Engine, Release, release
 from .layers import group_norm_instead, refuse_batch_norm
-from .ledger import Claim, Ledger, calibrate, noise_multiplier, predict
+from .ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
 from .noise import Noise, from_os, secure, seeded
 from .post import Identity, Keep, Offset, Post, Project
+from .public import PublicGradients, PublicRows, ToyRows
 from .query import Gradient, GradientDifference, NormWithin, Query
 from .rows import Layout, Loss, cross_entropy, outputs, per_example_gradients
 from .sampling import Sampling, fixed, full, partition, poisson, shuffle
+from .subspaces import Bases, PublicSubspace, RandomSubspace, Scope
 from .sums import clipped_sums, contributions
 from .train import Run, train
 from .transcript import Step, Transcript
 
 __all__ = [
+    "TOY_DIM",
     "Augmentation",
+    "Bases",
     "Block",
     "Bound",
     "Claim",
@@ -46,15 +50,21 @@ __all__ = [
     "Offset",
     "Post",
     "Project",
+    "PublicGradients",
+    "PublicRows",
+    "PublicSubspace",
     "Query",
+    "RandomSubspace",
     "Release",
     "Run",
     "Sampling",
+    "Scope",
     "State",
     "Stateless",
     "Step",
     "StepPlan",
     "Subspace",
+    "ToyRows",
     "Transcript",
     "adaptive_weight",
     "calibrate",

@@ -18,7 +18,7 @@ import torch
 
 from . import bound, codec, defense, ledger, post, query, sampling, transcript
 
-_MAGIC = b"leakbench checkpoint 1\n"
+_MAGIC = b"leakbench checkpoint 2\n"
 _OURS = [
     bound.Bound,
     codec.Everything,

@@ -30,6 +30,7 @@ from torch import Tensor
 from .bound import Bound
 from .codec import Codec
 from .post import Post, identity
+from .public import PublicRows, disjoint, draw
 from .query import Query, gradient
 from .rows import Layout
 
@@ -77,12 +78,14 @@ class StepPlan:
     Attributes:
         blocks: released from one and the same batch.
         post: map of the noisy update after its division by the expected batch.
+        remarks: what a record of the run should say about this plan, as "rank_lowered_to_15".
     """
 
     blocks: tuple[Block, ...]
     post: Post = identity
+    remarks: tuple[str, ...] = ()
 
-    def __init__(self, *blocks: Block, post: Post = identity) -> None:
+    def __init__(self, *blocks: Block, post: Post = identity, remarks: tuple[str, ...] = ()) -> None:
         """Collects the blocks.
 
         Raises:
@@ -98,6 +101,7 @@ class StepPlan:
             raise ValueError("all updating blocks of a plan must decode to the same dimension")
         object.__setattr__(self, "blocks", tuple(blocks))
         object.__setattr__(self, "post", post)
+        object.__setattr__(self, "remarks", remarks)
 
     @property
     def sensitivity(self) -> float:
@@ -122,7 +126,7 @@ class Context:
         update: the last update [dim] that the optimizer got; None before the first.
         expected_batch: the public constant that sums are divided by.
         seed: key of the public randomness.
-        public: n -> per-example gradients [n, dim] on public data; None where there are no public data.
+        public: per-example gradients on public data; None where there are no public data.
         one_off: executes a plan on all the data at once and charges it; None where nothing can be released.
         device: where the vectors live.
     """
@@ -136,7 +140,7 @@ class Context:
     update: Float[Tensor, " dim"] | None = None
     expected_batch: float = 1.0
     seed: int = 0
-    public: Callable[[int, torch.Generator], Tensor] | None = None
+    public: PublicRows | None = None
     one_off: Callable[[StepPlan, float], tuple[Tensor, ...]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -164,15 +168,38 @@ class Context:
         """
         return torch.Generator().manual_seed(seed_from(self.seed, "coins", number))
 
-    def public_rows(self, n: int) -> Float[Tensor, "n dim"]:
-        """Per-example gradients on `n` public examples at the current parameters.
+    @property
+    def public_size(self) -> int:
+        """Number of public examples.
 
         Raises:
-            ValueError: when the run has no public data, or fewer than `n` examples of them.
+            ValueError: when the run has no public data.
         """
+        return self._public.size
+
+    def public_rows(self, n: int, *, block: int | None = None) -> Float[Tensor, "n dim"]:
+        """Per-example gradients on `n` public examples at the current parameters.
+
+        Args:
+            n: how many.
+            block: which of the disjoint blocks of `n` that the pool is cut into; None draws fresh ones at random, which
+                other steps may draw too.
+
+        Raises:
+            ValueError: when the run has no public data, or too few examples of them.
+        """
+        public, needed = self._public, n * (1 if block is None else block + 1)
+        if needed > public.size:
+            raise ValueError(f"public data must have at least {needed} examples, got {public.size}")
+        if block is None:
+            return public(draw(n, public.size, self.coins(f"public {self.step}")))
+        return public(disjoint(n, block, public.size, seed_from(self.seed, "public order")))
+
+    @property
+    def _public(self) -> PublicRows:
         if self.public is None:
             raise ValueError("this method needs public data, got none; pass public=(inputs, labels)")
-        return self.public(n, self.coins(f"public {self.step}"))
+        return self.public
 
     def release(self, plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
         """A release of its own, for `start`: one plan on all the data, with its own noise, charged without sampling.

@@ -87,6 +87,7 @@ def release(
     Returns:
         The noisy blocks and their decoded sum, undivided.
     """
+    sigma = defense.calibrated_multiplier
     if state is None:
         state = defense.start(context)
     _, plan = defense.plan(state, context)
@@ -94,7 +95,7 @@ def release(
     like = rows if isinstance(rows, Tensor) else rows(None)
     source = GeneratorNoise(noise, "seeded") if isinstance(noise, torch.Generator) else noise
     sums = clipped_sums(plan, [gradients], like)
-    return add_noise(plan, sums, defense.calibrated_multiplier, source)
+    return add_noise(plan, sums, sigma, source)
 
 
 class Engine:

@@ -20,18 +20,20 @@ from typing import cast
 
 import torch
 from scipy.optimize import brentq
-from torch import Tensor
 
 from .accounting import TIME_LIMIT, Gaussian, merged, rdp_epsilon
 from .accounting import epsilon as proved
 from .defense import Context, Defense, StepPlan
 from .engine import Release, add_noise
 from .noise import seeded
+from .public import PublicRows, ToyRows
 from .rows import Layout
 from .sampling import Sampling, full, poisson
 
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
+TOY_DIM = _TOY.dim
+"""Length of a gradient in the dry runs of `predict`."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Ledger:
         return Claim(found.value, found.rdp, accountant=found.accountant, as_if_poisson=as_if, events=words, **shared)
 
 
-def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
+def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicRows | None = None) -> Ledger:
     """The ledger that a run will have, from dry-running the defense's plans without data.
 
     The plans of all steps are executed on empty batches over a toy layout.
@@ -186,6 +188,7 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         defense: with its noise multiplier set.
         sampling: the sampler.
         steps: planned steps.
+        public: stands in for public data; made-up rows where None.
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
@@ -202,7 +205,7 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int) -> Ledger:
         steps_per_epoch=sampling.steps_per_epoch,
         layout=_TOY,
         parameters=parameters,
-        public=_toy_rows,
+        public=public or ToyRows(_TOY.dim),
         one_off=lambda plan, own: release(plan, own, one_off=True).noisy,
     )
     state = defense.start(context)
@@ -300,10 +303,6 @@ def noise_multiplier(
     while excess(root) > 0:  # the root is within xtol on either side
         root += precision / 2
     return math.exp(root)
-
-
-def _toy_rows(n: int, coins: torch.Generator) -> Tensor:
-    return torch.randn(n, _TOY.dim, generator=coins)
 
 
 def _charged(entries: list[Entry]) -> Iterator[Gaussian]:

@@ -31,13 +31,24 @@ class Identity:
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """Keeps the part inside a subspace (PDP projects after the noise)."""
+    """Keeps the part inside a subspace (PDP projects after the noise).
+
+    Attributes:
+        subspace: what is projected on.
+        rescale: whether each span is multiplied by its length over its rank, which makes up for what a projection on
+            random directions loses on average.
+    """
 
     subspace: Subspace
+    rescale: bool = False
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
         """The projection of the update."""
-        return self.subspace.project(update.unsqueeze(0)).squeeze(0)
+        inside = self.subspace.project(update.unsqueeze(0)).squeeze(0)
+        if self.rescale:
+            for basis, (start, stop) in zip(self.subspace.bases, self.subspace.spans, strict=True):
+                inside[start:stop] *= (stop - start) / max(1, basis.shape[1])
+        return inside
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from .defense import Context, Defense, State, StepPlan, seed_from
 from .engine import Engine
 from .ledger import Claim, Ledger
 from .noise import Kind, Noise, from_os
+from .public import PublicGradients
 from .rows import Layout, Loss, cross_entropy
 from .sampling import Sampling
 from .transcript import Observer, Step, Transcript
@@ -58,6 +59,8 @@ class Run:
         sampler_key: key of the sampler: secret, it tells who took part in which step.
         engine: how the sums were computed.
         noise: which kind of noise was drawn; `none` when the multiplier is 0.
+        public_used: whether public examples were read.
+        remarks: of the plans executed, each once.
     """
 
     model: nn.Module
@@ -68,6 +71,8 @@ class Run:
     sampler_key: int
     engine: str
     noise: Kind | Literal["none"]
+    public_used: bool = False
+    remarks: tuple[str, ...] = ()
 
     def claim(self, delta: float) -> Claim:
         """The guarantee of the run at `delta`."""
@@ -98,6 +103,8 @@ def train(
     augmentation: Augmentation | None = None,
     device: torch.device | str = "cpu",
     observer: Observer = "final",
+    observe_always: Collection[int] = (),
+    observe_memory: int | None = None,
     checkpoint: Path | None = None,
     checkpoint_every: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -128,7 +135,10 @@ def train(
         engine: how clipped sums are computed: "auto", "layerwise", "torch.func", "opacus" or "backpack".
         augmentation: views of each example, whose gradients are averaged and then bounded once.
         device: where to compute.
-        observer: how much the transcript keeps.
+        observer: how much the transcript keeps of a step.
+        observe_always: numbers of the steps that the transcript keeps whatever their size.
+        observe_memory: bytes that all other steps may take in the transcript, which forgets all of them where they
+            outgrow it; None for any number.
         checkpoint: file to resume from if it exists, and to write to.
         checkpoint_every: steps between writes; an epoch where None.
         progress: called with (steps done, steps) after each step.
@@ -163,14 +173,16 @@ def train(
     updater = _optimizer(optimizer, trained, lr, momentum)
     factor = _schedule(schedule)
     base_rates = [group["lr"] for group in updater.param_groups]
-    ledger, transcript = Ledger(sampling), Transcript(observer, layout)
+    ledger = Ledger(sampling)
+    transcript = Transcript(observer, layout, frozenset(observe_always), observe_memory)
+    remarks: dict[str, None] = {}
     # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
     # noise on another sum would give the difference of the two away.
     divisor = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
     if not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
     settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind, divisor)
-    how = (engine, augmentation)
+    how = (engine, augmentation, sorted(observe_always), observe_memory)
     data = (inputs, labels, *(public_data or ()))
     mark = _fingerprint(defense, sampling, layout, data, (*settings, *how, seed, sampler_key))
     coins = secrets.randbits(63) if seed is None else seed
@@ -180,6 +192,7 @@ def train(
         ledger.record(plan, noise_multiplier, step=context.step, one_off=True)
         return runner.run(plan, inputs, labels, noise_multiplier, coins=context.coins("views at the start")).noisy
 
+    readable = None if public_data is None else PublicGradients(lambda x, y: runner.gradients(x, y)(None), *public_data)
     context = Context(
         step=0,
         steps=total,
@@ -188,7 +201,7 @@ def train(
         parameters=layout.read(model),
         expected_batch=divisor,
         seed=coins,
-        public=None if public_data is None else _public_rows(runner, public_data),
+        public=readable,
         one_off=one_off,
         device=torch.device(device),
     )
@@ -200,7 +213,10 @@ def train(
         model.load_state_dict(saved["model"])
         updater.load_state_dict(saved["optimizer"])
         source.load(saved["noise"])
-        ledger.entries, transcript.steps = saved["entries"], saved["transcript"]
+        ledger.entries, remarks = saved["entries"], dict.fromkeys(saved["remarks"])
+        transcript.load(saved["transcript"])
+        if readable is not None:
+            readable.used = saved["public_used"]
         update = saved["update"]
         context = replace(context, seed=coins, update=None if update is None else update.to(device))
     else:
@@ -219,7 +235,9 @@ def train(
                 "optimizer": updater.state_dict(),
                 "noise": source.state(),
                 "entries": ledger.entries,
-                "transcript": transcript.steps,
+                "transcript": transcript.state(),
+                "remarks": tuple(remarks),
+                "public_used": readable is not None and readable.used,
                 "update": context.update,
             }
             disk.save(content, checkpoint)
@@ -235,6 +253,7 @@ def train(
                 state, plan = defense.plan(state, context)
                 out = runner.run(plan, inputs[batch], labels[batch], sigma, coins=context.coins(f"views {step}"))
             ledger.record(plan, sigma, step=step)
+            remarks |= dict.fromkeys(plan.remarks)
             transcript.record(Step(step, before, sigma, divisor, sampling.rate, plan, out.noisy))
             update = plan.post(out.total / divisor)
             for group, rate in zip(updater.param_groups, base_rates, strict=True):
@@ -255,7 +274,8 @@ def train(
         raise
     updater.zero_grad(set_to_none=True)
     kind = source.kind if sigma > 0 else "none"
-    return Run(model.eval(), ledger, transcript, state, coins, key, runner.name, kind)
+    used = readable is not None and readable.used
+    return Run(model.eval(), ledger, transcript, state, coins, key, runner.name, kind, used, tuple(remarks))
 
 
 def _checked(examples: Examples, argument: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -314,18 +334,6 @@ def _layer_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
         if on_gpu:
             torch.cuda.manual_seed(number)
         yield
-
-
-def _public_rows(runner: Engine, public: tuple[Tensor, Tensor]) -> Callable[[int, torch.Generator], Tensor]:
-    inputs, labels = public
-
-    def rows(n: int, coins: torch.Generator) -> Tensor:
-        if n > len(inputs):
-            raise ValueError(f"public data must have at least {n} examples, got {len(inputs)}")
-        chosen = torch.randperm(len(inputs), generator=coins)[:n].to(inputs.device)
-        return runner.gradients(inputs[chosen], labels[chosen])(None)
-
-    return rows
 
 
 def _fingerprint(

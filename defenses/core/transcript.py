@@ -2,13 +2,15 @@
 
 `final` sees the last model, `iterates` every model, `updates` every noisy block as it was released: the one
 that composition accounting is about. The transcript holds public things only; who took part in a step is not
-in it.
+in it. Where all steps outgrow the memory that they may take, those are forgotten that nobody asked for by number,
+and the transcript says so: half a transcript would make an attack look weak.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -49,17 +51,55 @@ class Transcript:
     Attributes:
         observer: how much was recorded.
         layout: names and shapes behind the flat vectors.
+        always: numbers of the steps that are kept whatever their size.
+        memory: bytes that the other steps may take; None for any number.
         steps: empty for `final`.
+        truncated: whether steps are missing.
     """
 
     observer: Observer
     layout: Layout
+    always: frozenset[int] = frozenset()
+    memory: int | None = None
     steps: list[Step] = field(default_factory=list)
+    truncated: bool = False
+    _taken: int = 0
 
     def record(self, step: Step) -> None:
         """Keeps what this observer sees of a step."""
-        if self.observer == "updates":
-            self.steps.append(step)
-        elif self.observer == "iterates":
-            bare = Step(step.step, step.parameters, step.noise_multiplier, step.divisor, step.sample_rate)
-            self.steps.append(bare)
+        if self.observer == "final":
+            return
+        if self.observer == "iterates":
+            step = Step(step.step, step.parameters, step.noise_multiplier, step.divisor, step.sample_rate)
+        if step.step not in self.always and self.memory is not None:
+            if self.truncated or self._taken + (size := size_of(step)) > self.memory:
+                self.steps = [kept for kept in self.steps if kept.step in self.always]
+                self.truncated = True
+                return
+            self._taken += size
+        self.steps.append(step)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"steps": self.steps, "truncated": self.truncated, "taken": self._taken}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.steps, self.truncated, self._taken = state["steps"], state["truncated"], state["taken"]
+
+
+def size_of(step: Step) -> int:
+    """Bytes of all tensors behind a step, its plan's masks and bases included, each storage once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
+    return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from _tensors(getattr(value, part.name))

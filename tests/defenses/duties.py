@@ -25,6 +25,7 @@ from defenses.core import (
     Run,
     Sampling,
     StepPlan,
+    ToyRows,
     clipped_sums,
     contributions,
     partition,
@@ -42,7 +43,7 @@ STEPS, PER_EPOCH = 6, 2
 POISSON = poisson(1 / PER_EPOCH)
 _DRAW = torch.Generator().manual_seed(0)
 DATA = (torch.randn(24, 6, generator=_DRAW), torch.randint(0, 3, (24,), generator=_DRAW))
-PUBLIC = (torch.randn(40, 6, generator=_DRAW), torch.randint(0, 3, (40,), generator=_DRAW))
+PUBLIC = (torch.randn(120, 6, generator=_DRAW), torch.randint(0, 3, (120,), generator=_DRAW))
 FLOAT = 1e-5  # relative; a bounded float32 row may be longer than its bound by rounding
 ALARM = 1e-7  # chance that a statistical check fails although all is well
 
@@ -100,7 +101,7 @@ def history(defense: Defense, *, steps: int = STEPS, rows: Tensor | None = None,
         parameters=LAYOUT.read(network()),
         expected_batch=8.0,
         seed=seed,
-        public=lambda n, coins: torch.randn(n, DIM, generator=coins),
+        public=ToyRows(DIM),
     )
     state = defense.start(context)
     for step in range(steps):

@@ -1,0 +1,156 @@
+"""Subspaces that a method projects on: spanned by public gradients, or drawn at random; per tensor or over all.
+
+A basis is a function of public data, of past releases (the parameters at which public gradients are taken) and of
+public coins, so it costs no privacy. It is kept for `interval` steps and then made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .basis import leading_directions
+from .codec import Subspace
+from .defense import Context
+
+Scope = Literal["tensor", "global"]
+"""Whether every parameter tensor has a basis of its own, or all of them have one together."""
+
+Bases = tuple[Tensor, ...] | None
+"""What a method remembers of a subspace between two refreshes: its bases, or None before the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicSubspace:
+    """The leading directions of per-example gradients on public data at the current parameters.
+
+    Attributes:
+        rank: largest number of directions, of each tensor or of all together.
+        scope: what has a basis of its own; a tensor of fewer than `rank` numbers is kept whole.
+        interval: steps that a basis is used for.
+        auxiliary: where the public examples of a refresh come from: `random` draws them afresh from the whole pool,
+            `independent` cuts the pool into disjoint blocks, one for each refresh of the run.
+        auxiliary_size: public examples of a refresh; a basis cannot have more directions.
+        shortage: what happens where the pool is too small for that: `refuse`, or `lower_rank`, which takes as many
+            examples as there are and says so among the remarks of the run.
+    """
+
+    rank: int
+    scope: Scope = "tensor"
+    interval: int = 1
+    auxiliary: Literal["random", "independent"] = "random"
+    auxiliary_size: int | None = None
+    shortage: Literal["refuse", "lower_rank"] = "refuse"
+
+    def __post_init__(self) -> None:
+        _check(self.rank, self.scope, self.interval)
+        if self.auxiliary not in ("random", "independent"):
+            raise ValueError(f"auxiliary must be 'random' or 'independent', got {self.auxiliary!r}")
+        if self.shortage not in ("refuse", "lower_rank"):
+            raise ValueError(f"shortage must be 'refuse' or 'lower_rank', got {self.shortage!r}")
+        if self.auxiliary_size is not None and self.auxiliary_size < self.rank:
+            raise ValueError(
+                f"auxiliary_size must be at least rank, {self.rank}, got {self.auxiliary_size}: "
+                "so few gradients span no more directions; lower rank, or leave it out for as many as rank"
+            )
+
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace, tuple[str, ...]]:
+        """The subspace of a step.
+
+        Args:
+            bases: those of the step before.
+            context: of this step.
+
+        Returns:
+            The bases to remember, the subspace, and what is to be remarked on it.
+
+        Raises:
+            ValueError: when there are no public data, or too few and `shortage` is `refuse`.
+        """
+        size, remarks = self._examples(context)
+        spans = _spans(context, self.scope)
+        if bases is None or context.step % self.interval == 0:
+            block = context.step // self.interval if self.auxiliary == "independent" else None
+            rows = context.public_rows(size, block=block)
+            if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
+                rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+            bases = tuple(leading_directions(rows[:, a:b], min(self.rank, b - a)) for a, b in spans)
+        return bases, Subspace(bases, spans, context.dim), remarks
+
+    def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
+        """How many public examples a refresh reads."""
+        wanted, there = self.auxiliary_size or self.rank, context.public_size
+        refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
+        if wanted * refreshes <= there:
+            return wanted, ()
+        most = there // refreshes
+        if self.shortage == "lower_rank" and most:
+            return most, (f"rank_lowered_to_{most}",) if most < self.rank else (f"auxiliary_lowered_to_{most}",)
+        if refreshes == 1:
+            way_out = f"lower rank and auxiliary_size to {there}" if most else "give it some"
+            raise ValueError(f"public data must have at least {wanted} examples, got {there}; {way_out}")
+        longer = -(-context.steps // max(1, there // wanted))
+        ways = [f"an interval of {longer}"] * (there >= wanted) + ["auxiliary = 'random'"]
+        ways += [f"shortage = 'lower_rank' for a rank of {min(most, self.rank)}"] * (most > 0)
+        raise ValueError(
+            f"independent auxiliary batches must fit the public data: {refreshes} batches of {wanted} "
+            f"are {wanted * refreshes} examples, got {there}; take {', or '.join(ways)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSubspace:
+    """A uniformly random subspace: orthonormalised Gaussian vectors.
+
+    Attributes:
+        rank: number of directions, of each tensor or of all together.
+        scope: what has a basis of its own; a tensor of fewer than `rank` numbers is kept whole.
+        interval: steps that a basis is used for.
+    """
+
+    rank: int
+    scope: Scope = "tensor"
+    interval: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self.rank, self.scope, self.interval)
+
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace]:
+        """The bases to remember, and the subspace of a step."""
+        spans = _spans(context, self.scope)
+        if bases is None or context.step % self.interval == 0:
+            coins = context.coins(f"subspace {context.step // self.interval}")
+            bases = tuple(_random_basis(b - a, min(self.rank, b - a), coins).to(context.device) for a, b in spans)
+        return bases, Subspace(bases, spans, context.dim)
+
+
+def _check(rank: int, scope: str, interval: int) -> None:
+    if rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}")
+    if scope not in ("tensor", "global"):
+        raise ValueError(f"scope must be 'tensor' or 'global', got {scope!r}")
+    if interval < 1:
+        raise ValueError(f"interval must be at least 1, got {interval}")
+
+
+def _spans(context: Context, scope: Scope) -> tuple[tuple[int, int], ...]:
+    return context.layout.slices if scope == "tensor" else ((0, context.dim),)
+
+
+def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, "dim rank"]:
+    """Orthonormal columns that span what as many Gaussian vectors span."""
+    if rank == dim:
+        return torch.eye(dim)
+    vectors = torch.randn(rank, dim, generator=coins)
+    # By Cholesky, several times as fast as Householder's way; a second pass where a nearly square matrix needs it.
+    for _ in range(2):
+        moments = vectors.double() @ vectors.double().T
+        factor = torch.linalg.cholesky(moments)
+        vectors = torch.linalg.solve_triangular(factor, vectors.double(), upper=False).float()
+        if float((moments - torch.eye(rank, dtype=torch.float64)).abs().max()) < 1e-6:
+            break
+    return vectors.T

@@ -1,0 +1,88 @@
+"""What is particular to RPDP-SGD: directions that know nothing, how much of a gradient they keep, and the options."""
+
+import pytest
+import torch
+
+from defenses.core import Context, Everything, Layout, Subspace, release
+from defenses.dp_sgd import dp_sgd
+from defenses.rpdp import rpdp
+
+LAYOUT = Layout(("a.weight", "b.weight", "b.bias"), ((10, 30), (200,), (5,)))
+DIM = LAYOUT.dim
+ROWS = torch.randn(8, DIM, generator=torch.Generator().manual_seed(0))
+
+
+def context_at(step=0, seed=0):
+    return Context(step=step, steps=400, layout=LAYOUT, seed=seed)
+
+
+def subspace_of(defense, step=0, state=None, seed=0):
+    state, plan = defense.plan(state, context_at(step, seed))
+    codec = plan.blocks[0].codec
+    assert isinstance(codec, Subspace)
+    return state, codec
+
+
+def test_it_reads_no_public_data_and_keeps_as_many_directions_as_asked_for():
+    _, subspace = subspace_of(rpdp(rank=40))
+    assert [basis.shape for basis in subspace.bases] == [(300, 40), (200, 40), (5, 5)]
+    _, over_all = subspace_of(rpdp(rank=40, scope="global"))
+    assert [basis.shape for basis in over_all.bases] == [(DIM, 40)]
+
+
+def test_directions_are_orthonormal_also_where_there_are_nearly_as_many_as_numbers():
+    for rank in (1, 40, 199, 299):
+        for basis in subspace_of(rpdp(rank=rank))[1].bases:
+            exact = basis.double()
+            assert (exact.T @ exact - torch.eye(basis.shape[1])).abs().max() < 1e-5
+
+
+def test_on_average_a_projection_keeps_rank_over_dimension_of_the_squared_norm():
+    kept = [
+        float(subspace_of(rpdp(rank=40, scope="global"), seed=seed)[1].project(ROWS).square().sum())
+        for seed in range(50)
+    ]
+    whole = float(ROWS.square().sum())
+    # Of 8 rows and 50 subspaces; the spread of one share is about sqrt(2 * 40) / 505.
+    assert sum(kept) / 50 / whole == pytest.approx(40 / DIM, abs=6 * 80**0.5 / DIM / 400**0.5)
+
+
+def test_rescaling_makes_the_update_right_on_average():
+    defense = rpdp(clip_norm=1.0, rank=40, rescale=True, noise_multiplier=0.0)
+    target = release(dp_sgd(clip_norm=1e9, noise_multiplier=0.0), ROWS, context_at()).total
+    wide = rpdp(clip_norm=1e9, rank=40, rescale=True, noise_multiplier=0.0)
+
+    def update(seed, method):
+        context = context_at(seed=seed)
+        _, plan = method.plan(None, context)
+        return plan.post(release(method, ROWS, context).total)
+
+    mean = torch.stack([update(seed, wide) for seed in range(200)]).mean(dim=0)
+    assert float((mean - target).norm() / target.norm()) < 0.3
+    plain = torch.stack([update(seed, rpdp(clip_norm=1e9, rank=40, noise_multiplier=0.0)) for seed in range(50)])
+    assert float(plain.mean(dim=0).norm() / target.norm()) < 0.4
+    assert float(update(0, defense).norm()) > 0
+
+
+def test_directions_last_for_the_interval():
+    defense = rpdp(rank=10, interval=3)
+    state, first = subspace_of(defense, 0)
+    state, third = subspace_of(defense, 2, state)
+    _, fourth = subspace_of(defense, 3, state)
+    assert torch.equal(first.bases[0], third.bases[0])
+    assert not torch.equal(third.bases[0], fourth.bases[0])
+
+
+def test_clipping_first_releases_the_whole_gradient():
+    _, plan = rpdp(rank=10, clip_first=True).plan(None, context_at())
+    assert isinstance(plan.blocks[0].codec, Everything)
+    projected = plan.post(ROWS[0])
+    torch.testing.assert_close(plan.post(projected), projected, rtol=1e-4, atol=1e-5)
+    assert projected.norm() < 0.6 * ROWS[0].norm()
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+        rpdp(rank=0)
+    with pytest.raises(ValueError, match="interval must be at least 1, got 0"):
+        rpdp(interval=0)
