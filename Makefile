@@ -25,7 +25,7 @@ endif
 .PHONY: help demo test test-all test-gpu speed format clean
 
 help:
-	@echo 'make demo       trains and attacks the quick suite and prints its board (under 90 s after installation)'
+	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (under 90 s, installed)'
 	@echo 'make test       format, lint, types and the default tests: what CI runs'
 	@echo 'make test-all   the slow tests too, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
@@ -35,9 +35,10 @@ help:
 	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo)'
 	@echo "         SPEED='--case dp_cnn-256 --way auto' (of make speed; all: SPEED=--help)"
 
-# `run` prints the board, also where a cell failed.
+# `run` prints the board, also where a cell failed; the page is made then too, and the exit code stays that of `run`.
 demo: $(VENV)/.core
-	@$(BIN)/leakbench run quick --out $(OUT)
+	@$(BIN)/leakbench run quick --out $(OUT); code=$$?; \
+	$(BIN)/leakbench leaderboard build $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
 
 test: $(VENV)/.dev
 	$(BIN)/ruff format --check .

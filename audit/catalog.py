@@ -194,6 +194,11 @@ def describe(kind: Kind, name: str) -> str:
     return f"added by {_entry_points(kind)[name][0].value}"
 
 
+def patterns(kind: Kind) -> dict[str, str]:
+    """How entries are named that have no file of ours, as `folder:PATH`, with a line about each."""
+    return importlib.import_module(f"benchmarks.{kind}").patterns() if kind in ("data", "models") else {}
+
+
 def explain(name: str) -> Explanation:
     """What an entry of any kind is; of several of one name, the first in the order of `KINDS`.
 
@@ -209,8 +214,15 @@ def explain(name: str) -> Explanation:
         raise CatalogError(no_such("defense, attack, suite, data set or model", name, sorted(everything)))
     kind = everything[name]
     summary = describe(kind, name)
-    if kind not in ("defenses", "attacks"):
+    if kind == "suites":
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=summary)
+    if kind in ("data", "models"):
+        module = importlib.import_module(f"benchmarks.{kind}.{name}")
+        known = read_settings(getattr(module, name), ignoring="sizes" if kind == "data" else "classes")
+        # What the data decide for a model, and a suite for the data, is nothing to be set.
+        told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
+        about = f"{inspect.getdoc(module) or ''}\n\n{summary}"
+        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
     requires = getattr(find(kind, name), "requires", None)
     return Explanation(
         name=name,
@@ -220,6 +232,12 @@ def explain(name: str) -> Explanation:
         settings=tuple(settings(kind, name).values()),
         requires=None if requires is None else requires.to_dict(),
     )
+
+
+def count(name: str) -> int | None:
+    """Trained parameters of a model at the input that it is quoted for; None for other kinds of names."""
+    models = importlib.import_module("benchmarks.models")
+    return models.count(name) if name in models.names() else None
 
 
 def missing_module(error: ImportError) -> str:

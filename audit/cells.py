@@ -12,19 +12,31 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from attacks.core import Access, Knows, Requirements
 from benchmarks import data as datasets
 from benchmarks import models
-from benchmarks.core import Splits
-from defenses.core import Defense, Sampling, noise_multiplier, predict, refuse_batch_norm, seed_from
+from benchmarks.core import Sizes, Splits
+from defenses.core import (
+    TOY_DIM,
+    Defense,
+    Sampling,
+    ToyRows,
+    group_norm_instead,
+    noise_multiplier,
+    predict,
+    refuse_batch_norm,
+    seed_from,
+)
 
 from . import catalog
-from .schema import ModelChoice
+from .schema import ModelChoice, TaskTable
 from .suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 
 BASELINE = "sgd"
@@ -140,21 +152,38 @@ def seed_of(request: dict[str, Any], purpose: str) -> int:
     return seed_from(json.dumps(training, sort_keys=True), purpose)
 
 
-@cache
-def load_data(name: str, seed: int) -> Splits:
-    """A data set's splits; kept, because all cells of a seed use the same."""
-    return datasets.load(name, seed=seed)
+@lru_cache(maxsize=4)
+def load_data(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
+    """A data set's splits on a device; the last few are kept, because all cells of a seed use the same."""
+    return datasets.load(name, seed=seed, sizes=sizes).to(device)
+
+
+def load_splits(request: dict[str, Any], device: torch.device, *, training: bool = False) -> Splits:
+    """The splits that a request is about.
+
+    Args:
+        request: of any cell.
+        device: where they are wanted.
+        training: those of the training that a shared update's noise is calibrated for.
+    """
+    task = request["training"] if training else request["task"]
+    sizes = Sizes(private=task.get("private"), non_member=task.get("non_member"), public=task.get("public"))
+    return load_data(task["data"], request["seed"], sizes, device)
 
 
 def build_model(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
-    """A fresh model for a data set; the same weights for every defense of a seed."""
-    return models.build(
+    """A fresh model for a data set; the same weights for every defense of a seed.
+
+    Layers of torchvision's models that mix examples become GroupNorm, without which no defense could train them.
+    """
+    model = models.build(
         name,
         input_shape=splits.input_shape,
         classes=splits.classes,
         seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
         **settings,
     )
+    return group_norm_instead(model) if name.startswith("torchvision:") else model
 
 
 def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
@@ -171,18 +200,28 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
     Raises:
         SuiteError: sizes that the data do not have, or a model that does not fit them.
     """
-    first = load_data(suite.task.data, suite.seeds[0])
-    share_data = None if suite.share is None else load_data(suite.share.data, suite.seeds[0])
+    here = torch.device("cpu")
+    task = suite.task
+    sizes = Sizes(private=task.private, non_member=task.non_member, public=task.public)
+    try:
+        first = load_data(task.data, suite.seeds[0], sizes, here)
+    except ValueError as error:
+        raise SuiteError(f"{suite.source}: task.data: {error}") from error
+    try:
+        share_data = None if suite.share is None else load_data(suite.share.data, suite.seeds[0], Sizes(), here)
+    except ValueError as error:
+        raise SuiteError(f"{suite.source}: share.data: {error}") from error
     check_sizes(suite, len(first.private), n_share=None if share_data is None else len(share_data.private))
     _check_model(f"{suite.source}: task.model", suite.task.model, first)
     if suite.share is not None and share_data is not None:
         _check_model(f"{suite.source}: share.model", suite.share.model, share_data)
     found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
-        budgets = _budgets(suite, choice)
+        budgets = budgets_of(suite, choice)
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
-                _add(found, suite, choice, control, budget, seed, attacks, secure_noise)
+                tuned, digest = suite.tuned(choice, budget)
+                _add(found, suite, tuned, control, budget, seed, attacks, secure_noise, digest)
     return found
 
 
@@ -200,7 +239,9 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, str | None]]:
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
     # Without noise there is nothing left to score who took no part; with noise the attack's own workings are tested.
-    never_saw += [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))][:1]
+    proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
+    # One without public data if there is any: the control trains on them, and a method that reads them gets half.
+    never_saw += sorted(proving, key=lambda c: reads_public(c.name, c.settings))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 
 
@@ -217,7 +258,7 @@ def _proves(name: str, settings: str) -> bool:
     return math.isfinite(claim.epsilon)
 
 
-def _budgets(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
+def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
     """The budgets of a defense; one that adds no noise runs once, whatever the grid."""
     if catalog.defense(choice.name, choice.settings).noise_multiplier is None:
         return suite.budget_grid()
@@ -233,6 +274,7 @@ def _add(
     seed: int,
     attacks: list[_Aimed],
     secure_noise: bool,
+    tuning_digest: str,
 ) -> None:
     task = suite.task_for(choice)
     trained: dict[str, Any] = {
@@ -257,6 +299,11 @@ def _add(
             "sampling": task.sampling,
         },
     }
+    # What is not asked for is no part of the request, so that a new setting moves no cell.
+    trained["task"] |= {key: size for key in ("non_member", "public") if (size := getattr(task, key)) is not None}
+    trained["task"] |= _own(task, seed)
+    if tuning_digest:
+        trained["task"]["tuning_digest"] = tuning_digest
     if task.engine != "auto":
         trained["task"]["engine"] = task.engine
     # A part of the request only where noise is drawn, so that what has none is not computed again.
@@ -286,6 +333,18 @@ def _add(
     found.add(group, suite.digest)
 
 
+def _own(task: TaskTable, seed: int) -> dict[str, str]:
+    """Digests of what is the user's own: a name does not say that what is behind it has changed."""
+    found = {}
+    if ":" in task.data:
+        sizes = Sizes(private=task.private, non_member=task.non_member, public=task.public)
+        found["data_digest"] = load_data(task.data, seed, sizes, torch.device("cpu")).digest
+    path = Path(task.model.name.rpartition(":")[0]).expanduser()
+    if path.suffix == ".py" and path.is_file():
+        found["model_digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
 def _cell(
     suite: Suite,
     choice: DefenseChoice,
@@ -313,6 +372,19 @@ def _share(suite: Suite, noise: str) -> dict[str, Any]:
         "lr": suite.task.lr if share.lr is None else share.lr,
         "noise": noise,
     }
+
+
+def reads_public(name: str, settings: dict[str, Any]) -> bool:
+    """Whether a defense reads public data; its plans are tried on a toy."""
+    return _reads_public(name, json.dumps(settings))
+
+
+@cache
+def _reads_public(name: str, settings: str) -> bool:
+    defense: Defense = catalog.defense(name, json.loads(settings))
+    toy = ToyRows(TOY_DIM)
+    predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4, public=toy)
+    return toy.used
 
 
 @cache
@@ -349,7 +421,7 @@ def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:
             raise SuiteError(f"{where}.{key}: must be of type {type(default).__name__}, got {value!r}")
     try:
         refuse_batch_norm(build_model(choice.name, choice.settings, splits, 0))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (ModuleNotFoundError, TypeError, ValueError, RuntimeError) as error:
         raise SuiteError(f"{where}: {choice.name!r} cannot be built: {' '.join(str(error).split())}") from error
 
 

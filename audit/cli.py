@@ -121,7 +121,7 @@ def list_(
     if kind is not None and kind not in catalog.KINDS:
         raise ValueError(no_such("kind", kind, list(catalog.KINDS)))
     kinds: list[catalog.Kind] = [k for k in catalog.KINDS if kind in (None, k)]
-    found = {k: {name: catalog.describe(k, name) for name in catalog.names(k)} for k in kinds}
+    found = {k: {name: catalog.describe(k, name) for name in catalog.names(k)} | catalog.patterns(k) for k in kinds}
     if as_json:
         _print_json(found if kind is None else found[kinds[0]])
         return OK
@@ -130,7 +130,11 @@ def list_(
             print(f"{k}:")
         width = max((len(name) for name in found[k]), default=0)
         for name, line in found[k].items():
-            print(f"{'  ' if kind is None else ''}{name:<{width}}  {line}")
+            size = ""
+            if k == "models":
+                parameters = catalog.count(name)
+                size = f"{'' if parameters is None else f'{parameters:,}':>12}  "
+            print(f"{'  ' if kind is None else ''}{name:<{width}}  {size}{line}")
     return OK
 
 
@@ -244,6 +248,23 @@ def table(
         _print_json(found.to_dict())
     else:
         print(formats[format_](found).rstrip("\n"))
+    return OK
+
+
+@board.command("build")
+def build(
+    results: Annotated[Path, typer.Argument(help="The --out of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; RESULTS/page if not given.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Makes the page of a folder of records: one file that needs no network, with its board as CSV and JSON."""
+    from leaderboard.site import build as build_page
+
+    page = build_page(results, results / "page" if out is None else out)
+    if as_json:
+        _print_json({"page": str(page)})
+    else:
+        print(f"page: {page}")
     return OK
 
 

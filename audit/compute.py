@@ -26,7 +26,7 @@ def compute(cells: tuple[Cell, ...], device: torch.device) -> Iterator[tuple[Cel
         Each cell with its outcome; an exception in one is its error and the next goes on.
     """
     shared = cells[0].kind == "reconstruction"
-    subject = SharedUpdates(cells[0], device) if shared else TrainedModel(cells[0], device)
+    subject = SharedUpdates(cells[0], device) if shared else TrainedModel(cells, device)
     for cell in cells:
         start = time.perf_counter()
         try:

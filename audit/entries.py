@@ -6,13 +6,16 @@ together.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from benchmarks import data as datasets
+from benchmarks import models
+
 from . import catalog
-from .schema import TRAINING, ReportedRow, training_value
+from .schema import TRAINING, ReportedRow, TuneTable, training_value
 from .settings import CatalogError, Setting, no_such, way_out
 
 Problem = tuple[str, str]
@@ -79,18 +82,18 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
         content = raw.get(table)
         if not isinstance(content, dict):
             continue
-        if isinstance(data := content.get("data"), str) and data not in (known := catalog.names("data")):
-            wrong.append((f"{table}.data", no_such("data set", data, known)))
+        if isinstance(data := content.get("data"), str):
+            wrong += _refused(f"{table}.data", datasets.check, data)
         model = content.get("model")
         told = model if isinstance(model, dict) else {"name": model}
         name = told.get("name")
         if not isinstance(name, str):
             continue
-        if name not in (known := catalog.names("models")):
-            wrong.append((f"{table}.model", no_such("model", name, known)))
+        if problems := _refused(f"{table}.model", models.check, name):
+            wrong += problems
             continue
-        settings = importlib.import_module("benchmarks.models").defaults(name)
-        unknown = [key for key in told if key != "name" and key not in settings]
+        unknown = [key for key in told if key != "name" and not models.takes(name, key)]
+        settings = models.defaults(name)
         wrong += [(f"{table}.model.{key}", f"unknown setting of {name!r}; {way_out(key, settings)}") for key in unknown]
     budget = raw.get("budget")
     if isinstance(budget, dict):
@@ -99,6 +102,17 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
             got = "both" if kinds else "neither"
             wrong.append(("budget", f"must have either epsilon or noise_multiplier, got {got}"))
     return wrong
+
+
+def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
+    """What a check of a name says against it."""
+    try:
+        check(name)
+    except ModuleNotFoundError as error:
+        return [(where, f"{name!r} {catalog.missing_module(error)}")]
+    except ValueError as error:
+        return [(where, str(error))]
+    return []
 
 
 def wrong_reported(
@@ -135,6 +149,37 @@ def wrong_reported(
     return wrong
 
 
+def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]]) -> list[Problem]:
+    """Keys of the `tune` table that no defense takes, and values that are wrong for those that do.
+
+    Args:
+        raw: the document.
+        defenses: the choices without mistakes.
+    """
+    table = raw.get("tune")
+    if not isinstance(table, dict):
+        return []
+    wrong = []
+    names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
+    known = {name: catalog.settings("defenses", name) for name in names}
+    grid = {key: value for key, value in table.items() if key not in TuneTable.model_fields or key == "grid"}
+    if not grid:
+        wrong.append(("tune", "must have a grid of at least one setting, as lr = [0.1, 0.5], got none"))
+    for key, values in grid.items():
+        where = f"tune.{key}"
+        conforms = [settings[key].conform for settings in known.values() if key in settings]
+        if key in TRAINING:
+            conforms.append(partial(_training, key))
+        if not conforms and known:
+            options = sorted({*TRAINING, *(name for settings in known.values() for name in settings)})
+            wrong.append((where, f"no defense of this suite has this setting; {way_out(key, options)}"))
+        elif not isinstance(values, list):
+            wrong.append((where, f"must be a list of values to choose from, got {values!r}"))
+        else:
+            wrong += [problem for conform in conforms for problem in _values(values, conform, where)[1]]
+    return list(dict.fromkeys(wrong))
+
+
 def _expand_entry(entry: Mapping[str, Any], kind: catalog.Method, path: str) -> tuple[list[Choice], list[Problem]]:
     name = entry.get("name")
     if not isinstance(name, str):
@@ -157,7 +202,7 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.Method, path: str) -> 
         if key in settings:
             grid[key], problems = _values(value, settings[key].conform, where)
         elif key in training:
-            grid[key], problems = _values(value, lambda one, key=key: _training(key, one), where)
+            grid[key], problems = _values(value, partial(_training, key), where)
         elif key == catalog.BUDGETED and kind == "defenses":
             problems = [(where, "is decided by the budget, so it is no setting of a defense")]
         else:

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
 from scipy import optimize, stats
 from scipy.special import log_ndtr, ndtr, ndtri
 
@@ -124,6 +127,40 @@ def largest_auc(epsilon: float | None, delta: float) -> float:
         return 1.0
     shrink = math.exp(-epsilon)
     return 1 - (1 - delta) ** 2 * shrink / (1 + shrink)
+
+
+def epsilon_implied(
+    misses: Int[ndarray, "*counts"],
+    members: int,
+    alarms: Int[ndarray, "*counts"],
+    non_members: int,
+    delta: float,
+    *,
+    level: float = 0.95,
+) -> Float[ndarray, "*counts"]:
+    """The least epsilon (nats) at which a test could err so seldom, by the upper ends of its two error rates.
+
+    Both rates are taken at their Clopper-Pearson upper ends, each of which fails with probability (1 - level) / 2; 0
+    where the test errs as often as no privacy loss at all allows. A lower bound on epsilon in its own right only where
+    the trials are independent and the threshold was fixed before they were looked at (Nasr et al., "Adversary
+    Instantiation", S&P 2021).
+
+    Args:
+        misses: members taken for non-members, one count a test.
+        members: trials with a member, at least 1.
+        alarms: non-members taken for members, by the same tests.
+        non_members: trials with a non-member, at least 1.
+        delta: of the claim, in [0, 1].
+        level: confidence, simultaneous over both rates.
+    """
+    alpha = (1 - level) / 2
+    fnr, fpr = (
+        np.where(k == n, 1.0, stats.beta.ppf(1 - alpha, k + 1, np.maximum(n - k, 1)))
+        for k, n in ((misses, members), (alarms, non_members))
+    )
+    with np.errstate(divide="ignore"):
+        sides = [np.log(np.maximum(0.0, 1 - delta - a)) - np.log(b) for a, b in ((fnr, fpr), (fpr, fnr))]
+    return np.maximum(0.0, np.maximum(*sides))
 
 
 def clopper_pearson(successes: float | int, n: int, *, level: float = 0.95) -> tuple[float, float]:

@@ -8,16 +8,10 @@ most what is in progress.
 from __future__ import annotations
 
 import importlib.metadata
-import multiprocessing
-import os
 import platform
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from functools import cache
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -29,11 +23,11 @@ from .arrays import write_arrays
 from .cells import Cell, Job, digest_of
 from .compute import compute
 from .outcome import Outcome
+from .pool import execute
 from .suite import Suite
+from .tuning import tune
 
 Report = Callable[[int, int, str], None]
-MOST_JOBS = 8
-_THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
 
 
 def pick_device(name: str) -> torch.device:
@@ -78,6 +72,7 @@ def run(
         SuiteError: sizes that do not fit.
         RecordError: a torn record in the directory, named; nothing is computed or overwritten.
     """
+    suite = tune(suite, directory, device=device, jobs=jobs, report=report)
     plan = planning.plan(suite, secure_noise=secure_noise)
     folder = directory / "records"
     there = {cell.id: read(path) for cell in plan.cells if (path := folder / f"{cell.id}.json").exists()}
@@ -95,7 +90,8 @@ def run(
     total = len(plan.cells)
     finished = total - sum(len(job.cells) for job in todo)
     report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
-    with closing(_execute(todo, folder, device, jobs)) as executed:
+    work = partial(run_job, folder=folder, device=device)
+    with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
         for job, records in executed:
             there.update({record.id: record for record in records})
             finished += len(records)
@@ -103,68 +99,6 @@ def run(
             if fail_fast and any(record.status == "failed" for record in records):
                 break
     return [there[cell.id] for cell in plan.cells if cell.id in there]
-
-
-def _execute(
-    todo: list[Job], folder: Path, device: torch.device, jobs: int | None
-) -> Generator[tuple[Job, list[Record]], None, None]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = jobs or (1 if device.type == "cuda" else min(cores, MOST_JOBS))
-    count = min(count, len(todo))
-    if count <= 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(_THREADS)
-        try:
-            for job in todo:
-                yield job, run_job(job, folder, device)
-        finally:
-            torch.set_num_threads(threads)
-        return
-    # Spawned, not forked: torch's threads do not survive a fork.
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
-    waiting: dict[Future[list[Record]], Job] = {}
-    try:
-        with _interrupts_ignored():
-            waiting = {pool.submit(run_job, job, folder, device): job for job in todo}
-        while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                records = future.result()
-                yield waiting.pop(future), records
-    except BrokenProcessPool as error:
-        raise BrokenProcessPool(
-            "a process died in the middle of a job, for want of memory perhaps; what was finished is kept, "
-            "run the same command with --jobs 1 to go on and to see which job it is"
-        ) from error
-    finally:
-        # Also on an interrupt or when the caller stops: what has not begun is dropped.
-        workers = [process for process in multiprocessing.active_children() if process not in others]
-        pool.shutdown(wait=not waiting, cancel_futures=True)
-        if waiting:
-            for process in workers:
-                process.terminate()
-            for process in workers:
-                process.join()
-                for draft in folder.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
-                    draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Children started meanwhile ignore Control-C from their first moment: it reaches the whole group."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _start_worker() -> None:
-    torch.set_num_threads(_THREADS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_job(job: Job, folder: Path, device: torch.device) -> list[Record]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from attacks.core import MembershipScores
 from leaderboard.record import Metric
 
-from .evidence import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper
+from .evidence import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
 
 FPRS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
 """Metric name -> false positive rate."""
@@ -35,17 +35,20 @@ RESAMPLES = 1000
 _Z = float(stats.norm.ppf(0.975))
 
 
-def score_membership(scores: MembershipScores, members: Bool[Tensor, " n"], *, seed: int = 0) -> dict[str, Metric]:
+def score_membership(
+    scores: MembershipScores, members: Bool[Tensor, " n"], *, seed: int = 0, delta: float | None = None
+) -> dict[str, Metric]:
     """Every membership metric of one attack on one target.
 
     Args:
         scores: one score per example; larger = more likely a member.
         members: the truth, aligned with `scores.ids`.
         seed: of the bootstrap; the same scores and seed give the same interval.
+        delta: of the claim that the scores are held against, for `implied_epsilon`.
 
     Returns:
-        `auc`, `tpr_at_1pct_fpr`, `tpr_at_0.1pct_fpr`, `advantage`, `balanced_accuracy`; what cannot be
-        measured has no value and says why.
+        `auc`, `tpr_at_1pct_fpr`, `tpr_at_0.1pct_fpr`, `advantage`, `balanced_accuracy`, and with a delta
+        `implied_epsilon`; what cannot be measured has no value and says why.
 
     Raises:
         ValueError: lengths differ.
@@ -59,7 +62,9 @@ def score_membership(scores: MembershipScores, members: Bool[Tensor, " n"], *, s
     metrics = {"auc": auc(positives, negatives)}
     for name, level in FPRS.items():
         metrics[name] = tpr_at_fpr(positives, negatives, level, seed=seed)
-    return metrics | split_advantage(values, truth, calibration_half(ids))
+    half = calibration_half(ids)
+    metrics |= split_advantage(values, truth, half)
+    return metrics if delta is None else metrics | {"implied_epsilon": implied_epsilon(values, truth, half, delta)}
 
 
 def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Metric:
@@ -192,6 +197,55 @@ def split_advantage(
         value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=detail
     )
     return {"advantage": advantage, "balanced_accuracy": balanced}
+
+
+def implied_epsilon(
+    scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], calibration: Bool[ndarray, " n"], delta: float
+) -> Metric:
+    """The least epsilon at which a test could err as seldom as this one, at a threshold that other examples chose.
+
+    The threshold is the one that implies most on the calibration half; what is reported are the errors on the other
+    half, at the upper ends of their intervals. It is what the scores imply if they were independent trials. Scores
+    against one model share its noise, so it refutes no claim by itself.
+
+    Args:
+        scores: larger = more likely a member.
+        members: the truth.
+        calibration: which examples choose the threshold; the others are reported on.
+        delta: of the claim.
+
+    Returns:
+        The metric, in nats. It is the low end of an interval whose upper end few trials cannot give.
+    """
+    chosen_on = _Groups(scores[calibration & members], scores[calibration & ~members])
+    reported_on = _Groups(scores[~calibration & members], scores[~calibration & ~members])
+    if not all(len(group) for group in (*chosen_on, *reported_on)):
+        return _unmeasured(
+            int(members.sum()), int((~members).sum()), "the split-half threshold needs both kinds in both halves"
+        )
+    # Above the threshold is called a member; below the lowest score, everybody is.
+    thresholds = np.concatenate([[-math.inf], np.unique(np.concatenate(chosen_on))])
+    threshold = thresholds[np.argmax(epsilon_implied(*_errors(chosen_on, thresholds), delta))]
+    misses, p, alarms, q = _errors(reported_on, np.array([threshold]))
+    value = float(epsilon_implied(misses, p, alarms, q, delta)[0])
+    detail: dict[str, float | int | str | None] = {
+        "misses": int(misses[0]),
+        "false_alarms": int(alarms[0]),
+        "members": p,
+        "non_members": q,
+        "delta": delta,
+        "method": "Clopper-Pearson upper ends of both error rates, on the half that did not choose the threshold",
+    }
+    reason = "it is a low end by itself: few trials give no upper end"
+    return Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
+
+
+def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray, int, ndarray, int]:
+    """Misses and false alarms at each threshold, each with its number of trials."""
+    positives, negatives = groups
+    misses = np.searchsorted(np.sort(positives), thresholds, side="right")
+    alarms = len(negatives) - np.searchsorted(np.sort(negatives), thresholds, side="right")
+    return misses, len(positives), alarms, len(negatives)
 
 
 def calibration_half(ids: Int[ndarray, " n"]) -> Bool[ndarray, " n"]:

@@ -9,7 +9,7 @@ remainder per candidate, which looks the same for members and non-members when n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,6 +30,9 @@ from defenses.core import (
     outputs,
     per_example_gradients,
 )
+
+_AT_ONCE = 1024  # inputs a forward pass
+_ROWS = 2**26  # numbers of per-example gradients in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,15 +254,20 @@ class RunView:
         )
 
     def noise(self, seen: Observed, step: int) -> tuple[Float[Tensor, " m"], Int[Tensor, " b"]]:
-        """What is left of a step's sums without everybody's contribution, and who took part; for the auditor."""
+        """What is left of a step's sums without everybody's contribution, and who took part; for the auditor.
+
+        Args:
+            seen: the step.
+            step: its number.
+        """
         private = self.private
         took_part = self.sampling.indices(step, len(private), self.run.sampler_key).to(private.inputs.device)
-        noise = seen.sums.clone()
-        if len(took_part):
+        noise = seen.sums
+        total = noise.new_zeros(noise.shape, dtype=torch.float64)
+        for part in took_part.split(max(1, _ROWS // self.run.transcript.layout.dim)):
             with torch.no_grad():
-                rows = seen.rows(private.inputs[took_part], private.labels[took_part])
-            noise -= rows.sum(dim=0, dtype=torch.float64).to(noise.dtype)
-        return noise, took_part
+                total += seen.rows(private.inputs[part], private.labels[part]).sum(dim=0, dtype=torch.float64)
+        return noise - total.to(noise.dtype), took_part
 
     def _remainder(self, step: Step) -> Callable[[Observed], Tensor]:
         private, candidates = self.private, self.candidates
@@ -274,11 +282,12 @@ class RunView:
         return remainder
 
 
-def noise_found(view: RunView) -> tuple[float, float]:
+def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
     """Whether the noise in a run's releases is the noise that its plans claim.
 
     Args:
         view: of a run whose releases all carry noise.
+        steps: numbers of the steps to look at.
 
     Returns:
         The standard deviation found over the one claimed, and by how many standard deviations of its own the mean
@@ -286,6 +295,8 @@ def noise_found(view: RunView) -> tuple[float, float]:
     """
     energy, degrees = 0.0, 0
     for step in view.run.transcript.steps:
+        if step.step not in steps:
+            continue
         seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
         noise, _ = view.noise(seen, step.step)
         energy += float((noise.double() / seen.noise_std.double()).square().sum())
@@ -298,15 +309,16 @@ def observe_run(view: RunView) -> SeenTranscript:
     return SeenTranscript(steps=view, candidates=view.candidates, final=model_access(view.run.model, view))
 
 
+def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
+    """A model's answers, computed in parts that fit in memory, without gradients."""
+    with torch.no_grad():
+        return torch.cat([model(part) for part in inputs.split(_AT_ONCE)])
+
+
 def model_access(model: nn.Module, view: RunView, *, white_box: bool = False) -> ModelAccess:
     """What an attacker sees who has the final model."""
-
-    def logits(inputs: Tensor) -> Tensor:
-        with torch.no_grad():
-            return model(inputs)
-
     return ModelAccess(
-        logits=logits,
+        logits=lambda inputs: logits_of(model, inputs),
         input_shape=view.world.input_shape,
         classes=view.world.classes,
         candidates=view.candidates,

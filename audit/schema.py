@@ -72,7 +72,11 @@ class TaskTable(Table):
     data: Text
     model: ModelChoice
     private: Count | None = None
-    """How many private examples to train on; all where absent."""
+    """How many private examples to train on; the data set's own number where absent, as for the next two."""
+    non_member: Annotated[int, Field(ge=0)] | None = None
+    """How many examples are never trained on."""
+    public: Annotated[int, Field(ge=0)] | None = None
+    """How many examples everybody may know."""
     candidates: Count | None = None
     """How many members, and as many non-members, membership tests are about; all where absent."""
     batch: Count
@@ -117,6 +121,22 @@ class ShareTable(Table):
     """`none`: what the release alone hides; `calibrated`: with the noise of the budget."""
 
 
+class TuneTable(Table):
+    """Settings that are chosen on public data for every defense and budget; other keys are the grid."""
+
+    validation: Count
+    """Public examples that judge; as many as there are private ones are trained on in their place."""
+    epochs: Count | None = None
+    """Of each trial; the task's where absent."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    grid: dict[str, Grid[Any]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        return _rest(value, "grid", ("validation", "epochs", "seed")) if isinstance(value, dict) else value
+
+
 class ReportedRow(Table):
     """A paper's figure for some cells; other keys select them by settings, budget or training."""
 
@@ -145,6 +165,7 @@ class Document(Table):
     defense: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     attack: tuple[dict[str, Any], ...] = ()
     share: ShareTable | None = None
+    tune: TuneTable | None = None
     controls: bool = True
     """Whether a positive and a negative control are run beside the cells."""
     reported: tuple[ReportedRow, ...] = ()
@@ -155,6 +176,7 @@ _TABLES: dict[tuple[str, ...], type[Table]] = {
     ("task",): TaskTable,
     ("budget",): BudgetTable,
     ("share",): ShareTable,
+    ("tune",): TuneTable,
 }
 
 _TYPES = {

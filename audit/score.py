@@ -10,12 +10,15 @@ from .observe import GroundTruth
 from .reconstruction import score_reconstruction
 
 
-def score(result: MembershipScores | Reconstruction, truth: GroundTruth) -> dict[str, Metric]:
+def score(
+    result: MembershipScores | Reconstruction, truth: GroundTruth, *, delta: float | None = None
+) -> dict[str, Metric]:
     """Every metric of one result.
 
     Args:
         result: what an attack returned.
         truth: about the same target.
+        delta: of the claim that membership scores are held against, for `implied_epsilon`.
 
     Returns:
         Metrics by name; what cannot be measured has no value and says why.
@@ -24,7 +27,7 @@ def score(result: MembershipScores | Reconstruction, truth: GroundTruth) -> dict
         ValueError: when the truth is about something else.
     """
     if isinstance(result, MembershipScores):
-        return score_membership(result, truth.membership(result.ids))
+        return score_membership(result, truth.membership(result.ids), delta=delta)
     if truth.inputs is None or truth.labels is None:
         raise ValueError("this truth is about membership, it has no inputs")
     return score_reconstruction(

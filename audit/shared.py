@@ -19,7 +19,7 @@ from benchmarks.core import Splits
 from leaderboard.record import Metric
 
 from . import catalog
-from .cells import Cell, build_model, defend, load_data, seed_of
+from .cells import Cell, build_model, defend, load_splits, seed_of
 from .observe import GroundTruth
 from .outcome import Outcome, column, examples_of, finite_claim, noise_for
 from .reconstruction import ONE_IMAGE
@@ -34,14 +34,13 @@ class SharedUpdates:
     def __init__(self, cell: Cell, device: torch.device) -> None:
         """Names the updates; nothing is computed yet."""
         self._device = device
-        self._splits: Splits = load_data(cell.request["task"]["data"], cell.request["seed"])
+        self._splits: Splits = load_splits(cell.request, device)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Shares, attacks and scores every target of the cell."""
         request, splits = cell.request, self._splits
         task = request["task"]
-        trained = load_data(request["training"]["data"], request["seed"])
-        examples = min(request["training"]["private"] or len(trained.private), len(trained.private))
+        examples = len(load_splits(request, torch.device("cpu"), training=True).private)
         defense, matched = defend(request, examples)
         calibrated = defense.calibrated_multiplier
         if task["noise"] == "none":
@@ -90,7 +89,13 @@ class SharedUpdates:
         flags = sorted({r.status for r in results} - {"ok"}) + ["noise_matched"] * (matched and task["noise"] != "none")
         return Outcome(
             metrics=_averaged(scored),
-            task={"digest": splits.digest, "parameters": self._parameters(request), "participation_known": True},
+            task={
+                "digest": splits.digest,
+                "parameters": self._parameters(request),
+                "participation_known": True,
+                "input_shape": list(splits.input_shape),
+                "input_range": [splits.low, splits.high],
+            },
             claim=finite_claim(claim),
             noise_multiplier=0.0 if task["noise"] == "none" else calibrated,
             noise=noise.kind if task["noise"] != "none" and calibrated > 0 else "none",
@@ -146,10 +151,14 @@ def _averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
 
 
 def _pictures(wanted: list[tuple[Tensor, Tensor]], results: list[Reconstruction]) -> dict[str, Any]:
-    """Truths and reconstructions side by side; shapes are in the record's task."""
+    """Truths and reconstructions side by side; shapes are in the record's task. What was not found is null."""
+    found: list[list[float] | None] = []
+    for (inputs, _), result in zip(wanted, results, strict=True):
+        here = [column(x.flatten()).tolist() for x in result.inputs[: len(inputs)]]
+        found += here + [None] * (len(inputs) - len(here))
     return {
         "target": [t for t, (inputs, _) in enumerate(wanted) for _ in inputs],
         "label": [int(label) for _, labels in wanted for label in labels],
         "original": [column(x.flatten()).tolist() for inputs, _ in wanted for x in inputs],
-        "reconstruction": [column(x.flatten()).tolist() for result in results for x in result.inputs],
+        "reconstruction": found,
     }

@@ -11,7 +11,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from pydantic import PrivateAttr, ValidationError
 from leaderboard.record import Reported
 
 from . import catalog
-from .entries import expand, wrong_names, wrong_reported
-from .schema import Document, TaskTable, sentences
+from .entries import expand, wrong_grid, wrong_names, wrong_reported
+from .schema import TRAINING, Document, TaskTable, sentences
 from .settings import no_such
 
 
@@ -48,6 +48,12 @@ class DefenseChoice:
     settings: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
 
+    def with_values(self, values: Mapping[str, Any]) -> DefenseChoice:
+        """The same defense with other settings or training values."""
+        own = {key: value for key, value in values.items() if key in self.settings}
+        others = {key: value for key, value in values.items() if key not in own}
+        return replace(self, settings=self.settings | own, training=self.training | others)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttackChoice:
@@ -66,6 +72,8 @@ class Suite(Document):
     _source: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
     _whole: bool = PrivateAttr(True)
+    _given: tuple[frozenset[str], ...] = PrivateAttr(())
+    _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -95,6 +103,33 @@ class Suite(Document):
         kind = "epsilon" if self.budget.epsilon is not None else "noise_multiplier"
         values = self.budget.epsilon if self.budget.epsilon is not None else self.budget.noise_multiplier
         return [{kind: value, "delta": self.budget.delta} for value in values or ()]
+
+    def tunable(self, choice: DefenseChoice) -> frozenset[str]:
+        """The settings and training values of a defense that its entry does not set."""
+        for entry, given in zip(self._defenses, self._given, strict=True):
+            if choice in entry:
+                return frozenset({*choice.settings, *TRAINING} - given)
+        return frozenset()
+
+    def with_tuned(
+        self, choice: DefenseChoice, budget: Mapping[str, float], values: Mapping[str, Any], digest: str
+    ) -> Suite:
+        """The suite with values chosen for a defense at a budget.
+
+        Args:
+            choice: as in `defense_grid()`.
+            budget: what it is run at.
+            values: of settings or of training.
+            digest: of how they were chosen.
+        """
+        tuned = self.model_copy()
+        tuned._tuned = self._tuned | {_key(choice, budget): (dict(values), digest)}
+        return tuned
+
+    def tuned(self, choice: DefenseChoice, budget: Mapping[str, float]) -> tuple[DefenseChoice, str]:
+        """A defense as it is run at a budget, and the digest of how that was chosen; empty where nothing was."""
+        values, digest = self._tuned.get(_key(choice, budget), ({}, ""))
+        return choice.with_values(values), digest
 
     def task_for(self, choice: DefenseChoice) -> TaskTable:
         """The task as this defense trains it."""
@@ -137,8 +172,10 @@ class Suite(Document):
                 if name not in known:
                     raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
             if wanted:
-                kept = tuple(entry for entry in entries if entry[0].name in wanted)
-                setattr(chosen, attribute, kept)
+                kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
+                setattr(chosen, attribute, tuple(entries[place] for place in kept))
+                if kind == "defense":
+                    chosen._given = tuple(self._given[place] for place in kept)
         return chosen
 
     def with_overrides(self, overrides: Sequence[str]) -> Suite:
@@ -247,6 +284,7 @@ def _build(raw: dict[str, Any], source: str) -> Suite:
     defenses, wrong_defenses = expand(raw, "defenses")
     attacks, wrong_attacks = expand(raw, "attacks")
     wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
+    wrong += wrong_grid(raw, defenses)
     if wrong or suite is None:
         lines = dict.fromkeys(f"{source}: {path}: {problem}" for path, problem in wrong)
         raise SuiteError("\n".join(lines))
@@ -254,10 +292,16 @@ def _build(raw: dict[str, Any], source: str) -> Suite:
     suite._attacks = tuple(
         tuple(AttackChoice(name=choice["name"], settings=choice["settings"]) for choice in entry) for entry in attacks
     )
+    suite._given = tuple(frozenset(entry) for entry in raw["defense"])
     suite._raw, suite._source = raw, source
-    content = suite.model_dump(mode="json") | {"defense": defenses, "attack": attacks}
+    # What is absent is no part of it, so that a new kind of table moves no digest.
+    content = suite.model_dump(mode="json", exclude_none=True) | {"defense": defenses, "attack": attacks}
     suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
     return suite
+
+
+def _key(choice: DefenseChoice, budget: Mapping[str, float]) -> str:
+    return json.dumps([choice.name, choice.settings, choice.training, dict(budget)], sort_keys=True, default=repr)
 
 
 def _replace(node: Any, path: list[str], value: Any, override: str) -> None:

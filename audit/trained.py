@@ -21,9 +21,9 @@ from defenses.core import Defense, Ledger, Run, Sampling, full, train
 from leaderboard.record import Metric
 
 from . import catalog
-from .cells import Cell, build_model, defend, load_data, planned, seed_of
+from .cells import Cell, build_model, defend, load_splits, planned, reads_public, seed_of
 from .evidence import largest_auc, largest_tpr
-from .observe import GroundTruth, RunView, World, model_access, noise_found, observe_run
+from .observe import GroundTruth, RunView, World, logits_of, model_access, noise_found, observe_run
 from .outcome import Outcome, column, examples_of, finite, finite_claim, join, noise_for, pick, world_of
 from .score import score
 from .utility import score_utility
@@ -31,14 +31,22 @@ from .utility import score_utility
 NOISE_TOLERANCE = 6.0
 """Standard deviations by which the noise found may differ from the noise claimed: one false alarm in 10^9 runs."""
 
+TRANSCRIPT_MEMORY = 4 * 2**30
+"""Bytes that the steps of a run may take in memory, for attacks that read all of them."""
+
+WATCHED = 32
+"""Steps of a run whose noise is looked at."""
+
 
 class TrainedModel:
     """One training run, and what its cells ask of it."""
 
-    def __init__(self, cell: Cell, device: torch.device) -> None:
-        """Names the run; nothing is computed before a cell asks."""
-        self._request, self._device = cell.request, device
-        self._splits: Splits = load_data(cell.request["task"]["data"], cell.request["seed"])
+    def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
+        """Names the run that these cells share; nothing is computed before a cell asks."""
+        self._request, self._device = cells[0].request, device
+        self._splits: Splits = load_splits(self._request, device)
+        names = {cell.request["attack"]["name"] for cell in cells if cell.kind == "membership"}
+        self._all_steps = any(catalog.attack(name).requires.access is Access.ALL_STEPS for name in names)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Trains, unless that was done for an earlier cell, and computes one cell."""
@@ -48,7 +56,11 @@ class TrainedModel:
             flags = [*flags, "diverged"]
         if self._defense[1]:
             flags = [*flags, "noise_matched"]
-        flags = [*flags, *self._violations]
+        if self._run.public_used and self._splits.in_distribution_public:
+            flags = [*flags, "public_in_distribution"]
+        if "tuning_digest" in self._request["task"]:
+            flags = [*flags, "tuned_on_public"]
+        flags = [*flags, *self._run.remarks, *self._violations]
         return Outcome(
             metrics=metrics,
             task=self._resolved,
@@ -63,15 +75,37 @@ class TrainedModel:
     @cached_property
     def _members(self) -> Examples:
         """The private examples, whose membership is the question."""
-        limit = self._request["task"]["private"]
-        return examples_of(self._splits.private, self._device, limit)
+        return examples_of(self._splits.private, self._device)
 
     @cached_property
     def _trained_on(self) -> Examples:
         """The members; for the negative control the public pool, so that the model never saw a member."""
-        if self._request["control"] == "negative":
-            return examples_of(self._splits.public, self._device)
-        return self._members
+        if self._request["control"] != "negative":
+            return self._members
+        public = self._public_pool
+        return pick(public, torch.arange(0, len(public), 2)) if self._reads_public else public
+
+    @cached_property
+    def _read(self) -> Examples:
+        """What the defense may read as public; in the negative control that half of it that is not trained on."""
+        public = self._public_pool
+        if self._request["control"] == "negative" and self._reads_public:
+            return pick(public, torch.arange(1, len(public), 2))
+        return public
+
+    @cached_property
+    def _public_pool(self) -> Examples:
+        return examples_of(self._splits.public, self._device)
+
+    @cached_property
+    def _reads_public(self) -> bool:
+        return reads_public(self._request["defense"]["name"], self._request["defense"]["settings"])
+
+    @cached_property
+    def _test(self) -> Examples:
+        """What utility is measured on: the data set's own test set, or the non-members where it has none."""
+        splits = self._splits
+        return examples_of(splits.non_member if splits.test is None else splits.test, self._device)
 
     @cached_property
     def _defense(self) -> tuple[Defense, bool]:
@@ -84,9 +118,8 @@ class TrainedModel:
     @cached_property
     def _run(self) -> Run:
         request, splits = self._request, self._splits
-        task, data = request["task"], self._trained_on
+        task, data, public = request["task"], self._trained_on, self._read
         sampling, steps = self._sampling
-        public = None if request["control"] == "negative" else examples_of(splits.public, self._device)
         return train(
             build_model(task["model"], task["model_settings"], splits, request["seed"]),
             (data.inputs, data.labels),
@@ -97,13 +130,15 @@ class TrainedModel:
             momentum=task["momentum"],
             optimizer=task["optimizer"],
             schedule=task["schedule"],
-            public=None if public is None else (public.inputs, public.labels),
+            public=(public.inputs, public.labels) if self._reads_public else None,
             noise=noise_for(request),
             seed=seed_of(request, "coins"),
             sampler_key=seed_of(request, "sampler"),
             engine=task.get("engine", "auto"),
             device=self._device,
             observer="updates",
+            observe_always=watched(steps),
+            observe_memory=TRANSCRIPT_MEMORY if self._all_steps else 0,
         )
 
     @cached_property
@@ -115,6 +150,9 @@ class TrainedModel:
             "private": len(self._members),
             "trained_on": len(self._trained_on),
             "non_member": len(splits.non_member),
+            "public": len(splits.public),
+            "tested_on": len(self._test),
+            "input_shape": list(splits.input_shape),
             "public_in_distribution": splits.in_distribution_public,
             "steps": steps,
             "sample_rate": sampling.rate,
@@ -135,7 +173,7 @@ class TrainedModel:
         budget = self._request["budget"].get("epsilon", math.inf)
         overspent = claim.epsilon > budget * (1 + 1e-9)  # by the plans that were executed
         view = RunView(self._run, self._world, self._candidates, self._trained_on, self._sampling[0])
-        ratio, deviations = noise_found(view)
+        ratio, deviations = noise_found(view, watched(self._sampling[1]))
         flags = ["claim_violated"] if overspent or deviations < -NOISE_TOLERANCE else []
         return [*flags, f"noise_{ratio:.2g}x_of_claimed"] if abs(deviations) > NOISE_TOLERANCE else flags
 
@@ -147,6 +185,8 @@ class TrainedModel:
     def _candidates(self) -> Examples:
         """As many members as non-members, drawn by the data set's digest and the seed: the same for all defenses."""
         outside = examples_of(self._splits.non_member, self._device)
+        if not len(outside):
+            raise ValueError("membership needs non-members, and the sizes of this task leave none")
         limit = self._request["task"]["candidates"] or max(len(self._members), len(outside))
         count = min(limit, len(self._members), len(outside))
         coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "candidates"))
@@ -154,9 +194,8 @@ class TrainedModel:
         return _asked(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
 
     def _utility(self) -> tuple[dict[str, Metric], dict[str, Any], list[str]]:
-        test = examples_of(self._splits.non_member, self._device)
-        with torch.no_grad():
-            logits = self._run.model(test.inputs)
+        test = self._test
+        logits = logits_of(self._run.model, test.inputs)
         columns = {
             "id": column(test.ids),
             "label": column(test.labels),
@@ -171,6 +210,11 @@ class TrainedModel:
         target: SeenTranscript | ModelAccess | Observation
         view = RunView(self._run, self._world, candidates, self._trained_on, self._sampling[0])
         if attack.requires.access is Access.ALL_STEPS:
+            if self._run.transcript.truncated:
+                raise ValueError(
+                    f"{request['name']} reads every step, and what {self._sampling[1]} steps show takes more than "
+                    f"{TRANSCRIPT_MEMORY / 2**30:.0f} GiB; take fewer epochs, a smaller model, or another attack"
+                )
             target = observe_run(view)
         elif attack.requires.access is Access.UPDATE:
             target, members = self._one_step(view)
@@ -186,7 +230,6 @@ class TrainedModel:
         }
         delta = self._request["budget"]["delta"]
         claim = self._run.claim(delta)
-        metrics = score(result, truth)
         # For the reader: what the claim allows against the attacker that it is about, who has one run per question.
         # Where participation is known, sampling amplifies nothing, and the one step seen is all that was spent.
         if attack.requires.access is Access.UPDATE:
@@ -195,20 +238,30 @@ class TrainedModel:
                 alone.record(seen.plan, seen.noise_multiplier, step=seen.step)
             claim = alone.claim(delta)
         epsilon = finite(claim.epsilon)
+        metrics = score(result, truth, delta=delta)
         metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
         metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
         flags = ["participation_known"] if attack.requires.access is Access.UPDATE else []
         return metrics, columns, [*flags, "deterministic"] if result.deterministic else flags
 
     def _one_step(self, view: RunView) -> tuple[Observation, Tensor]:
-        """The last update, judged by those who took part in it and all non-members: participation is the question."""
+        """The last update, judged by those who took part in it and non-members: participation is the question."""
         sampling, steps = self._sampling
         took_part = sampling.indices(steps - 1, len(self._trained_on), self._run.sampler_key)
         # In the negative control others took part; as many members stand in for them, and must not show.
         inside = pick(self._members, took_part[took_part < len(self._members)])
         outside = examples_of(self._splits.non_member, self._device)
+        if (limit := self._request["task"]["candidates"]) is not None:
+            coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "one step"))
+            inside, outside = (pick(e, torch.randperm(len(e), generator=coins)[:limit]) for e in (inside, outside))
         asked = RunView(view.run, view.world, _asked(inside, outside), view.private, view.sampling)
-        return asked.at(steps - 1, sample_rate=1.0), inside.ids
+        return asked.at(len(view) - 1, sample_rate=1.0), inside.ids
+
+
+def watched(steps: int) -> list[int]:
+    """The numbers of the steps whose noise is looked at: spread evenly, the last one among them."""
+    count = min(steps, WATCHED)
+    return sorted({steps - 1 - i * steps // count for i in range(count)})
 
 
 def _asked(inside: Examples, outside: Examples) -> Examples:

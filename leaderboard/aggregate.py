@@ -68,6 +68,22 @@ class Estimate:
         """Number of seeds behind the value."""
         return len(self.seeds)
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, where there is one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def words(self, digits: int) -> str:
+        """The value with its interval, as "0.93 [0.91, 0.95]"; n/a where there is no value.
+
+        Args:
+            digits: behind the point.
+        """
+        if self.value is None:
+            return "n/a"
+        value = f"{self.value:.{digits}f}"
+        return value if self.ends is None else f"{value} [{self.ends[0]:.{digits}f}, {self.ends[1]:.{digits}f}]"
+
 
 def over_seeds(name: str, cell: Cell, *, looks: int = 1) -> Estimate:
     """The mean of a metric over the seeds of a cell, with a 95 % interval.

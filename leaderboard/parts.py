@@ -17,6 +17,7 @@ KNOWN: dict[str, tuple[Better, float, float]] = {
     "tpr_at_0.1pct_fpr": ("lower", 0.0, 1.0),
     "advantage": ("lower", -1.0, 1.0),
     "balanced_accuracy": ("lower", 0.0, 1.0),
+    "implied_epsilon": ("lower", 0.0, math.inf),
     "psnr": ("lower", 0.0, math.inf),
     "mse": ("higher", 0.0, math.inf),
     "ssim": ("lower", -1.0, 1.0),

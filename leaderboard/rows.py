@@ -27,6 +27,7 @@ class Row:
         task: resolved, without what a seed decides; of the reconstruction when nothing else was run.
         control: whether the row must leak ("positive"), must not ("negative"), or is a contestant (None).
         details: settings, budget and task in words, as far as rows of this defense differ in them.
+        variant: the same without the budget, so that rows of one variant differ in their budgets alone.
         claim: the largest claim of its records; None when there is none.
         noise_multiplier: noise std / sensitivity; None when not recorded or not one number.
         cells: all that was measured.
@@ -46,6 +47,7 @@ class Row:
     task: Mapping[str, Any]
     control: Literal["positive", "negative"] | None
     details: str
+    variant: str
     claim: Claim | None
     noise_multiplier: float | None
     cells: tuple[Cell, ...]
@@ -62,6 +64,11 @@ class Row:
     def section(self) -> tuple[str, str, str]:
         """Rows are comparable inside one suite, data set and model; a defense may override the rest."""
         return self.suite, str(self.task.get("data", "")), str(self.task.get("model", ""))
+
+    @property
+    def method(self) -> str:
+        """The defense as far as it has settings of its own, whatever the budget."""
+        return self.defense.name + (f" ({self.variant})" if self.variant else "")
 
     @property
     def label(self) -> str:
@@ -168,10 +175,11 @@ def _finish(family: list[_Draft]) -> list[Row]:
         differences([without(draft.task, "data", "model") for draft in family]),
     ]
     details = [", ".join(filter(None, words)) for words in zip(*parts, strict=True)]
-    return [_row(draft, words) for draft, words in zip(family, details, strict=True)]
+    variants = [", ".join(filter(None, (words[0], *words[2:]))) for words in zip(*parts, strict=True)]
+    return [_row(draft, *words) for draft, *words in zip(family, details, variants, strict=True)]
 
 
-def _row(draft: _Draft, details: str) -> Row:
+def _row(draft: _Draft, details: str, variant: str) -> Row:
     cells = _cells(draft.ok)
     membership = [cell for cell in cells if cell.kind == "membership"]
     images = [cell for cell in cells if cell.kind == "reconstruction"]
@@ -201,6 +209,7 @@ def _row(draft: _Draft, details: str) -> Row:
         task=draft.task,
         control=draft.first.control,
         details=details,
+        variant=variant,
         claim=claim,
         noise_multiplier=multipliers.pop() if len(multipliers) == 1 else None,
         cells=tuple(cells),

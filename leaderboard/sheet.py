@@ -18,10 +18,22 @@ SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 # Half a table each, for narrow terminals; a row is recognised by its first column.
 MEMBERSHIP = ("defense", "epsilon", "accuracy", "auc", "tpr", "attack")
 RECONSTRUCTION = ("defense", "psnr_free", "psnr_noisy", "seeds", "flags")
-_NOISE = {"none": " without noise", "calibrated": " with noise"}
+NOISE = {"none": " without noise", "calibrated": " with noise"}
 COLUMNS = (*MEMBERSHIP, *RECONSTRUCTION[1:])
 
 Cell = tuple[str, ...]
+
+
+class Footnotes(list[str]):
+    """Sentences in the order of their numbers, from 1; the same sentence has the same number."""
+
+    def number(self, reason: str | None) -> int | None:
+        """The number of a sentence, which is added at its first use; None for no sentence."""
+        if not reason:
+            return None
+        if reason not in self:
+            self.append(reason)
+        return self.index(reason) + 1
 
 
 @dataclass
@@ -40,17 +52,14 @@ class Sheet:
     alarms: list[str]
     headers: dict[str, Cell] = field(default_factory=dict)
     sections: list[tuple[str, list[dict[str, Cell]]]] = field(default_factory=list)
-    footnotes: list[str] = field(default_factory=list)
+    footnotes: Footnotes = field(default_factory=Footnotes)
     notes: list[str] = field(default_factory=list)
     unranked: list[str] = field(default_factory=list)
 
     def mark(self, cell: Cell, reason: str | None) -> Cell:
         """Adds a footnote's number to a cell; the same reason has the same number."""
-        if not reason:
-            return cell
-        if reason not in self.footnotes:
-            self.footnotes.append(reason)
-        return (*cell[:-1], cell[-1] + superscript(self.footnotes.index(reason) + 1))
+        number = self.footnotes.number(reason)
+        return cell if number is None else (*cell[:-1], cell[-1] + superscript(number))
 
 
 def superscript(number: int) -> str:
@@ -121,17 +130,8 @@ def sheet(
 def _words(page: Sheet, row: Row, *, several: bool) -> dict[str, Cell]:
     details = (f"({row.details})",) if row.details else ()
     control = (f"({row.control} control)",) if row.control else ()
-    counts = sorted({len(cell.records) for cell in row.cells})
-    seeds = "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
-    uneven = None
-    if "uneven_seeds" in row.flags:
-        uneven = "seeds measured: " + "; ".join(
-            f"{cell.attack or cell.kind}{_NOISE.get(cell.noise or '', '')}: {_list(cell.records)}" for cell in row.cells
-        )
-    strongest = row.auc.attack or row.psnr_free.attack or row.psnr_noisy.attack
-    by_tpr = row.tpr.attack
-    other = f"by TPR@1%FPR the strongest is {by_tpr}" if by_tpr and by_tpr != row.auc.attack else None
+    strongest, other = strongest_words(row)
     return {
         "defense": (row.defense.name, *details, *control),
         "epsilon": _epsilon(page, row, several=several),
@@ -141,9 +141,31 @@ def _words(page: Sheet, row: Row, *, several: bool) -> dict[str, Cell]:
         "attack": page.mark((strongest,), other) if strongest else ("-",),
         "psnr_free": _number(page, row.psnr_free, 1),
         "psnr_noisy": _number(page, row.psnr_noisy, 1),
-        "seeds": page.mark((seeds,), uneven),
+        "seeds": page.mark((seeds_words(row),), uneven_words(row)),
         "flags": (", ".join(flags),),
     }
+
+
+def strongest_words(row: Row) -> tuple[str, str]:
+    """The strongest attack on a row, empty when there was none, and a remark where it depends on the measure."""
+    by_tpr = row.tpr.attack
+    other = f"by TPR@1%FPR the strongest is {by_tpr}" if by_tpr and by_tpr != row.auc.attack else ""
+    return row.auc.attack or row.psnr_free.attack or row.psnr_noisy.attack or "", other
+
+
+def seeds_words(row: Row) -> str:
+    """How many seeds a row was measured with, as "3" or "2-3"."""
+    counts = sorted({len(cell.records) for cell in row.cells})
+    return "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+
+
+def uneven_words(row: Row) -> str:
+    """Which seeds each number of a row is over, where they differ; empty where they do not."""
+    if "uneven_seeds" not in row.flags:
+        return ""
+    return "seeds measured: " + "; ".join(
+        f"{cell.attack or cell.kind}{NOISE.get(cell.noise or '', '')}: {_list(cell.records)}" for cell in row.cells
+    )
 
 
 def _epsilon(page: Sheet, row: Row, *, several: bool) -> Cell:
@@ -180,26 +202,21 @@ def _notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         "Chance: AUC 0.5, TPR 0.01. Higher AUC, TPR and PSNR leak more.",
     ]
     records = [record for row in rows for record in row.records]
-    shared = dict.fromkeys(
-        ", ".join(f"{prefix}{r.task[key]}" for key, prefix in _SHOWN.items() if key in r.task)
-        for r in records
-        if r.kind == "reconstruction"
-    )
-    if shared:
+    if shared := shared_words(records):
         floors = [row.floor.value for row in rows if row.floor.value is not None]
         floor = ""
         if floors:
             least, most = f"{min(floors):.1f}", f"{max(floors):.1f}"
             floor = f" The mean public image alone has {least if least == most else f'{least} to {most}'} dB."
-        notes.append(f"PSNR: one shared update ({'; '.join(shared)}), without and with its noise.{floor}")
-    if sizes := _sizes(records):
+        notes.append(f"PSNR: one shared update ({shared}), without and with its noise.{floor}")
+    if sizes := sizes_words(records):
         notes.append(f"Per seed: {sizes}.")
     notes += [
         f"{attack} does not tell the members of {row.defense.name} itself (AUC {auc.value:.2f} "
         f"[{auc.low:.2f}, {auc.high:.2f}]): near chance, its numbers say nothing about a defense."
         for row in rows
         if row.control == "positive"
-        for attack, auc in _powerless(row)
+        for attack, auc in powerless(row)
     ]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         notes.append(f"Controls that held: {'; '.join(passed)}.")
@@ -208,12 +225,22 @@ def _notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         notes += [f"There is no {role} control in these records." for role in sorted(absent)]
     if any(record.noise == "seeded" for record in records):
         notes.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
-    notes += [f"Attack {name}: {needs}." for name, needs in _needs(records).items()]
+    notes += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
     papers = [f"{r.defense.name}, {p.metric} {p.value:g} in {p.source}" for r in records for p in r.reported]
     return notes + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
 
 
-def _sizes(records: Sequence[Record]) -> str:
+def shared_words(records: Sequence[Record]) -> str:
+    """Which updates reconstruction is about, as "photos, convnet, batch 1, step 2"; empty for none."""
+    shared = dict.fromkeys(
+        ", ".join(f"{prefix}{r.task[key]}" for key, prefix in _SHOWN.items() if key in r.task)
+        for r in records
+        if r.kind == "reconstruction"
+    )
+    return "; ".join(shared)
+
+
+def sizes_words(records: Sequence[Record]) -> str:
     """On how many examples, candidates and images one record's number rests."""
     places = {
         "utility": ("accuracy", "test examples"),
@@ -224,11 +251,12 @@ def _sizes(records: Sequence[Record]) -> str:
     for kind, (metric, what) in places.items():
         found = {r.metrics[metric].n for r in records if r.kind == kind and metric in r.metrics} - {None}
         if found:
-            words.append(f"{' or '.join(map(str, sorted(n for n in found if n is not None)))} {what}")
+            counts = sorted(n for n in found if n is not None)
+            words.append(f"{' or '.join(map(str, counts))} {what.removesuffix('s') if counts == [1] else what}")
     return ", ".join(words)
 
 
-def _powerless(row: Row) -> list[tuple[str, Estimate]]:
+def powerless(row: Row) -> list[tuple[str, Estimate]]:
     """Membership attacks that the positive control does not show to work."""
     found = [(cell.attack or "", over_seeds("auc", cell)) for cell in row.cells if cell.kind == "membership"]
     return [(name, auc) for name, auc in found if auc.value is not None and auc.low is not None and auc.low <= 0.5]
@@ -237,7 +265,7 @@ def _powerless(row: Row) -> list[tuple[str, Estimate]]:
 _SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
 
 
-def _needs(records: Sequence[Record]) -> dict[str, str]:
+def needs_words(records: Sequence[Record]) -> dict[str, str]:
     """What each attack is given, because a worst case is only as realistic as that."""
     found = {}
     for record in records:
@@ -257,7 +285,7 @@ def _unranked(records: Sequence[Record]) -> list[str]:
     for record in records:
         what = record.attack.name if record.attack else record.kind
         noise = str(record.task.get("noise")) if record.kind == "reconstruction" else ""
-        cell = f"{record.defense.name} x {what}{_NOISE.get(noise, '')}"
+        cell = f"{record.defense.name} x {what}{NOISE.get(noise, '')}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]
 

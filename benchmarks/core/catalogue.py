@@ -28,8 +28,8 @@ class Catalogue:
         """Names of all entries, sorted."""
         return tuple(sorted(module.name for module in pkgutil.iter_modules(self._path) if not module.ispkg))
 
-    def find(self, name: str) -> Callable[..., Any]:
-        """The function called `name` of the module called `name`.
+    def module(self, name: str) -> Any:
+        """The module called `name`.
 
         Raises:
             ValueError: where there is no such file; it proposes the nearest name.
@@ -39,7 +39,11 @@ class Catalogue:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ValueError(f"no {self._kind} named {name!r}; {hint}")
-        return getattr(importlib.import_module(f"{self._package}.{name}"), name)
+        return importlib.import_module(f"{self._package}.{name}")
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """The function called `name` of the module called `name`; raises as `module`."""
+        return getattr(self.module(name), name)
 
     def describe(self, name: str) -> str:
         """First line of what the entry says of itself."""

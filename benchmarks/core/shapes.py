@@ -1,9 +1,27 @@
-"""Checks that an input fits an architecture, and counts the features that leave a stack of layers."""
+"""What inputs an architecture is for and takes, and how many features leave a stack of layers."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Natural:
+    """The data that an architecture is quoted on; every file of `models` has one, named NATURAL.
+
+    Args:
+        input_shape: shape of one input.
+        classes: number of logits; 1 for a network with a binary logit, which may be built so.
+        settings: of the architecture, over its defaults.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def image_shape(input_shape: tuple[int, ...], *, smallest: int, model: str) -> tuple[int, int, int]:
@@ -30,3 +48,48 @@ def features(body: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of values per example that `body` puts out; measured, so that no formula can disagree."""
     with torch.no_grad():
         return math.prod(body(torch.zeros(1, *input_shape)).shape[1:])
+
+
+def refuse_groups(groups: int, channels: int) -> None:
+    """Raises `ValueError` for a number of groups that does not divide the channels of the narrowest norm."""
+    if groups < 1 or channels % groups:
+        raise ValueError(f"groups must divide {channels}, the channels of the narrowest norm, got {groups}")
+
+
+def refuse_misfit(
+    model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int, *, compute: bool = True
+) -> None:
+    """Runs a network that somebody else wrote on two blank inputs, and refuses what does not come out as logits.
+
+    Args:
+        model: on the CPU; left in the mode in which it came.
+        name: of the model, for the error.
+        input_shape: shape of one input.
+        classes: number of logits.
+        compute: whether numbers are computed; if not, shapes only, by meta tensors in the place of parameters and
+            buffers, which takes a network without tensors of any other kind.
+
+    Raises:
+        ValueError: naming the model and what it does instead.
+    """
+    modes = {module: module.training for module in model.modules()}
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = {} if compute else {key: value.to("meta") for key, value in own.items()}
+    inputs = torch.zeros(2, *input_shape, device="cpu" if compute else "meta")
+    try:
+        with torch.no_grad():
+            # Evaluation mode: what a layer counts or draws while training is not to be touched.
+            found = torch.func.functional_call(model.eval(), values, (inputs,))
+    except Exception as error:  # whatever somebody else's layers raise on a shape that they were not written for
+        raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: {first_line(error)}") from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if got != (2, classes):
+        raise ValueError(f"model {name!r} must map [2, {str(input_shape)[1:-1]}] to [2, {classes}], got {got}")
+
+
+def first_line(error: BaseException) -> str:
+    """What of an error fits into a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,12 +7,37 @@ construction, and named by a digest that is written into every record.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How many examples each pool is to have; None: the data set's own number.
+
+    Args:
+        private: members, at least 1.
+        non_member: non-members; 0 only where an official test set can stand in for them.
+        public: public examples.
+    """
+
+    private: int | None = None
+    non_member: int | None = None
+    public: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("private", 1), ("non_member", 0), ("public", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} must be a whole number from {least}, got {value}")
+
+
+DEFAULT_SIZES = Sizes()
+"""Every pool as large as the data set has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +60,13 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """A data set cut into three pools that share no example.
+    """A data set cut into pools that share no example. All of them are slices of the same tensors.
 
     Args:
         name: name of the data set.
         private: the members, which models are trained on.
-        non_member: exchangeable with `private` and never trained on; also the test set.
+        non_member: never trained on, and exchangeable with `private`; where none were dealt, it is `test`, and
+            `about` says so.
         public: what anybody may know: an attacker's prior, a defense's public data.
         input_shape: shape of one input.
         classes: number of classes.
@@ -50,6 +76,7 @@ class Splits:
         in_distribution_public: whether `public` comes from the same source as `private`, which flatters
             defenses and attacks that use it.
         about: source and licence, in one line.
+        test: the official test set, on which utility is measured; None: `non_member` is it.
     """
 
     name: str
@@ -63,10 +90,11 @@ class Splits:
     digest: str
     in_distribution_public: bool
     about: str
+    test: Split | None = None
 
     @staticmethod
     def cut(
-        inputs: Float32[Tensor, "examples *shape"],
+        inputs: Float32[Tensor, "examples *shape"] | UInt8[Tensor, "examples *shape"],
         labels: Int64[Tensor, " examples"],
         pools: Sequence[Int64[Tensor, "_"]],
         *,
@@ -74,28 +102,78 @@ class Splits:
         classes: int,
         in_distribution_public: bool,
         about: str,
+        test: Int64[Tensor, " tested"] | None = None,
+        content: str | None = None,
     ) -> "Splits":
-        """Cuts a whole data set, inputs in [0, 1], by the ids of its private, non-member and public pool.
+        """Cuts a whole data set by the ids of its private, non-member and public pool.
+
+        Args:
+            inputs: of all examples; floats in [0, 1], or bytes, which are divided by 255.
+            labels: of all examples.
+            pools: ids of the three pools; an empty second one means that `test` stands in for it.
+            name: see `Splits`, as for the next three.
+            classes: see there.
+            in_distribution_public: see there.
+            about: see there.
+            test: ids of the official test set.
+            content: digest of inputs and labels where it is known already; hashing them takes a while.
 
         Raises:
-            ValueError: if an example is in two pools.
+            ValueError: if an example is in two pools, or there is no one to compare the members with.
         """
-        everyone = torch.cat(list(pools))
-        if len(everyone.unique()) != len(everyone):
+        dealt = [*pools, *([] if test is None else [test])]
+        order = torch.cat(dealt)
+        if len(order.unique()) != len(order):
             raise ValueError(f"pools of {name} must share no example, got one of them twice")
-        private, non_member, public = (Split(ids=i, inputs=inputs[i], labels=labels[i]) for i in pools)
+        stand_in = len(pools[1]) == 0
+        if stand_in and test is None:
+            raise ValueError(f"non_member of {name} must be at least 1, got 0: it has no official test set to stand in")
+        # Copied once, in the order of the pools, so that each of them is a slice of it.
+        chosen, classed = inputs[order], labels[order]
+        if chosen.dtype == torch.uint8:
+            chosen = chosen.float().div_(255)
+        ends = [0, *accumulate(len(pool) for pool in dealt)]
+        private, non_member, public, *rest = (
+            Split(ids=order[a:b], inputs=chosen[a:b], labels=classed[a:b]) for a, b in pairwise(ends)
+        )
+        tested = rest[0] if rest else None
+        known = [inputs, labels] if content is None else [content]
         return Splits(
             name=name,
             private=private,
-            non_member=non_member,
+            non_member=tested if stand_in and tested is not None else non_member,
             public=public,
+            test=tested,
             input_shape=tuple(inputs.shape[1:]),
             classes=classes,
             low=0.0,
             high=1.0,
-            digest=content_digest(inputs, labels, *pools),
+            digest=content_digest(*known, *dealt),
             in_distribution_public=in_distribution_public,
-            about=about,
+            about=f"{about}; non-members are the official test set" if stand_in else about,
+        )
+
+    def to(self, device: torch.device | str) -> "Splits":
+        """The same splits on a device: what the pools share is moved once, and they go on sharing it."""
+        if torch.empty(0, device=device).device == self.private.inputs.device:
+            return self
+        moved: dict[int, Tensor] = {}
+
+        def there(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in moved:
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+                moved[storage.data_ptr()] = whole.to(device)
+            return moved[storage.data_ptr()].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        pools = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(
+            self,
+            **{
+                name: Split(ids=there(pool.ids), inputs=there(pool.inputs), labels=there(pool.labels))
+                for name, pool in pools.items()
+                if isinstance(pool, Split)
+            },
         )
 
 
@@ -115,15 +193,18 @@ def choose(candidates: Int64[Tensor, " candidates"], sizes: Sequence[int], *, sa
     return [torch.tensor(sorted(order[a:b]), dtype=torch.int64) for a, b in pairwise(ends)]
 
 
-def content_digest(*tensors: Tensor) -> str:
-    """SHA-256 over shape, dtype and bytes of each tensor, in hexadecimal."""
+def content_digest(*contents: Tensor | str) -> str:
+    """SHA-256 over shape, dtype and bytes of each tensor, and over digests made earlier, in hexadecimal."""
     digest = hashlib.sha256()
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
+    for content in contents:
+        if isinstance(content, str):
+            digest.update(f"{content};".encode())
+            continue
+        array = content.detach().cpu().contiguous().numpy()
         # Little-endian, so that the digest is of the values and not of the machine.
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         digest.update(f"{array.shape} {array.dtype.str};".encode())
-        digest.update(array.tobytes())
+        digest.update(array.reshape(-1).view("u1").data)
     return digest.hexdigest()
 
 

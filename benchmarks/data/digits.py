@@ -7,24 +7,26 @@ test part), CC BY 4.0. All three pools are dealt from one deck, so they are exch
 import torch
 from sklearn.datasets import load_digits
 
-from ..core import Splits, choose, content_digest, verify
+from ..core import DEFAULT_SIZES, Sizes, Splits, choose, content_digest, verify
+from ..core.deck import fit
 
-PRIVATE, NON_MEMBER, PUBLIC = 700, 700, 397
+SIZES = Sizes(private=700, non_member=700, public=397)
 # Of pixels / 16 as float32 [1797, 1, 8, 8] and labels as int64 [1797]; exact on every platform.
 CONTENT = "0f9d51972f162b3745a13365e4e663511a664c89bfa435327917c6ab54e31576"
 
 
-def digits(*, seed: int = 0) -> Splits:
+def digits(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """1,797 handwritten digits, 8x8 grey, 10 classes (scikit-learn, embedded).
 
     Args:
         seed: decides who is a member, a non-member or public.
+        sizes: of the pools; 700 members, 700 non-members and 397 public examples by default.
 
     Returns:
-        700 members, 700 non-members and 397 public examples, inputs [n, 1, 8, 8] in [0, 1].
+        The pools; inputs [n, 1, 8, 8] in [0, 1].
 
     Raises:
-        ValueError: if scikit-learn's copy is not the one that the recorded digest names.
+        ValueError: if scikit-learn's copy is not the one that the recorded digest names, or has too few examples.
     """
     pixels, classes = load_digits(return_X_y=True)
     inputs = torch.from_numpy(pixels / 16).float().reshape(-1, 1, 8, 8)
@@ -35,10 +37,12 @@ def digits(*, seed: int = 0) -> Splits:
         what="scikit-learn's digits",
         way_out="install an unmodified scikit-learn",
     )
+    counts = fit(sizes, SIZES, available=len(labels), name="digits", tested=False)
+    dealt = [counts[pool] for pool in ("private", "non_member", "public")]
     return Splits.cut(
         inputs,
         labels,
-        choose(torch.arange(len(labels)), (PRIVATE, NON_MEMBER, PUBLIC), salt=f"digits/{seed}"),
+        choose(torch.arange(len(labels)), dealt, salt=f"digits/{seed}"),
         name="digits",
         classes=10,
         in_distribution_public=True,

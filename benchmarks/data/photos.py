@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..core import Splits, choose, verify
+from ..core import DEFAULT_SIZES, Sizes, Splits, choose, verify
 
 FILES = {
     "china.jpg": "8378025ad2519d649d02e32bd98990db4ab572357d9f09841c2fbfbb4fefad29",
@@ -39,19 +39,28 @@ PRIVATE, NON_MEMBER = 64, 64
 FEATURELESS = 0.048
 
 
-def photos(*, seed: int = 0) -> Splits:
+def photos(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """32x32 colour crops of two photographs, 10 classes: which photograph and band (scikit-learn, embedded).
 
     Args:
         seed: decides which target crops are members; the public crops are always the same.
+        sizes: of the pools: up to 64 members and 64 non-members. The public pool is fixed by place.
 
     Returns:
         64 members, 64 non-members and 109 public crops, inputs [n, 3, 32, 32] in [0, 1]. An id is the
         crop's place: 260 * photograph + 20 * row + column.
 
     Raises:
-        ValueError: if scikit-learn's copy is not the one that the recorded digests name.
+        ValueError: if scikit-learn's copy is not the one that the recorded digests name, or for other sizes.
     """
+    dealt = []
+    for pool, most in (("private", PRIVATE), ("non_member", NON_MEMBER)):
+        asked = getattr(sizes, pool)
+        if asked is not None and not 1 <= asked <= most:
+            raise ValueError(f"{pool} of photos must be in [1, {most}], got {asked}")
+        dealt.append(most if asked is None else asked)
+    if sizes.public is not None:
+        raise ValueError(f"public of photos is fixed by where a crop lies, got {sizes.public}; leave it out")
     inputs = torch.cat([crops(photograph(name)) for name in FILES])
     ids = torch.arange(len(inputs))
     row, column = ids // COLUMNS % ROWS, ids % COLUMNS
@@ -63,7 +72,7 @@ def photos(*, seed: int = 0) -> Splits:
     return Splits.cut(
         inputs,
         labels,
-        [*choose(target, (PRIVATE, NON_MEMBER), salt=f"photos/{seed}"), public],
+        [*choose(target, dealt, salt=f"photos/{seed}"), public],
         name="photos",
         classes=2 * BANDS,
         in_distribution_public=True,

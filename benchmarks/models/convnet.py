@@ -10,8 +10,9 @@ throughout at 20 dB.
 
 from torch import nn
 
-from ..core import features, image_shape
+from ..core.shapes import Natural, features, image_shape
 
+NATURAL = Natural((3, 32, 32), classes=10)
 CHANNELS = (12, 24, 48)
 
 

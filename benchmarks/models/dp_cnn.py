@@ -7,7 +7,9 @@ tanh after Papernot et al., "Tempered Sigmoid Activations for Deep Learning with
 
 from torch import nn
 
-from ..core import features, image_shape
+from ..core.shapes import Natural, features, image_shape
+
+NATURAL = Natural((3, 32, 32), classes=10)
 
 
 def dp_cnn(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -5,7 +5,9 @@ Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differenti
 
 from torch import nn
 
-from ..core import features, image_shape
+from ..core.shapes import Natural, features, image_shape
+
+NATURAL = Natural((1, 28, 28), classes=10)
 
 
 def dp_cnn_small(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:

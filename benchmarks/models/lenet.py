@@ -7,7 +7,9 @@ private training say "LeNet" without more.
 
 from torch import nn
 
-from ..core import features, image_shape
+from ..core.shapes import Natural, features, image_shape
+
+NATURAL = Natural((3, 32, 32), classes=10)
 
 
 def lenet(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:

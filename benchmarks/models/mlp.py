@@ -4,6 +4,10 @@ import math
 
 from torch import nn
 
+from ..core.shapes import Natural
+
+NATURAL = Natural((1, 8, 8), classes=10)
+
 
 def mlp(*, input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Module:
     """One hidden tanh layer on the flattened input.

@@ -10,6 +10,7 @@ from audit import cells as planning
 from audit import harness
 from audit.cells import Cell, Job, build_model, defend, digest_of, load_data, plan, planned, seed_of
 from audit.suite import SuiteError
+from benchmarks.core import Sizes
 from defenses.core import predict
 
 from .conftest import INVERSION, SHARE, SUITE
@@ -212,7 +213,12 @@ def test_an_attack_that_must_control_training_is_skipped_with_its_sentence(suite
         ("batch = 70", "batch = 1400", r"task\.batch: must be at most 700, .* got 1400: a sample rate of 2"),
         ('"sgd" }', '"sgd", batch = 701 }', r"defense 'sgd'\.batch: must be at most 700"),
         ("batch = 70", "batch = 70, private = 60", r"task\.batch: must be at most 60, .* a sample rate of 1\.17"),
-        ("batch = 70", "batch = 70, private = 701", r"task\.private: must be at most 700, .* got 701"),
+        (
+            "batch = 70",
+            "batch = 70, private = 1798",
+            r"task\.data: sizes .* at most 1797, got 1798",
+        ),
+        ('"digits", model = { name', '"npz:nowhere.npz", model = { name', r"task\.data: .*nowhere\.npz"),
         ("images = 1", "images = 33, batch = 2", r"share\.batch: batch x images must be at most 64, .* got 2 x 33"),
         ("hidden = 8", "hidden = 0", r"toy\.toml: task\.model: 'mlp' cannot be built: hidden must be at least 1"),
         ("hidden = 8", 'hidden = "8"', r"toy\.toml: task\.model\.hidden: must be of type int, got '8'"),
@@ -249,7 +255,7 @@ def test_attacks_on_one_model_share_its_seeds_and_other_trainings_have_their_own
 
 
 def test_all_defenses_of_a_seed_start_from_the_same_weights():
-    splits = load_data("digits", 0)
+    splits = load_data("digits", 0, Sizes(), torch.device("cpu"))
     first, again = (build_model("mlp", {"hidden": 8}, splits, 0).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     other = build_model("mlp", {"hidden": 8}, splits, 1).state_dict()

@@ -194,7 +194,8 @@ def test_help_is_no_mistake(command, arguments):
 @pytest.mark.parametrize("kind", catalog.KINDS)
 def test_lists_name_everything_with_a_line_each(command, document, kind):
     found = document("list", kind)
-    assert tuple(found) == catalog.names(kind) and all(line and "\n" not in line for line in found.values())
+    assert tuple(found) == (*catalog.names(kind), *catalog.patterns(kind))
+    assert all(line and "\n" not in line for line in found.values())
     _, out, _ = command("list", kind)
     assert [line.split()[0] for line in out.splitlines()] == list(found)
 

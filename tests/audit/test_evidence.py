@@ -11,6 +11,7 @@ from scipy import integrate, stats
 from audit.evidence import (
     clopper_pearson,
     clopper_pearson_upper,
+    epsilon_implied,
     gaussian_auc,
     gaussian_delta,
     gaussian_epsilon,
@@ -116,3 +117,21 @@ def test_clopper_pearson_is_scipys_exact_interval(n, data):
 def test_arguments_outside_their_range_are_refused(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize(
+    ("misses", "members", "alarms", "non_members", "delta", "expected"),
+    [
+        (0, 1000, 0, 1000, 1e-5, 5.6006),
+        (0, 100, 0, 100, 0.0, 3.2813),
+        (500, 1000, 5, 1000, 1e-5, 3.6961),
+        (100, 1000, 100, 1000, 0.0, 1.9897),
+        (500, 1000, 500, 1000, 0.0, 0.0),
+        (1000, 1000, 0, 1000, 1e-5, 0.0),
+    ],
+)
+def test_errors_imply_the_epsilon_of_published_goldens(misses, members, alarms, non_members, delta, expected):
+    found = epsilon_implied(np.array([misses]), members, np.array([alarms]), non_members, delta)
+    assert found[0] == pytest.approx(expected, abs=1e-4)
+    mirrored = epsilon_implied(np.array([alarms]), non_members, np.array([misses]), members, delta)
+    assert mirrored[0] == pytest.approx(expected, abs=1e-4)  # either hypothesis may be called the first

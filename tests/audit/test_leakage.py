@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from attacks.core import MembershipScores
-from audit.evidence import gaussian_auc, gaussian_tpr
-from audit.leakage import auc, calibration_half, score_membership, split_advantage, tpr_at_fpr
+from audit.evidence import gaussian_auc, gaussian_epsilon, gaussian_tpr
+from audit.leakage import auc, calibration_half, implied_epsilon, score_membership, split_advantage, tpr_at_fpr
 from leaderboard.record import Metric
 
 SCORES = st.lists(st.integers(-5, 5).map(float) | st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
@@ -206,3 +206,50 @@ def test_the_same_scores_and_seed_give_the_same_metrics():
 def test_a_truth_of_another_length_is_refused():
     with pytest.raises(ValueError, match="members must have one entry per score, got 3 for 2"):
         scored([0.0, 1.0], [True, False, True])
+
+
+def implied(positives, negatives, delta=1e-5):
+    values = np.concatenate([positives, negatives])
+    members = np.arange(len(values)) < len(positives)
+    return implied_epsilon(values, members, calibration_half(np.arange(len(values))), delta)
+
+
+def test_implied_epsilon_is_the_clopper_pearson_bound_of_the_reported_half():
+    metric = implied(np.arange(500.0) + 1000, np.arange(500.0))
+    detail = metric.detail
+    p, q = detail["members"], detail["non_members"]
+    assert isinstance(p, int) and isinstance(q, int)
+    assert (detail["misses"], detail["false_alarms"]) == (0, 0)
+    ends = {n: 1 - 0.025 ** (1 / n) for n in (p, q)}  # no error in n trials
+    sides = [math.log((1 - 1e-5 - ends[a]) / ends[b]) for a, b in ((p, q), (q, p))]
+    assert metric.value == pytest.approx(max(sides), rel=1e-9)
+    assert metric.low is None and metric.reason and metric.n == p + q
+
+
+def implied_value(positives, negatives, delta):
+    value = implied(positives, negatives, delta).value
+    assert value is not None
+    return value
+
+
+def test_scores_that_say_nothing_imply_a_positive_epsilon_as_seldom_as_stated():
+    # Both rates at their 97.5 % ends: at most 5 % of null runs, whatever the threshold chosen on the other half.
+    positive = [implied_value(*gaussian(150, 150, 0.0, seed), delta=0.0) > 0 for seed in range(1000)]
+    assert sum(positive) < 50 + 6 * math.sqrt(50)
+
+
+def test_a_gaussian_mechanism_implies_no_more_than_its_epsilon_and_not_far_less():
+    mu, delta = 2.0, 1e-5
+    values = [implied_value(*gaussian(2000, 2000, mu, seed), delta) for seed in range(20)]
+    assert max(values) < gaussian_epsilon(mu, delta)
+    assert min(values) > 2.0
+
+
+def test_implied_epsilon_needs_both_kinds_in_both_halves():
+    assert implied(np.array([1.0]), np.array([0.0])).value is None
+
+
+def test_it_is_among_the_metrics_only_where_there_is_a_claim():
+    values, members = np.arange(40.0), np.arange(40) % 2 == 0
+    assert "implied_epsilon" not in scored(values, members)
+    assert "implied_epsilon" in scored(values, members, delta=1e-5)

@@ -1,7 +1,9 @@
 """One training run and what its cells ask of it: who is a candidate, what is claimed, what flags say."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +105,9 @@ def test_what_was_resolved_is_told(private):
         "private": 700,
         "trained_on": 700,
         "non_member": 700,
+        "public": 397,
+        "tested_on": 700,
+        "input_shape": [1, 8, 8],
         "public_in_distribution": True,
         "steps": 10,
         "sample_rate": 0.1,
@@ -200,4 +205,57 @@ def test_what_one_update_may_show_is_not_amplified_by_sampling(private):
 
 def test_nothing_is_trained_before_a_cell_asks(suite_of, monkeypatch):
     monkeypatch.setattr(trained, "train", lambda *_, **__: pytest.fail("trained"))
-    TrainedModel(plan(suite_of(SUITE)).jobs[0].cells[0], CPU)
+    TrainedModel(plan(suite_of(SUITE)).jobs[0].cells, CPU)
+
+
+PUBLIC = CONTROLLED.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
+
+
+def test_who_reads_public_data_is_flagged_and_who_does_not_is_not(suite_of):
+    assert remarks(outcomes(suite_of(PUBLIC), "pcdp")[None]) == ["public_in_distribution"]
+    assert remarks(outcomes(suite_of(PUBLIC), "sgd", "positive")[None]) == []
+
+
+def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_the_other(suite_of, monkeypatch):
+    real, seen = trained.train, []
+
+    def watch(model, examples, *rest, public, **settings):
+        assert public is not None
+        seen.append((len(examples[0]), len(public[0])))
+        together = torch.cat([examples[0], public[0]]).flatten(start_dim=1)
+        assert len(together.unique(dim=0)) == len(together)
+        return real(model, examples, *rest, public=public, **settings)
+
+    monkeypatch.setattr(trained, "train", watch)
+    found = outcomes(suite_of(PUBLIC), "pcdp", "negative")
+    assert seen == [(199, 198)]
+    assert not found[None].error and found["loss_threshold"].metrics["auc"].value is not None
+
+
+def test_a_run_that_outgrows_its_memory_refuses_the_attack_that_reads_every_step_and_no_other(suite_of, monkeypatch):
+    monkeypatch.setattr(trained, "TRANSCRIPT_MEMORY", 10_000)
+    monkeypatch.setattr(trained, "WATCHED", 2)
+    found = outcomes(suite_of(CONTROLLED))
+    assert (
+        "likelihood_ratio reads every step, and what 10 steps show takes more than" in found["likelihood_ratio"].error
+    )
+    assert not any(found[name].error for name in (None, "loss_threshold", "one_step_likelihood_ratio"))
+    assert "claim_violated" not in found[None].flags
+
+
+def test_the_watched_steps_are_spread_out_and_the_last_is_among_them():
+    assert trained.watched(3) == [0, 1, 2]
+    many = trained.watched(3200)
+    assert len(many) == trained.WATCHED and many[-1] == 3199
+    assert max(b - a for a, b in itertools.pairwise(many)) <= 101
+
+
+def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, tmp_path):
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
+    np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
+    text = SUITE.replace('"digits"', f'"npz:{tmp_path / "own.npz"}"').replace("batch = 70", "batch = 20")
+    found = outcomes(suite_of(text))
+    assert found[None].task["tested_on"] == 40
+    assert found[None].metrics["accuracy"].n == 40
+    assert found["loss_threshold"].metrics["auc"].n == 200

@@ -1,6 +1,9 @@
 """Data sets: fixed, disjoint, the right pixels, and refused when they are others."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import data
-from benchmarks.core import Catalogue, Splits, choose, content_digest, verify
+from benchmarks.core import Catalogue, Sizes, Splits, choose, content_digest, verify
 from benchmarks.data import digits as digits_module
 from benchmarks.data import photos as photos_module
 
@@ -31,8 +34,56 @@ def test_every_file_is_a_data_set_and_says_what_it_is():
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(ValueError, match=r"no data set named 'digitz'; did you mean 'digits'\?"):
         data.load("digitz")
-    with pytest.raises(ValueError, match="there are digits, photos"):
+    with pytest.raises(ValueError, match=r"there are cifar10, .*digits, .*photos"):
         data.load("xxxxxxxx")
+
+
+def test_a_name_is_checked_without_loading(monkeypatch, tmp_path):
+    for name in data.names():
+        monkeypatch.setattr(f"benchmarks.data.{name}.{name}", lambda **_: pytest.fail("loaded"), raising=False)
+    for name in ("digits", "mnist", f"folder:{tmp_path}", f"parquet:{tmp_path}?size=8&channels=1"):
+        data.check(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("cifar", "no data set named 'cifar'; did you mean 'cifar10'?"),
+        ("foldr:x", "no kind of data set named 'foldr'; did you mean 'folder'?"),
+        ("folder", "data set 'folder' needs a path: write folder:PATH"),
+        ("folder:", "folder needs a path: write folder:PATH"),
+        ("digits?size=8", "data set 'digits?size=8' has no option 'size'; it has none"),
+        ("npz:.?size=8", "data set 'npz:.?size=8' has no option 'size'; it has none"),
+        ("folder:.?sise=8", "data set 'folder:.?sise=8' has no option 'sise'; it has size, channels"),
+        ("folder:.?size", "options of data set 'folder:.?size' must be written as ?size=32&channels=3, got 'size'"),
+        ("folder:.?size=0", "size of data set 'folder:.?size=0' must be in [1, 1024] pixels, got 0"),
+        ("folder:.?channels=4", "channels of data set 'folder:.?channels=4' must be 1 (grey) or 3 (colour), got 4"),
+    ],
+)
+def test_a_name_that_cannot_be_loaded_is_refused_when_it_is_checked(name, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        data.check(name)
+
+
+def test_a_path_where_nothing_is_is_refused_with_the_whole_of_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for written, whole in (("no/where", tmp_path / "no/where"), ("~/pictures", tmp_path / "home/pictures")):
+        with pytest.raises(ValueError, match=re.escape(f"path of folder must be there, and nothing is at {whole}")):
+            data.check(f"folder:{written}")
+
+
+def test_every_kind_of_data_of_ones_own_has_a_line():
+    assert set(data.patterns()) == {"folder:PATH", "parquet:PATH", "npz:PATH"}
+    assert all(data.patterns().values())
+    assert data.describe("folder:anywhere") == data.patterns()["folder:PATH"]
+
+
+def test_listing_the_data_sets_does_not_import_torchvision():
+    program = "import sys\nfrom benchmarks import data\nfor n in data.names(): data.describe(n)\ndata.check('mnist')\n"
+    program += "sys.exit('torchvision' in sys.modules)"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0
 
 
 @EMBEDDED
@@ -102,6 +153,38 @@ def test_the_split_of_digits_at_seed_0_is_the_published_one():
     splits = data.load("digits")
     assert splits.private.ids[:8].tolist() == [0, 6, 10, 12, 13, 20, 26, 28]
     assert splits.digest == "c2305f5e6380677a4d0f1a3293698644ecb8b3640ee22c89e5ab4ca0d46d06f3"
+
+
+def test_the_split_of_photos_at_seed_0_is_the_published_one():
+    splits = data.load("photos")
+    assert splits.private.ids[:8].tolist() == [69, 109, 118, 131, 134, 135, 137, 138]
+
+
+@EMBEDDED
+def test_smaller_pools_are_parts_of_the_larger_ones(name):
+    whole, part = data.load(name), data.load(name, sizes=Sizes(private=10))
+    assert len(part.private) == 10
+    assert set(part.private.ids.tolist()) < set(whole.private.ids.tolist())
+
+
+def test_pools_of_digits_that_are_not_asked_for_share_what_is_left():
+    splits = data.load("digits", sizes=Sizes(private=1600))
+    assert [len(pool) for pool in pools(splits)] == [1600, 125, 71]  # 197 left, in proportion 700 to 397
+    with pytest.raises(ValueError, match=re.escape("sizes of digits must add up to at most 1797, got 2000")):
+        data.load("digits", sizes=Sizes(private=2000))
+    with pytest.raises(ValueError, match="non_member of digits must be at least 1, got 0: it has no official test set"):
+        data.load("digits", sizes=Sizes(non_member=0))
+
+
+def test_photos_have_no_larger_pools_and_one_public_one():
+    assert len(data.load("photos", sizes=Sizes(non_member=3)).non_member) == 3
+    for sizes, sentence in (
+        (Sizes(private=65), "private of photos must be in [1, 64], got 65"),
+        (Sizes(non_member=0), "non_member of photos must be in [1, 64], got 0"),
+        (Sizes(public=9), "public of photos is fixed by where a crop lies, got 9; leave it out"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            data.load("photos", sizes=sizes)
 
 
 def test_digits_are_scaled_by_their_sixteen_grey_levels():

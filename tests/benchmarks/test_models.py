@@ -1,47 +1,153 @@
 """Architectures: the sizes of the papers, weights that depend on the seed alone, no mixing of examples."""
 
 import re
+import time
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from benchmarks import models
+from defenses.core import Layout, cross_entropy
+from defenses.core.engines.choose import choose
 
 COLOUR, GREY, SMALL = (3, 32, 32), (1, 28, 28), (1, 8, 8)
+# Of the papers, at 10 classes; the settings of a wide network: plain, with biases, standardised.
 COUNTS = [
+    ("linear", (4096,), {}, 40_970),
     ("mlp", SMALL, {}, 64 * 32 + 32 + 32 * 10 + 10),
     ("mlp", SMALL, {"hidden": 5}, 64 * 5 + 5 + 5 * 10 + 10),
     ("convnet", COLOUR, {}, 44_098),
     ("dp_cnn", COLOUR, {}, 550_570),
     ("dp_cnn_small", GREY, {}, 26_010),
+    ("h_cnn", COLOUR, {}, 187_210),
+    ("h_cnn_small", GREY, {}, 33_066),
+    ("scatter_linear", COLOUR, {}, 155_530),
+    ("scatter_linear", GREY, {}, 39_700),
     ("lenet", COLOUR, {}, 62_006),
+    ("resnet20", COLOUR, {}, 268_346),
     ("dpdr_cnn4", GREY, {}, 26_106),
     ("dpdr_cnn5", COLOUR, {"group_norm": False}, 411_466),
     ("dpdr_cnn5", COLOUR, {"group_norm": True}, 412_426),
+    ("resnet18", COLOUR, {"stem": "imagenet"}, 11_181_642),
+    ("resnet18", COLOUR, {"stem": "cifar"}, 11_173_962),
+    ("resnet34", COLOUR, {"stem": "imagenet"}, 21_289_802),
+    ("resnet34", COLOUR, {"stem": "cifar"}, 21_282_122),
+    ("resnet50", COLOUR, {"stem": "imagenet"}, 23_528_522),
+    ("resnet50", COLOUR, {"stem": "cifar"}, 23_520_842),
+    ("wrn_16_4", COLOUR, {}, 2_748_890),
+    ("wrn_16_4", COLOUR, {"bias": True}, 2_751_146),
+    ("wrn_16_4", COLOUR, {"standardised": True}, 2_753_818),
+    ("wrn_28_10", COLOUR, {}, 36_479_194),
+    ("wrn_28_10", COLOUR, {"bias": True}, 36_489_290),
+    ("wrn_28_10", COLOUR, {"standardised": True}, 36_500_378),
 ]
-NATURAL = {name: shape for name, shape, _, _ in COUNTS}
+OF_MORE_CLASSES = [
+    ("resnet18", 100, {"stem": "cifar"}, 11_220_132),
+    ("resnet34", 100, {"stem": "cifar"}, 21_328_292),
+    ("resnet50", 100, {"stem": "cifar"}, 23_705_252),
+    ("resnet18", 1000, {"stem": "imagenet"}, 11_689_512),
+    ("resnet34", 1000, {"stem": "imagenet"}, 21_797_672),
+    ("resnet50", 1000, {"stem": "imagenet"}, 25_557_032),
+    ("wrn_28_10", 100, {}, 36_536_884),
+    ("wrn_28_10", 100, {"bias": True}, 36_546_980),
+    ("wrn_28_10", 100, {"standardised": True}, 36_558_068),
+]
+# With one logit, which is what they are inverted with.
+BINARY = [("fcn3", GREY, 884_100), ("cnn6", COLOUR, 125_456), ("cnn6_d", COLOUR, 118_544)]
 EVERY = pytest.mark.parametrize("name", models.names())
+# The widest has 36 million parameters, and a narrower sister of the same code.
+WEIGHTY = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (models.count(n) > 30_000_000)) for n in models.names()]
+)
 
 
 def images(shape, n=3, seed=0):
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed))
 
 
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def build(name, **arguments):
+    """A model, at an input on which a test of it takes no time; skips where its extra is not installed."""
+    try:
+        return models.build(name, **{"input_shape": shape_of(name), "classes": 10, "seed": 0, **arguments})
+    except ModuleNotFoundError as missing:
+        pytest.skip(str(missing))
+
+
+@cache
+def shape_of(name):
+    shape = models.natural(name).input_shape
+    return (shape[0], 8, 8) if models.count(name) > 2_000_000 else shape
+
+
 def test_every_architecture_has_a_stated_size():
-    assert set(models.names()) == set(NATURAL)
+    assert {entry[0] for entry in COUNTS + BINARY} == set(models.names())
 
 
-@pytest.mark.parametrize(("name", "shape", "settings", "expected"), COUNTS)
-def test_parameters_are_as_many_as_stated(name, shape, settings, expected):
-    model = models.build(name, input_shape=shape, classes=10, seed=0, **settings)
-    assert sum(p.numel() for p in model.parameters()) == expected
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "settings", "expected"),
+    [(name, shape, 10, settings, expected) for name, shape, settings, expected in COUNTS]
+    + [(name, COLOUR, classes, settings, expected) for name, classes, settings, expected in OF_MORE_CLASSES]
+    + [(name, shape, 1, {}, expected) for name, shape, expected in BINARY],
+)
+def test_parameters_are_as_many_as_stated(name, shape, classes, settings, expected):
+    assert models.count(name, input_shape=shape, classes=classes, **settings) == expected
+
+
+@WEIGHTY
+def test_what_is_built_has_as_many_parameters_as_are_counted_without_memory(name):
+    natural = models.natural(name)
+    assert parameters(build(name, input_shape=natural.input_shape, classes=natural.classes)) == models.count(name)
+
+
+def test_all_are_counted_in_no_time():
+    start = time.process_time()
+    for name in models.names():
+        models.count(name)
+    assert time.process_time() - start < 4  # 1.6 s with everything that torch imports for it, 0.2 s after that
 
 
 @EVERY
+def test_every_file_has_one_row_in_the_readme_with_its_input_and_its_count(name):
+    readme = (Path(models.__file__).parent / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{name}` \|(.*)\|$", readme, re.MULTILINE)
+    assert len(rows) == 1
+    _, natural, count, _ = (cell.strip() for cell in rows[0].split("|"))
+    assert natural == "x".join(map(str, models.natural(name).input_shape))
+    assert count == f"{models.count(name):,}"
+
+
+def test_the_readme_has_no_row_for_an_architecture_that_is_not_there():
+    readme = (Path(models.__file__).parent / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE)) == set(models.names())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (models.count(n) > 2_000_000)) for n in models.names()]
+)
+def test_our_own_engine_knows_every_layer(name):
+    model, inputs = build(name), images(shape_of(name), n=2)
+    chosen = choose("auto", model, cross_entropy, Layout.of(model), inputs, torch.tensor([0, 1]))
+    assert chosen.note == "layerwise"
+
+
+@pytest.mark.slow
+def test_our_own_engine_knows_standardised_convolutions():
+    model, inputs = build("wrn_16_4", standardised=True), images(shape_of("wrn_16_4"), n=2)
+    chosen = choose("auto", model, cross_entropy, Layout.of(model), inputs, torch.tensor([0, 1]))
+    assert chosen.note == "layerwise"
+
+
+@WEIGHTY
 def test_it_maps_a_batch_to_finite_logits_and_every_parameter_matters(name):
-    model = models.build(name, input_shape=NATURAL[name], classes=7, seed=0)
-    logits = model(images(NATURAL[name]))
+    model = build(name, classes=7)
+    logits = model(images(shape_of(name)))
     assert logits.shape == (3, 7)
     nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2])).backward()
     for parameter in model.parameters():
@@ -50,39 +156,27 @@ def test_it_maps_a_batch_to_finite_logits_and_every_parameter_matters(name):
         assert (parameter.grad != 0).any()
 
 
-@EVERY
+@WEIGHTY
 def test_the_seed_alone_decides_the_weights(name):
     def weights(seed):
-        model = models.build(name, input_shape=NATURAL[name], classes=10, seed=seed)
-        return nn.utils.parameters_to_vector(model.parameters())
+        return torch.cat([p.detach().flatten()[:1000] for p in build(name, seed=seed).parameters()])
 
     first = weights(5)
     torch.manual_seed(1234)
+    before = torch.get_rng_state()
     assert torch.equal(first, weights(5))
+    assert torch.equal(before, torch.get_rng_state())
     assert not torch.equal(first, weights(6))
 
 
-@EVERY
-def test_building_leaves_torchs_generator_alone(name):
-    before = torch.get_rng_state()
-    models.build(name, input_shape=NATURAL[name], classes=10, seed=0)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@EVERY
-def test_no_example_changes_the_logits_of_another(name):
-    model = models.build(name, input_shape=NATURAL[name], classes=10, seed=0).double()
-    batch = images(NATURAL[name]).double()
-    alone = torch.cat([model(row[None]) for row in batch])
-    torch.testing.assert_close(model(batch), alone, rtol=0, atol=1e-12)
+@WEIGHTY
+def test_no_example_changes_the_logits_of_another_in_training_or_evaluation(name):
+    model = build(name).double()
+    batch = images(shape_of(name)).double()
+    together = model.train()(batch)
+    torch.testing.assert_close(model.eval()(batch), together, rtol=0, atol=0)
+    torch.testing.assert_close(torch.cat([model(row[None]) for row in batch]), together, rtol=0, atol=1e-12)
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-
-
-@EVERY
-def test_it_is_the_same_in_training_and_evaluation(name):
-    model = models.build(name, input_shape=NATURAL[name], classes=10, seed=0)
-    batch = images(NATURAL[name])
-    torch.testing.assert_close(model.train()(batch), model.eval()(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +190,17 @@ def test_it_is_the_same_in_training_and_evaluation(name):
         ("lenet", (1, 15, 15)),
         ("convnet", (32, 32)),
         ("convnet", (0, 32, 32)),
+        ("h_cnn", (3, 7, 8)),
+        ("h_cnn_small", (784,)),
+        ("scatter_linear", (1, 8, 7)),
+        ("resnet18", (3, 7, 7)),
+        ("resnet20", (3, 7, 7)),
+        ("resnet34", (32, 32)),
+        ("resnet50", (3, 7, 7)),
+        ("wrn_16_4", (3, 7, 7)),
+        ("wrn_28_10", (3, 7, 7)),
+        ("cnn6", (3, 7, 7)),
+        ("cnn6_d", (3072,)),
     ],
 )
 def test_an_input_that_does_not_fit_is_refused_in_one_sentence(name, shape):
@@ -107,10 +212,16 @@ def test_an_input_that_does_not_fit_is_refused_in_one_sentence(name, shape):
 
 @pytest.mark.parametrize(
     ("name", "smallest"),
-    [("dp_cnn", 8), ("dp_cnn_small", 16), ("dpdr_cnn4", 16), ("dpdr_cnn5", 8), ("lenet", 16), ("convnet", 4)],
+    [
+        *[("dp_cnn", 8), ("dp_cnn_small", 16), ("dpdr_cnn4", 16), ("dpdr_cnn5", 8), ("lenet", 16), ("convnet", 4)],
+        *[("h_cnn", 8), ("h_cnn_small", 8), ("scatter_linear", 8), ("resnet20", 8), ("wrn_16_4", 8), ("cnn6", 8)],
+    ],
 )
 def test_the_smallest_input_that_is_accepted_works(name, smallest):
-    model = models.build(name, input_shape=(2, smallest, smallest), classes=10, seed=0)
+    try:
+        model = models.build(name, input_shape=(2, smallest, smallest), classes=10, seed=0)
+    except ModuleNotFoundError as missing:
+        pytest.skip(str(missing))
     assert model(images((2, smallest, smallest))).shape == (3, 10)
 
 
@@ -134,6 +245,36 @@ def test_unknown_names_and_settings_and_too_few_classes_are_refused():
         models.build("mlp", input_shape=SMALL, classes=1, seed=0)
     with pytest.raises(ValueError, match="hidden must be at least 1, got 0"):
         models.build("mlp", input_shape=SMALL, classes=10, seed=0, hidden=0)
+    with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
+        models.build("fcn3", input_shape=GREY, classes=0, seed=0)
+
+
+def test_leaky_networks_have_their_slope_in_double_precision_and_no_biases():
+    for name in ("fcn3", "cnn6", "cnn6_d"):
+        model = build(name, classes=1).double()
+        slopes = [m(torch.tensor(-1.0, dtype=torch.float64)).item() for m in model.modules() if type(m) is nn.LeakyReLU]
+        assert slopes and set(slopes) == {-0.2}
+        assert not any(key.endswith("bias") for key, _ in model.named_parameters())
+
+
+def test_names_can_be_checked_without_building():
+    for name in models.names():
+        models.check(name)
+    with pytest.raises(ValueError, match=r"no model named 'wrn_16_2'; did you mean 'wrn_16_4'\?"):
+        models.check("wrn_16_2")
+    with pytest.raises(ValueError, match="no model named 'mine:build'; there are cnn6, "):
+        models.check("mine:build")
+    assert models.takes("resnet18", "stem")
+    assert not models.takes("resnet18", "hidden")
+    with pytest.raises(ValueError, match="no model named 'resnet81'; did you mean 'resnet18'"):
+        models.takes("resnet81", "stem")
+    with pytest.raises(ValueError, match="no model named 'torchvision:resnet18'"):
+        models.natural("torchvision:resnet18")
+
+
+def test_open_ended_kinds_of_names_are_listed():
+    assert list(models.patterns()) == ["torchvision:NAME", "FILE.py:FUNCTION"]
+    assert all(line.endswith(".") for line in models.patterns().values())
 
 
 @EVERY

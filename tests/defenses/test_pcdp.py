@@ -97,13 +97,13 @@ def test_a_basis_is_kept_for_the_interval_and_public_gradients_are_read_at_its_s
 
 
 def test_independent_batches_share_no_example_and_random_ones_may():
-    for auxiliary, distinct in (("independent", 60), ("random", None)):
+    for defense, disjoint in ((pcdp(rank=10, auxiliary="independent"), True), (pcdp(rank=10), False)):
         pool, state = Pool(60), None
         for step in range(6):
-            state, _ = subspace_of(pcdp(rank=10, auxiliary=auxiliary), context_at(step, public=pool), state)
+            state, _ = subspace_of(defense, context_at(step, public=pool), state)
         read = torch.cat(pool.read)
         assert len(read) == 60
-        assert (len(read.unique()) == 60) is (distinct == 60)
+        assert (len(read.unique()) == 60) is disjoint
 
 
 def test_a_batch_may_be_larger_than_the_rank():

@@ -4,7 +4,8 @@ import dataclasses
 
 import torch
 
-from defenses.core import Step, Transcript
+from defenses.core import Step, Subspace, Transcript
+from defenses.core.transcript import size_of
 from defenses.dpdr import dpdr
 
 from .. import duties
@@ -53,7 +54,8 @@ def test_a_step_does_not_say_who_took_part_or_what_the_sums_were():
         "plan",
         "noisy",
     }
-    assert {field.name for field in dataclasses.fields(Transcript)} == {"observer", "layout", "steps"}
+    about_itself = {"observer", "layout", "steps", "always", "memory", "truncated", "_taken"}
+    assert {field.name for field in dataclasses.fields(Transcript)} == about_itself
 
 
 def test_later_steps_do_not_change_what_was_seen():
@@ -61,3 +63,37 @@ def test_later_steps_do_not_change_what_was_seen():
     for a, b in zip(short.transcript.steps, long.transcript.steps, strict=False):
         assert torch.equal(a.parameters, b.parameters)
         assert duties.same(a.noisy, b.noisy)
+
+
+def test_what_outgrows_its_memory_is_forgotten_but_for_the_steps_asked_for_by_number():
+    whole = duties.trained(dpdr(noise_multiplier=1.0)).transcript
+    sizes = [size_of(step) for step in whole.steps]
+    assert min(sizes) >= 4 * 2 * duties.DIM  # parameters and a release, float32
+    others = sum(sizes) - sizes[1] - sizes[5]  # what is always kept takes nothing from them
+    for memory, kept, truncated in ((others, list(range(6)), False), (others - 1, [1, 5], True)):
+        cut = duties.trained(dpdr(noise_multiplier=1.0), observe_memory=memory, observe_always=[1, 5]).transcript
+        assert ([step.step for step in cut.steps], cut.truncated) == (kept, truncated)
+    none = duties.trained(dpdr(noise_multiplier=1.0), observe_memory=0).transcript
+    assert (none.steps, none.truncated) == ([], True)
+
+
+def test_masks_and_bases_count_as_memory_and_what_is_shared_counts_once():
+    step = duties.trained(dpdr(noise_multiplier=1.0)).transcript.steps[2]
+    assert step.plan and step.noisy
+    bases = step.plan.blocks[1].codec
+    assert isinstance(bases, Subspace)
+    shared = sum(
+        basis.untyped_storage().nbytes() for basis in {b.untyped_storage().data_ptr(): b for b in bases.bases}.values()
+    )
+    others = 4 * (step.parameters.numel() + sum(part.numel() for part in step.noisy))
+    assert size_of(step) == others + shared
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path):
+    defense = dpdr(noise_multiplier=1.0)
+    memory = size_of(duties.trained(defense).transcript.steps[0]) * 2
+    settings = {"observe_memory": memory, "observe_always": [5]}
+    whole = duties.trained(defense, **settings).transcript
+    resumed = duties.interrupted(defense, tmp_path / "c", after=1, **settings).transcript
+    assert whole.truncated and resumed.truncated
+    assert [step.step for step in resumed.steps] == [step.step for step in whole.steps] == [5]

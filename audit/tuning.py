@@ -1,0 +1,220 @@
+"""Training settings chosen on public data: each defense and budget by a grid, before anything private is touched.
+
+Part of the public pool is trained on in place of the private examples (as many, under the same noise), another part
+judges, the rest is public data for methods that read some. The pool must be the same under every seed, so that it holds
+no member of any: then the choice costs no privacy, and the same values serve all seeds. Every point of a grid is a file
+of its own; a run over existing results computes what is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from defenses.core import train
+
+from .cells import budgets_of, build_model, defend, digest_of, load_splits, planned, reads_public, seed_of
+from .observe import logits_of
+from .outcome import examples_of, noise_for, pick
+from .pool import execute
+from .progress import Report
+from .suite import DefenseChoice, Suite, SuiteError
+from .utility import score_utility
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One training of a grid: the request that decides its result, and the values tried."""
+
+    request: dict[str, Any]
+    tried: dict[str, Any]
+
+    @property
+    def words(self) -> str:
+        values = ", ".join(f"{key} {value:g}" for key, value in self.tried.items())
+        return f"tune {self.request['defense']['name']} on public data: {values}"
+
+
+def tune(
+    suite: Suite,
+    directory: Path,
+    *,
+    device: torch.device,
+    jobs: int | None,
+    report: Report,
+) -> Suite:
+    """The suite with the settings of its `tune` table chosen; the suite itself where it has none.
+
+    Args:
+        suite: with its overrides and selection.
+        directory: choices go to `directory/tuning`, one file for a defense and budget.
+        device: where to compute.
+        jobs: processes, as in `execute`.
+        report: called with (points done, points in all, what just happened).
+
+    Raises:
+        SuiteError: the public data are too few to train on, to judge and to be read.
+    """
+    if suite.tune is None:
+        return suite
+    grids = [
+        (choice, budget, points)
+        for choice in suite.defense_grid()
+        for budget in budgets_of(suite, choice)
+        if (points := _points(suite, choice, budget))
+    ]
+    _check_public(suite)
+    folder = directory / "tuning" / "points"
+    folder.mkdir(parents=True, exist_ok=True)
+    points = {digest_of(point.request): point for _, _, grid in grids for point in grid}
+    todo = [point for name, point in points.items() if not (folder / f"{name}.json").exists()]
+    done, total = len(points) - len(todo), len(points)
+    report(done, total, "choosing settings on public data")
+    work = partial(_try, folder=folder, device=device)
+    with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
+        for point, _ in executed:
+            done += 1
+            report(done, total, point.words)
+    tuned = suite
+    for choice, budget, grid in grids:
+        tried = [json.loads((folder / f"{digest_of(point.request)}.json").read_text("utf-8")) for point in grid]
+        # The first of equals.
+        best = max(tried, key=lambda point: point["accuracy"])
+        values = {key: best[key] for key in grid[0].tried}
+        document = {
+            "schema": SCHEMA,
+            "suite": suite.name,
+            "defense": choice.name,
+            "budget": budget,
+            "chosen": values,
+            "grid": tried,
+            "request": {key: value for key, value in grid[0].request.items() if key != "tried"},
+        }
+        digest = digest_of({"grid": [point.request for point in grid]})
+        _write(document, directory / "tuning" / f"{digest}.json")
+        tuned = tuned.with_tuned(choice, budget, values, digest)
+    return tuned
+
+
+def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[_Point]:
+    """Every combination of the grid's values that this defense takes and does not set itself."""
+    if suite.tune is None:
+        return []
+    keys = [key for key in suite.tune.grid if key in suite.tunable(choice)]
+    points = []
+    for values in itertools.product(*(suite.tune.grid[key] for key in keys)):
+        tried = dict(zip(keys, values, strict=True))
+        at = choice.with_values(tried)
+        task = suite.task_for(at)
+        request = _task_of(suite) | {
+            "schema": SCHEMA,
+            "defense": {"name": at.name, "settings": at.settings},
+            "budget": dict(budget),
+            "control": None,
+            "seed": suite.tune.seed,
+            "validation": suite.tune.validation,
+            "tried": tried,
+        }
+        request["task"] = request["task"] | {
+            "batch": task.batch,
+            "epochs": suite.tune.epochs or task.epochs,
+            "lr": task.lr,
+            "momentum": task.momentum,
+        }
+        points.append(_Point(request, tried))
+    return points if keys else []
+
+
+def _task_of(suite: Suite) -> dict[str, Any]:
+    """What is the same for every point: the public data, the model, and how it is trained."""
+    task = suite.task
+    return {
+        "suite": suite.name,
+        "seed": suite.tune.seed if suite.tune else 0,
+        "task": {
+            "data": task.data,
+            "model": task.model.name,
+            "model_settings": dict(task.model.settings),
+            "private": task.private,
+            "non_member": task.non_member,
+            "public": task.public,
+            "optimizer": task.optimizer,
+            "schedule": task.schedule,
+            "sampling": task.sampling,
+            "engine": task.engine,
+        },
+    }
+
+
+def _check_public(suite: Suite) -> None:
+    if suite.tune is None:
+        return
+    request, here = _task_of(suite), torch.device("cpu")
+    splits = load_splits(request, here)
+    for seed in suite.seeds:
+        if not torch.equal(load_splits(request | {"seed": seed}, here).public.ids, splits.public.ids):
+            raise SuiteError(
+                f"{suite.source}: tune: needs public examples that are the same under every seed, and those of "
+                f"{suite.task.data!r} with seed {seed} hold members of seed {suite.tune.seed}; "
+                f"take one seed, the same for seeds and tune.seed"
+            )
+    needed, there = len(splits.private) + suite.tune.validation, len(splits.public)
+    if needed >= there:
+        raise SuiteError(
+            f"{suite.source}: tune: must leave public examples for methods that read some, got {there} of which "
+            f"{len(splits.private)} are trained on and {suite.tune.validation} judge; "
+            "raise task.public, or lower tune.validation or task.private"
+        )
+
+
+def _try(point: _Point, *, folder: Path, device: torch.device) -> None:
+    """Trains one point on public data and writes how well it did on others."""
+    request = point.request
+    splits = load_splits(request, device)
+    public, task = examples_of(splits.public, device), request["task"]
+    coins = torch.Generator().manual_seed(seed_of({"digest": splits.digest}, "tuning"))
+    order = torch.randperm(len(public), generator=coins)
+    sizes = [len(splits.private), request["validation"]]
+    own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
+    sampling, steps = planned(request, len(own))
+    model = build_model(task["model"], task["model_settings"], splits, request["seed"])
+    run = train(
+        model,
+        (own.inputs, own.labels),
+        defend(request, len(own))[0],
+        sampling=sampling,
+        steps=steps,
+        lr=task["lr"],
+        momentum=task["momentum"],
+        optimizer=task["optimizer"],
+        schedule=task["schedule"],
+        public=(rest.inputs, rest.labels) if reads_public(**request["defense"]) else None,
+        noise=noise_for(request),
+        seed=seed_of(request, "coins"),
+        sampler_key=seed_of(request, "sampler"),
+        engine=task["engine"],
+        device=device,
+    )
+    accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
+    found = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
+    _write(point.tried | found, folder / f"{digest_of(request)}.json")
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        draft.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+"""Divides the examples of a pool among the clients of federated learning: alike, by class, or in between.
+
+- "iid": at random, sizes within one of each other.
+- "by_class": sorted by class and cut into shards, `classes_per_client` of them to a client: McMahan et al.,
+  "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, section 3.
+- "dirichlet": each class is divided in proportions drawn from a symmetric Dirichlet distribution: Hsu, Qi & Brown,
+  "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019, in the
+  form of Yurochkin et al., ICML 2019 (per class, so that nothing is dealt twice or left over).
+
+Random numbers come from NumPy's Philox generator keyed by the seed. Its stream is fixed, but NumPy may change how a
+permutation or a gamma variable is made from it, so a partition belongs to a release of NumPy.
+"""
+
+import math
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+How = Literal["iid", "by_class", "dirichlet"]
+
+
+def partition(
+    labels: Int64[Tensor, " examples"],
+    clients: int,
+    *,
+    how: str,
+    seed: int,
+    alpha: float = 0.5,
+    classes_per_client: int = 2,
+    smallest: int = 1,
+) -> list[Int64[Tensor, "_"]]:
+    """Positions in `labels` that each client holds: disjoint, together all of them, each sorted.
+
+    Args:
+        labels: class of each example.
+        clients: how many.
+        how: "iid", "by_class" or "dirichlet".
+        seed: the same seed gives the same partition.
+        alpha: concentration of the Dirichlet distribution (dimensionless): below 0.1 nearly one client a class, above
+            100 nearly alike.
+        classes_per_client: shards a client gets of the sorted examples; a shard may lie across two classes.
+        smallest: least number of examples of a client. Where chance left one fewer, it gets examples drawn from
+            the largest.
+
+    Raises:
+        ValueError: for a value out of range, or fewer examples than the clients need.
+    """
+    labels = labels.cpu()
+    _check(len(labels), clients, how, seed, alpha, classes_per_client, smallest)
+    coins = np.random.Generator(np.random.Philox(seed))
+    shuffled = coins.permutation(len(labels))
+    if how == "iid":
+        parts = np.array_split(shuffled, clients)
+    elif how == "by_class":
+        parts = _by_class(labels.numpy(), shuffled, clients, classes_per_client, coins)
+    else:
+        parts = _dirichlet(labels.numpy(), shuffled, clients, alpha, coins)
+    _top_up(parts, smallest, coins)
+    return [torch.from_numpy(np.sort(part)).to(torch.int64) for part in parts]
+
+
+def _check(
+    examples: int, clients: int, how: str, seed: int, alpha: float, classes_per_client: int, smallest: int
+) -> None:
+    if how not in get_args(How):
+        raise ValueError(f"how must be one of {', '.join(get_args(How))}, got {how!r}")
+    for name, value, least in (
+        ("clients", clients, 1),
+        ("classes_per_client", classes_per_client, 1),
+        ("smallest", smallest, 0),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be a positive number, got {alpha}")
+    if clients * smallest > examples:
+        raise ValueError(
+            f"clients x smallest must be at most the number of examples, {examples}, got {clients} x {smallest}"
+        )
+    if how == "by_class" and clients * classes_per_client > examples:
+        raise ValueError(
+            f"clients x classes_per_client must be at most the number of examples, {examples}, "
+            f"got {clients} x {classes_per_client}"
+        )
+
+
+def _by_class(
+    labels: np.ndarray, shuffled: np.ndarray, clients: int, classes_per_client: int, coins: np.random.Generator
+) -> list[np.ndarray]:
+    """Shards of the examples sorted by class (in random order within one), dealt at random."""
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    shards = np.array_split(by_label, clients * classes_per_client)
+    dealt = coins.permutation(len(shards)).reshape(clients, classes_per_client)
+    return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
+
+
+def _dirichlet(
+    labels: np.ndarray, shuffled: np.ndarray, clients: int, alpha: float, coins: np.random.Generator
+) -> list[np.ndarray]:
+    """Each class cut, in random order, where the sums of its proportions lie."""
+    cuts = []
+    for label in np.unique(labels):
+        members = shuffled[labels[shuffled] == label]
+        ends = np.cumsum(coins.dirichlet(np.full(clients, alpha)))[:-1]
+        cuts.append(np.split(members, np.round(ends * len(members)).astype(np.int64)))
+    return [np.concatenate(hand) for hand in zip(*cuts, strict=True)]
+
+
+def _top_up(parts: list[np.ndarray], smallest: int, coins: np.random.Generator) -> None:
+    """Fills clients below `smallest`, each time with random examples of whoever has most."""
+    for poor in range(len(parts)):
+        while (short := smallest - len(parts[poor])) > 0:
+            rich = max(range(len(parts)), key=lambda client: len(parts[client]))
+            given = coins.permutation(parts[rich])
+            # No further than `smallest`, or the giver would be poor in turn.
+            taken = min(short, len(given) - smallest)
+            parts[rich], parts[poor] = given[taken:], np.concatenate([parts[poor], given[:taken]])

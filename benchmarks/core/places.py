@@ -1,0 +1,98 @@
+"""Where data lie: the folder of data sets, files of one's own, and how a data set's address is written."""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from .images import is_pointer
+
+VARIABLE = "LEAKBENCH_DATA"
+TRAIN, TEST = "train", ("test", "val", "validation")
+"""What the training part and the test part are called; of several test parts the first is read."""
+LARGEST_SIDE = 1024
+
+
+class Address(NamedTuple):
+    """A data set as it is named: `digits`, `imagenet?size=64`, `folder:PATH?size=32&channels=3`."""
+
+    kind: str
+    path: str | None
+    options: dict[str, int]
+
+
+def parse(name: str) -> Address:
+    """Takes an address apart.
+
+    Raises:
+        ValueError: if what follows the question mark are no options, or sizes that no image has.
+    """
+    whole, mark, tail = name.rpartition("?")
+    if not mark:
+        whole, tail = name, ""
+    options: dict[str, int] = {}
+    for option in tail.split("&") if mark else ():
+        matched = re.fullmatch(r"(\w+)=(\d+)", option)
+        if not matched:
+            raise ValueError(f"options of data set {name!r} must be written as ?size=32&channels=3, got {option!r}")
+        options[matched[1]] = int(matched[2])
+    if not 1 <= options.get("size", 1) <= LARGEST_SIDE:
+        raise ValueError(f"size of data set {name!r} must be in [1, {LARGEST_SIDE}] pixels, got {options['size']}")
+    if options.get("channels", 1) not in (1, 3):
+        raise ValueError(f"channels of data set {name!r} must be 1 (grey) or 3 (colour), got {options['channels']}")
+    kind, colon, path = whole.partition(":")
+    return Address(kind, path if colon else None, options)
+
+
+def data_folder() -> Path:
+    """The folder that LEAKBENCH_DATA names; otherwise `leakbench` in the user's cache.
+
+    Raises:
+        ValueError: if it names something that is no folder.
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "leakbench"
+    folder = Path(named).expanduser().absolute()
+    if not folder.is_dir():
+        raise ValueError(f"{VARIABLE} must name a folder that is there, got {folder}")
+    return folder
+
+
+def existing(path: str, *, what: str, file: bool | None = None) -> Path:
+    """The absolute path of what lies at `path`, which may start with ~.
+
+    Args:
+        path: as the user wrote it.
+        what: the kind of data set, for errors.
+        file: True: it must be a file; False: a folder; None: either.
+
+    Raises:
+        ValueError: if it is not there, or is the other of the two.
+    """
+    if not path:
+        raise ValueError(f"{what} needs a path: write {what}:PATH")
+    place = Path(path).expanduser().absolute()
+    if not place.exists():
+        raise ValueError(f"path of {what} must be there, and nothing is at {place}")
+    if file is not None and place.is_file() != file:
+        raise ValueError(f"path of {what} must be a {'file' if file else 'folder'}, got {place}")
+    return place
+
+
+def refuse_pointer(file: Path) -> None:
+    """Refuses a file that Git-LFS has not fetched.
+
+    Raises:
+        ValueError: for such a file.
+    """
+    with file.open("rb") as opened:
+        if is_pointer(opened.read(64)):
+            raise ValueError(
+                f"{file} must be the data themselves, got a Git-LFS pointer to them; fetch them with 'git lfs pull'"
+            )
+
+
+def stamp(files: list[Path]) -> int:
+    """Changes when one of the files does: what was decoded is kept only as long as they stay as they were."""
+    return hash(tuple((str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in files))

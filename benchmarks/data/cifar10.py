@@ -1,0 +1,28 @@
+"""Small photographs of 10 kinds of things: 50,000 and 10,000 colour images of 32x32 pixels.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; torchvision's CIFAR10.
+"""
+
+from ..core.downloads import checked
+from ..core.places import data_folder
+from ..core.splits import DEFAULT_SIZES, Sizes, Splits
+
+SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)
+FILES = tuple(
+    f"cifar-10-batches-py/{file}" for file in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+)
+
+
+def cifar10(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """60,000 photographs, 32x32 colour, 10 classes (downloaded, or LEAKBENCH_DATA/cifar-10-batches-py).
+
+    Args:
+        seed: decides who is a member; who is public is fixed.
+        sizes: of the pools, dealt from the 50,000 training images; 20,000, 20,000 and 10,000 by default.
+
+    Raises:
+        ValueError: if the data are not there, or damaged.
+    """
+    deck = checked("cifar10", "CIFAR10", data_folder(), FILES, classes=10)
+    about = "CIFAR-10 (Krizhevsky, 2009), by torchvision"
+    return deck.deal(name="cifar10", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -1,0 +1,26 @@
+"""Small photographs of 100 kinds of things: 50,000 and 10,000 colour images of 32x32 pixels.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; torchvision's CIFAR100, fine labels.
+"""
+
+from ..core.downloads import checked
+from ..core.places import data_folder
+from ..core.splits import DEFAULT_SIZES, Sizes, Splits
+
+SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)
+FILES = tuple(f"cifar-100-python/{file}" for file in ("train", "test", "meta"))
+
+
+def cifar100(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """60,000 photographs, 32x32 colour, 100 classes (downloaded, or LEAKBENCH_DATA/cifar-100-python).
+
+    Args:
+        seed: decides who is a member; who is public is fixed.
+        sizes: of the pools, dealt from the 50,000 training images; 20,000, 20,000 and 10,000 by default.
+
+    Raises:
+        ValueError: if the data are not there, or damaged.
+    """
+    deck = checked("cifar100", "CIFAR100", data_folder(), FILES, classes=100)
+    about = "CIFAR-100 (Krizhevsky, 2009), by torchvision"
+    return deck.deal(name="cifar100", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -1,0 +1,40 @@
+"""CIFAR-10 with each image stored as JPEG: its labels and its content, with slightly lossy pixels.
+
+A Parquet file a part, as on the Hugging Face Hub. Not CIFAR-10: results on it are to be shown under this name.
+
+What is checked are the JPEG images and labels. Decoders differ by a grey level here and there, so the pixels are not
+refused for that; they are in the digest of the splits, which every record carries.
+"""
+
+from ..core.places import VARIABLE, data_folder
+from ..core.splits import DEFAULT_SIZES, Sizes, Splits, verify
+from .own.parquet import read
+
+SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)
+FOLDER = "cifar10-jpeg"
+# Of the encoded images and labels, row by row, training part first.
+SOURCE = "8800b84df341260a656987443a9366e5b718af4de74019344cfe9441013a10e8"
+
+
+def cifar10_jpeg(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """60,000 photographs of CIFAR-10 stored as JPEG, 32x32 colour, 10 classes (LEAKBENCH_DATA/cifar10-jpeg/*.parquet).
+
+    Args:
+        seed: decides who is a member; who is public is fixed.
+        sizes: of the pools, dealt from the 50,000 training images; 20,000, 20,000 and 10,000 by default.
+
+    Raises:
+        ValueError: if the data are not there, or are others.
+    """
+    place = data_folder() / FOLDER
+    for part in ("train", "test"):
+        if not (place / f"{part}.parquet").is_file():
+            raise ValueError(
+                f"data set 'cifar10_jpeg' is not in {place}, and is nowhere to be downloaded from; set {VARIABLE} to "
+                f"the folder that holds {FOLDER}/train.parquet and {FOLDER}/test.parquet (column image of bytes and "
+                "path, column label), or use 'cifar10'"
+            )
+    deck = read(place, address="cifar10_jpeg")
+    verify(deck.source, SOURCE, what=f"the images in {place}", way_out="name others with parquet:PATH")
+    about = "CIFAR-10 (Krizhevsky, 2009), each image re-encoded as JPEG"
+    return deck.deal(name="cifar10_jpeg", about=about, seed=seed, sizes=sizes, defaults=SIZES)

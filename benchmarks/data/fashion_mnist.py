@@ -1,0 +1,26 @@
+"""Articles of clothing: 60,000 and 10,000 grey images of 28x28 pixels.
+
+Xiao, Rasul & Vollgraf, "Fashion-MNIST", 2017, MIT licence; torchvision's FashionMNIST. The packed files must be
+there: it is of them that the MD5 sums are known.
+"""
+
+from ..core.downloads import packed
+from ..core.places import data_folder
+from ..core.splits import DEFAULT_SIZES, Sizes, Splits
+
+SIZES = Sizes(private=20_000, non_member=20_000, public=20_000)
+
+
+def fashion_mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """70,000 articles of clothing, 28x28 grey, 10 classes (downloaded, or LEAKBENCH_DATA/FashionMNIST/raw/*.gz).
+
+    Args:
+        seed: decides who is a member; who is public is fixed.
+        sizes: of the pools, dealt from the 60,000 training images; 20,000 each by default.
+
+    Raises:
+        ValueError: if the data are not there, or damaged.
+    """
+    deck = packed("fashion_mnist", "FashionMNIST", data_folder(), unpacked_too=False)
+    about = "Fashion-MNIST (Zalando, MIT), by torchvision"
+    return deck.deal(name="fashion_mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -1,0 +1,29 @@
+"""Handwritten digits of MNIST: 60,000 and 10,000 grey images of 28x28 pixels.
+
+LeCun, Cortes & Burges, "The MNIST database of handwritten digits", 1998, CC BY-SA 3.0; torchvision's MNIST.
+"""
+
+from ..core.downloads import packed
+from ..core.places import data_folder
+from ..core.splits import DEFAULT_SIZES, Sizes, Splits, verify
+
+SIZES = Sizes(private=20_000, non_member=20_000, public=20_000)
+# Of pixels as bytes [70000, 1, 28, 28] and labels as int64 [70000], training part first.
+CONTENT = "0754f6e850620544ee2287122ae29bb019d23aef8375ca0165344c2a6c537fc8"
+
+
+def mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """70,000 handwritten digits, 28x28 grey, 10 classes (MNIST; downloaded, or LEAKBENCH_DATA/MNIST/raw).
+
+    Args:
+        seed: decides who is a member; who is public is fixed.
+        sizes: of the pools, dealt from the 60,000 training images; 20,000 each by default.
+
+    Raises:
+        ValueError: if the data are not there, or are others.
+    """
+    folder = data_folder()
+    deck = packed("mnist", "MNIST", folder, unpacked_too=True)
+    verify(deck.digest, CONTENT, what="MNIST", way_out=f"delete {folder / 'MNIST'}, so that it is downloaded again")
+    about = "MNIST (LeCun, Cortes & Burges, CC BY-SA 3.0), by torchvision"
+    return deck.deal(name="mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -1,0 +1,112 @@
+"""Images in folders, one a class, as torchvision's ImageFolder has them.
+
+Classes are the folders in the order of their names; images below one are found at any depth, in the order of their
+paths. Where the path has `train/` and `test/` (or `val/`, `validation/`) and nothing else, they are the parts. Hidden
+files, and files whose name is not that of an image, are passed over.
+"""
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from ...core.deck import Deck
+from ...core.images import SUFFIXES, Encoded, decode
+from ...core.places import TEST, TRAIN, existing, stamp
+from ...core.splits import DEFAULT_SIZES, Sizes, Splits
+
+
+def folder(
+    path: str,
+    *,
+    address: str,
+    seed: int = 0,
+    sizes: Sizes = DEFAULT_SIZES,
+    size: int | None = None,
+    channels: int | None = None,
+) -> Splits:
+    """Your images in folders, one a class; train/ and test/ above them, or all in one deck.
+
+    Args:
+        path: the folder of the classes' folders, or of the parts'.
+        address: what the user called it, for errors.
+        seed: decides who is a member.
+        sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
+        size: side of the square that images are resized and cropped to, in pixels; None: as they are.
+        channels: 1 or 3 to convert to; None: as they are.
+
+    Raises:
+        ValueError: if there are no two classes, or an image cannot be used.
+    """
+    place = existing(path, what="folder", file=False)
+    files, labels, train = listed(place)
+    deck = _deck(tuple(files), tuple(labels), train, address, size, channels, stamp(files))
+    return deck.deal(
+        name=f"folder:{place.name}", about=f"images of one's own, {len(files)} files", seed=seed, sizes=sizes
+    )
+
+
+def listed(place: Path) -> tuple[list[Path], list[int], int]:
+    """The images of a folder with their classes, those of the training part first, and how many those are."""
+    below = {entry.name: entry for entry in _entries(place) if entry.is_dir()}
+    test = next((name for name in TEST if name in below), None)
+    if test is None or not set(below) <= {TRAIN, *TEST} or TRAIN not in below or not _classes(below[TRAIN]):
+        files, labels = _images(place, list(enumerate(_two_or_more(place))))
+        return files, labels, len(files)
+    names = _two_or_more(below[TRAIN])
+    if strange := [name for name in _classes(below[test]) if name not in names]:
+        raise ValueError(f"classes of {below[test]} must be among those of {below[TRAIN]}, got {strange[0]!r}")
+    files, labels = _images(below[TRAIN], list(enumerate(names)))
+    tested, marks = _images(below[test], [(i, name) for i, name in enumerate(names) if (below[test] / name).is_dir()])
+    return files + tested, labels + marks, len(files)
+
+
+def _entries(place: Path) -> list[Path]:
+    return sorted(entry for entry in place.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+
+
+def _classes(place: Path) -> list[str]:
+    return [entry.name for entry in _entries(place) if entry.is_dir()]
+
+
+def _two_or_more(place: Path) -> list[str]:
+    names = _classes(place)
+    if len(names) < 2:
+        loose = sum(entry.suffix.lower() in SUFFIXES for entry in _entries(place))
+        got = f"got {len(names)} folder{'' if len(names) == 1 else 's'}" + f" and {loose} loose images" * bool(loose)
+        raise ValueError(f"{place} must hold one folder a class, at least two of them: a classifier needs two; {got}")
+    return names
+
+
+def _images(place: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], list[int]]:
+    """All images of the classes, and the number of each one's class."""
+    files: list[Path] = []
+    labels: list[int] = []
+    for number, name in numbered:
+        found = sorted(
+            Path(root, file)
+            for root, _, inside in os.walk(place / name, followlinks=True)
+            for file in inside
+            if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES
+        )
+        if not found:
+            raise ValueError(f"{place / name} must hold images, got none of {', '.join(sorted(SUFFIXES))}")
+        files += found
+        labels += [number] * len(found)
+    return files, labels
+
+
+@lru_cache(maxsize=2)
+def _deck(
+    files: tuple[Path, ...],
+    labels: tuple[int, ...],
+    train: int,
+    address: str,
+    size: int | None,
+    channels: int | None,
+    state: int,  # of the files: part of the key alone
+) -> Deck:
+    encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
+    pixels = torch.from_numpy(decode(encoded, len(files), size=size, channels=channels, address=address))
+    return Deck.own(pixels, torch.tensor(labels), train=train, what=address)

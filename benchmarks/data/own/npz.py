@@ -1,0 +1,130 @@
+"""Arrays in a NumPy archive: images and classes, with or without a test part.
+
+Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`, or `images` and `labels`. Images are bytes,
+or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, channels, height, width]. Pickled objects
+are refused, never loaded: a pickle can run any program.
+"""
+
+import zipfile
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...core.deck import Deck
+from ...core.images import reason, refuse_too_large
+from ...core.places import existing, refuse_pointer, stamp
+from ...core.splits import DEFAULT_SIZES, Sizes, Splits
+
+NAMES = (("x_train", "y_train"), ("x", "y"), ("images", "labels"), ("train_images", "train_labels"))
+TEST_NAMES = (("x_test", "y_test"), ("test_images", "test_labels"))
+
+
+def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """Your NumPy archive: arrays of images and classes, x and y, or x_train, y_train, x_test and y_test.
+
+    Args:
+        path: the file.
+        address: what the user called it, for errors.
+        seed: decides who is a member.
+        sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
+
+    Raises:
+        ValueError: if it is damaged, or its arrays are not images and classes.
+    """
+    place = existing(path, what="npz", file=True)
+    deck = _deck(place, address, stamp([place]))
+    about = f"NumPy arrays of one's own, {len(deck.labels)} images"
+    return deck.deal(name=f"npz:{place.stem}", about=about, seed=seed, sizes=sizes)
+
+
+@lru_cache(maxsize=2)
+def _deck(place: Path, address: str, state: int) -> Deck:
+    arrays = _arrays(place)
+    x_name, y_name = _pair(place, arrays, NAMES)
+    parts = [(x_name, y_name)]
+    if any(x in arrays for x, _ in TEST_NAMES):
+        parts.append(_pair(place, arrays, TEST_NAMES))
+    images, labels = [], []
+    for x_name, y_name in parts:
+        images.append(_images(place, x_name, arrays[x_name]))
+        labels.append(_labels(place, y_name, arrays[y_name], len(images[-1])))
+    if any(part.shape[1:] != images[0].shape[1:] or part.dtype != images[0].dtype for part in images):
+        got = " and ".join(
+            f"{name} {part.dtype}{list(part.shape)}" for (name, _), part in zip(parts, images, strict=True)
+        )
+        raise ValueError(f"images of {place} must be alike in training and test, got {got}")
+    total = sum(len(part) for part in images)
+    refuse_too_large(total, total, int(np.prod(images[0].shape[1:])), address=address)
+    return Deck.own(
+        torch.from_numpy(np.concatenate(images)),
+        torch.from_numpy(np.concatenate(labels)),
+        train=len(images[0]),
+        what=address,
+    )
+
+
+def _arrays(place: Path) -> dict[str, np.ndarray]:
+    refuse_pointer(place)
+    wanted = {name for pair in (*NAMES, *TEST_NAMES) for name in pair}
+    try:
+        with place.open("rb") as opened:  # by us, because NumPy does not close what it cannot read
+            archive = np.load(opened, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("one array, not an archive of several")
+            return {name: archive[name] if name in wanted else np.empty(0) for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{place} must be a whole .npz file of plain numeric arrays, got one that cannot be read "
+            f"({reason(error)}); write it with numpy.savez"
+        ) from error
+
+
+def _pair(place: Path, arrays: dict[str, np.ndarray], names: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    for x, y in names:
+        if x in arrays and y in arrays:
+            return x, y
+    known = ", ".join(f"{x} and {y}" for x, y in names)
+    raise ValueError(f"{place} must have arrays {known} (one pair of them), got {', '.join(arrays) or 'none'}")
+
+
+def _images(place: Path, name: str, array: np.ndarray) -> np.ndarray:
+    """As [n, channels, height, width], bytes or floats of 32 bits."""
+    first, last = array.shape[1:2], array.shape[-1:]
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim != 4 or (first[0] in (1, 3)) == (last[0] in (1, 3)):
+        raise ValueError(
+            f"{name} of {place} must be [n, height, width], or have its 1 or 3 channels either second or last, got "
+            f"shape {list(array.shape)}"
+        )
+    elif last[0] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    if 0 in array.shape:
+        raise ValueError(f"{name} of {place} must hold images, got shape {list(array.shape)}")
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"{name} of {place} must be bytes (uint8) or floats in [0, 1], got {array.dtype}")
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0 and high <= 1):  # also where one is not a number
+        raise ValueError(
+            f"{name} of {place} must be in [0, 1] where it is floats, got values from {low:g} to {high:g}; scale them, "
+            "or store bytes"
+        )
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _labels(place: Path, name: str, array: np.ndarray, images: int) -> np.ndarray:
+    """As [n], whole numbers."""
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"{name} of {place} must be one whole number an image, got {array.dtype} of shape {list(array.shape)}"
+        )
+    if len(array) != images:
+        raise ValueError(f"{name} of {place} must have one class an image, got {len(array)} for {images} images")
+    return array.astype(np.int64)

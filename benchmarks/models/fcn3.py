@@ -1,0 +1,31 @@
+"""FCN3: the fully connected network on which R-GAP was shown for MNIST.
+
+Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021.
+Deviation: nothing after the last layer, where the authors' code has one more leaky ReLU.
+"""
+
+import math
+
+from torch import nn
+
+from ..core.leaky import SLOPE
+from ..core.shapes import Natural
+
+NATURAL = Natural((1, 28, 28), classes=1)
+
+
+def fcn3(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Hidden layers of 1000 and 100 with leaky ReLUs, no biases, one logit (884,100 parameters on MNIST).
+
+    Args:
+        input_shape: any.
+        classes: number of logits; 1 for a binary one.
+    """
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(input_shape), 1000, bias=False),
+        nn.LeakyReLU(SLOPE),
+        nn.Linear(1000, 100, bias=False),
+        nn.LeakyReLU(SLOPE),
+        nn.Linear(100, classes, bias=False),
+    )

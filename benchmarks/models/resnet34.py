@@ -1,0 +1,36 @@
+"""ResNet-34 with GroupNorm: the network that random sparsification is attacked on.
+
+He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, with Wu & He, "Group Normalization",
+ECCV 2018, in the place of BatchNorm. Weights are drawn as in the first of the two.
+"""
+
+from torch import nn
+
+from ..core.residual import basic, resnet
+from ..core.shapes import Natural
+
+NATURAL = Natural((3, 32, 32), classes=10)
+
+
+def resnet34(*, input_shape: tuple[int, ...], classes: int, stem: str = "cifar", groups: int = 32) -> nn.Module:
+    """Sixteen blocks of two 3x3 convolutions (21,282,122 parameters on CIFAR-10).
+
+    Args:
+        input_shape: (channels, height, width), at least 8x8; 32x32 with the stem of ImageNet.
+        classes: number of logits.
+        stem: "cifar", one 3x3 convolution, or "imagenet", a 7x7 one with stride 2 and a pooling.
+        groups: of every GroupNorm; divides 64.
+
+    Raises:
+        ValueError: for an input that does not fit, an unknown stem, or groups that do not divide 64.
+    """
+    return resnet(
+        basic,
+        (3, 4, 6, 3),
+        expansion=1,
+        input_shape=input_shape,
+        classes=classes,
+        stem=stem,
+        groups=groups,
+        model="resnet34",
+    )

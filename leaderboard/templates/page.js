@@ -1,0 +1,55 @@
+// Sorting and filtering; without it the page is complete and in the order of the board.
+"use strict";
+for (const table of document.querySelectorAll("table.board")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    head.setAttribute("aria-sort", "none");
+    button.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      heads.forEach((other) => other.setAttribute("aria-sort", "none"));
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const number = head.classList.contains("number");
+      const order = (row) => row.cells[column].dataset.order;
+      for (const body of table.tBodies) {
+        const lines = [...body.querySelectorAll("tr.line")];
+        lines.sort((a, b) => {
+          const x = order(a), y = order(b);
+          // What was not measured comes last, whichever way.
+          if (x === undefined || y === undefined) return (x === undefined) - (y === undefined);
+          const less = number ? key(x) < key(y) : x < y;
+          return (x === y ? 0 : less ? -1 : 1) * (up ? 1 : -1);
+        });
+        body.append(...lines);
+      }
+    });
+  });
+}
+function key(text) {
+  return text === "inf" ? Infinity : Number(text);
+}
+document.documentElement.classList.add("sortable");
+const filter = document.getElementById("filter");
+if (filter) {
+  filter.parentElement.hidden = false;
+  const said = filter.parentElement.querySelector("output");
+  filter.addEventListener("input", () => {
+    const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0, all = 0;
+    for (const section of document.querySelectorAll("#board .section")) {
+      let here = 0;
+      for (const line of section.querySelectorAll("tr.line")) {
+        const words = `${section.dataset.suite} ${line.dataset.words}`;
+        line.hidden = !wanted.every((word) => words.includes(word));
+        here += !line.hidden;
+        all += 1;
+      }
+      section.hidden = !here;
+      shown += here;
+    }
+    said.textContent = wanted.length ? `${shown} of ${all} rows` : "";
+  });
+}
