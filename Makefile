@@ -79,7 +79,7 @@ $(VENV)/.torch: $(VENV)/.made
 ifeq ($(TORCH),cpu)
 	@echo 'installing PyTorch without CUDA'
 	@option=--index-url; [ -z "$$PIP_INDEX_URL" ] || option=--extra-index-url; \
-	$(PIP) install --quiet $$option $(TORCH_CPU_INDEX) 'torch>=2.10'
+	$(PIP) install --quiet $$option $(TORCH_CPU_INDEX) 'torch>=2.10' torchvision
 endif
 	@touch $@
 

@@ -82,11 +82,12 @@ def comparisons(rows: Sequence[Row]) -> list[Comparison]:
     return found
 
 
-def tunings(results: Path) -> list[Tuning]:
-    """The searches that lie in `tuning/` of a run's output.
+def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
+    """The searches that lie in `tuning/` of a run's output and that its records rest on.
 
     Args:
         results: the output.
+        records: those of the page; a search that none of them names, as one of a former grid, is left out.
 
     Returns:
         One for each file; none without that folder.
@@ -94,7 +95,8 @@ def tunings(results: Path) -> list[Tuning]:
     Raises:
         RecordError: a file is not what such a file must be.
     """
-    paths = sorted(path for path in (results / "tuning").glob("*.json") if not path.name.startswith("."))
+    used = {record.task.get("tuning_digest") for record in records}
+    paths = sorted(path for path in (results / "tuning").glob("*.json") if path.stem in used)
     return [_tuning(path) for path in paths]
 
 

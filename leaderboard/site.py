@@ -72,7 +72,7 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     records = read_all(results)
     board = Board.from_records(records)
     folder = results / "records" if (results / "records").is_dir() else results
-    text = render(board, records, folder, remarks.tunings(results))
+    text = render(board, records, folder, remarks.tunings(results, records))
     _write(out / CSV, board.to_csv())
     _write(out / JSON, json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n")
     # Last, so that a page that is there has its files beside it.

@@ -256,13 +256,15 @@ def test_settings_chosen_on_public_data_are_shown_with_the_choice_marked(page, r
     (folder / "points").mkdir(parents=True)
     (folder / "points" / "a.json").write_text("{}")
     (folder / "a.json").write_text(json.dumps(tuning))
-    document = Document(page(record("utility")))
+    (folder / "former.json").write_text("{}")  # of a grid that no record rests on any more
+    tuned = record("utility", task={"data": "mnist", "model": "dp_cnn", "tuning_digest": "a"})
+    document = Document(page(tuned))
     assert len(document.all("tr", class_="chosen")) == 1
     assert "pcdp, epsilon 3 mnist, dp_cnn, judged on 300 public examples" in document.text
     assert "0.5 0.900 [0.800, 0.950] 300 chosen" in document.text
     (folder / "a.json").write_text('{"schema": 1}')
     with pytest.raises(records_of.RecordError, match="must have schema 1 and a grid"):
-        page(record("utility"))
+        page(tuned)
 
 
 def test_bad_places_are_refused_in_a_sentence(page, run, tmp_path):
