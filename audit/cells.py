@@ -152,7 +152,7 @@ def seed_of(request: dict[str, Any], purpose: str) -> int:
     return seed_from(json.dumps(training, sort_keys=True), purpose)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=3)
 def load_data(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
     """A data set's splits on a device; the last few are kept, because all cells of a seed use the same."""
     return datasets.load(name, seed=seed, sizes=sizes).to(device)

@@ -159,7 +159,11 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]]) -> 
     table = raw.get("tune")
     if not isinstance(table, dict):
         return []
-    wrong = []
+    wrong, budget = [], raw.get("budget")
+    for key in ("epsilon", "noise_multiplier"):
+        if key in table and isinstance(budget, dict) and key not in budget:
+            other = " or ".join(kind for kind in ("epsilon", "noise_multiplier") if kind in budget)
+            wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {other or 'neither'}"))
     names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
     known = {name: catalog.settings("defenses", name) for name in names}
     grid = {key: value for key, value in table.items() if key not in TuneTable.model_fields or key == "grid"}

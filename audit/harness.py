@@ -72,7 +72,9 @@ def run(
         SuiteError: sizes that do not fit.
         RecordError: a torn record in the directory, named; nothing is computed or overwritten.
     """
-    suite = tune(suite, directory, device=device, jobs=jobs, report=report)
+    if suite.tune is not None:
+        planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
+        suite = tune(suite, directory, device=device, jobs=jobs, report=report)
     plan = planning.plan(suite, secure_noise=secure_noise)
     folder = directory / "records"
     there = {cell.id: read(path) for cell in plan.cells if (path := folder / f"{cell.id}.json").exists()}

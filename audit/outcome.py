@@ -76,8 +76,13 @@ def world_of(splits: Splits, device: torch.device) -> World:
         classes=splits.classes,
         low=splits.low,
         high=splits.high,
-        population=examples_of(splits.public, device),
+        population=population_of(splits, device),
     )
+
+
+def population_of(splits: Splits, device: torch.device) -> Examples | None:
+    """The public examples; None where there are none."""
+    return examples_of(splits.public, device) if len(splits.public) else None
 
 
 def examples_of(split: Split, device: torch.device, limit: int | None = None) -> Examples:

@@ -122,10 +122,15 @@ class ShareTable(Table):
 
 
 class TuneTable(Table):
-    """Settings that are chosen on public data for every defense and budget; other keys are the grid."""
+    """Settings that are chosen on public data for every defense; other keys are the grid."""
 
     validation: Count
     """Public examples that judge; as many as there are private ones are trained on in their place."""
+    epsilon: Rate | None = None
+    """Budget at which a defense's settings are chosen for all budgets; where it is absent, and the next too, they are
+    chosen at each budget by itself."""
+    noise_multiplier: Annotated[float, Field(ge=0)] | None = None
+    """The same, for budgets that are noise multipliers."""
     epochs: Count | None = None
     """Of each trial; the task's where absent."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -134,7 +139,11 @@ class TuneTable(Table):
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, value: Any) -> Any:
-        return _rest(value, "grid", ("validation", "epochs", "seed")) if isinstance(value, dict) else value
+        return (
+            _rest(value, "grid", [key for key in cls.model_fields if key != "grid"])
+            if isinstance(value, dict)
+            else value
+        )
 
 
 class ReportedRow(Table):

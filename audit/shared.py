@@ -21,7 +21,7 @@ from leaderboard.record import Metric
 from . import catalog
 from .cells import Cell, build_model, defend, load_splits, seed_of
 from .observe import GroundTruth
-from .outcome import Outcome, column, examples_of, finite_claim, noise_for
+from .outcome import Outcome, column, finite_claim, noise_for, population_of
 from .reconstruction import ONE_IMAGE
 from .score import score
 from .share import simulate_share
@@ -65,7 +65,7 @@ class SharedUpdates:
                 low=splits.low,
                 high=splits.high,
                 classes=splits.classes,
-                population=examples_of(splits.public, self._device),
+                population=population_of(splits, self._device),
                 engine=request["training"].get("engine", "auto"),
             )
             coins = torch.Generator().manual_seed(seed_of(request, f"attack {cell.id} {image}"))

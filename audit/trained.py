@@ -35,7 +35,10 @@ TRANSCRIPT_MEMORY = 4 * 2**30
 """Bytes that the steps of a run may take in memory, for attacks that read all of them."""
 
 WATCHED = 32
-"""Steps of a run whose noise is looked at."""
+"""Steps of a run whose noise is looked at, as far as they fit into memory."""
+
+WATCHED_MEMORY = 2**29
+"""Bytes that these may take; the last step is kept whatever it takes."""
 
 
 class TrainedModel:
@@ -83,14 +86,16 @@ class TrainedModel:
         if self._request["control"] != "negative":
             return self._members
         public = self._public_pool
+        if not len(public):
+            raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
         return pick(public, torch.arange(0, len(public), 2)) if self._reads_public else public
 
     @cached_property
     def _read(self) -> Examples:
-        """What the defense may read as public; in the negative control that half of it that is not trained on."""
+        """What the defense may read as public; in the negative control what is not trained on."""
         public = self._public_pool
-        if self._request["control"] == "negative" and self._reads_public:
-            return pick(public, torch.arange(1, len(public), 2))
+        if self._request["control"] == "negative":
+            return pick(public, torch.arange(1, len(public) if self._reads_public else 1, 2))
         return public
 
     @cached_property
@@ -130,15 +135,16 @@ class TrainedModel:
             momentum=task["momentum"],
             optimizer=task["optimizer"],
             schedule=task["schedule"],
-            public=(public.inputs, public.labels) if self._reads_public else None,
+            public=(public.inputs, public.labels) if len(public) else None,
             noise=noise_for(request),
             seed=seed_of(request, "coins"),
             sampler_key=seed_of(request, "sampler"),
             engine=task.get("engine", "auto"),
             device=self._device,
             observer="updates",
-            observe_always=watched(steps),
-            observe_memory=TRANSCRIPT_MEMORY if self._all_steps else 0,
+            observe_always=[steps - 1],
+            observe_only=None if self._all_steps else watched(steps),
+            observe_memory=TRANSCRIPT_MEMORY if self._all_steps else WATCHED_MEMORY,
         )
 
     @cached_property
@@ -242,6 +248,9 @@ class TrainedModel:
         metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
         metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
         flags = ["participation_known"] if attack.requires.access is Access.UPDATE else []
+        test = self._splits.test
+        if test is not None and torch.equal(test.ids, self._splits.non_member.ids):
+            flags.append("non_members_are_test")
         return metrics, columns, [*flags, "deterministic"] if result.deterministic else flags
 
     def _one_step(self, view: RunView) -> tuple[Observation, Tensor]:

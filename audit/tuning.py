@@ -1,4 +1,4 @@
-"""Training settings chosen on public data: each defense and budget by a grid, before anything private is touched.
+"""Training settings chosen on public data: each defense by a grid, before anything private is touched.
 
 Part of the public pool is trained on in place of the private examples (as many, under the same noise), another part
 judges, the rest is public data for methods that read some. The pool must be the same under every seed, so that it holds
@@ -96,7 +96,7 @@ def tune(
             "schema": SCHEMA,
             "suite": suite.name,
             "defense": choice.name,
-            "budget": budget,
+            "budget": grid[0].request["budget"],
             "chosen": values,
             "grid": tried,
             "request": {key: value for key, value in grid[0].request.items() if key != "tried"},
@@ -120,7 +120,7 @@ def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> li
         request = _task_of(suite) | {
             "schema": SCHEMA,
             "defense": {"name": at.name, "settings": at.settings},
-            "budget": dict(budget),
+            "budget": _budget_of(suite, budget),
             "control": None,
             "seed": suite.tune.seed,
             "validation": suite.tune.validation,
@@ -134,6 +134,15 @@ def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> li
         }
         points.append(_Point(request, tried))
     return points if keys else []
+
+
+def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
+    """The budget at which settings are chosen for a budget."""
+    tune = suite.tune
+    if tune is None or len(budget) == 1:  # a defense without noise has delta alone
+        return dict(budget)
+    own = {"epsilon": tune.epsilon, "noise_multiplier": tune.noise_multiplier}
+    return budget | {key: value for key, value in own.items() if key in budget and value is not None}
 
 
 def _task_of(suite: Suite) -> dict[str, Any]:

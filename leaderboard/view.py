@@ -31,6 +31,7 @@ FLAGS = {
     "degraded": "the attacker itself saw that it found no match",
     "public_in_distribution": "the method reads public examples of the very data set that it trains on",
     "tuned_on_public": "settings of the training were chosen on public data",
+    "non_members_are_test": "membership tests compare training images with the official test set",
     "diverged": "parameters are not finite",
     "incomplete": "an attack failed, so the worst case may be worse",
     "uneven_seeds": "not everything was measured with the same seeds",

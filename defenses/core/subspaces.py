@@ -6,7 +6,7 @@ public coins, so it costs no privacy. It is kept for `interval` steps and then m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -22,6 +22,20 @@ Scope = Literal["tensor", "global"]
 
 Bases = tuple[Tensor, ...] | None
 """What a method remembers of a subspace between two refreshes: its bases, or None before the first."""
+
+
+class _Memory:
+    """The last codec that was made: a codec measures its bases, which for large ones costs more than a step."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Tensor, ...], Subspace] | None = None
+
+    def subspace(self, bases: tuple[Tensor, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
+        """The codec of these bases; the one made before where they are the very same tensors."""
+        last = self._last
+        if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
+            last = self._last = (bases, Subspace(bases, spans, dim))
+        return last[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +59,7 @@ class PublicSubspace:
     auxiliary: Literal["random", "independent"] = "random"
     auxiliary_size: int | None = None
     shortage: Literal["refuse", "lower_rank"] = "refuse"
+    _memory: _Memory = field(default_factory=lambda: _Memory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
@@ -79,7 +94,7 @@ class PublicSubspace:
             if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
                 rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
             bases = tuple(leading_directions(rows[:, a:b], min(self.rank, b - a)) for a, b in spans)
-        return bases, Subspace(bases, spans, context.dim), remarks
+        return bases, self._memory.subspace(bases, spans, context.dim), remarks
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """How many public examples a refresh reads."""
@@ -115,6 +130,7 @@ class RandomSubspace:
     rank: int
     scope: Scope = "tensor"
     interval: int = 1
+    _memory: _Memory = field(default_factory=lambda: _Memory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
@@ -125,7 +141,7 @@ class RandomSubspace:
         if bases is None or context.step % self.interval == 0:
             coins = context.coins(f"subspace {context.step // self.interval}")
             bases = tuple(_random_basis(b - a, min(self.rank, b - a), coins).to(context.device) for a, b in spans)
-        return bases, Subspace(bases, spans, context.dim)
+        return bases, self._memory.subspace(bases, spans, context.dim)
 
 
 def _check(rank: int, scope: str, interval: int) -> None:
@@ -145,12 +161,11 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     """Orthonormal columns that span what as many Gaussian vectors span."""
     if rank == dim:
         return torch.eye(dim)
-    vectors = torch.randn(rank, dim, generator=coins)
-    # By Cholesky, several times as fast as Householder's way; a second pass where a nearly square matrix needs it.
+    # By Cholesky, several times as fast as Householder's way, and once more, which makes up for rounding. The more
+    # nearly square a Gaussian matrix is, the worse its condition, and only then float64 is worth its time.
+    working = torch.float64 if 2 * rank > dim else torch.float32
+    vectors = torch.randn(rank, dim, generator=coins).to(working)
     for _ in range(2):
-        moments = vectors.double() @ vectors.double().T
-        factor = torch.linalg.cholesky(moments)
-        vectors = torch.linalg.solve_triangular(factor, vectors.double(), upper=False).float()
-        if float((moments - torch.eye(rank, dtype=torch.float64)).abs().max()) < 1e-6:
-            break
-    return vectors.T
+        factor = torch.linalg.cholesky(vectors @ vectors.T)
+        vectors = torch.linalg.solve_triangular(factor, vectors, upper=False)
+    return vectors.float().T

@@ -104,6 +104,7 @@ def train(
     device: torch.device | str = "cpu",
     observer: Observer = "final",
     observe_always: Collection[int] = (),
+    observe_only: Collection[int] | None = None,
     observe_memory: int | None = None,
     checkpoint: Path | None = None,
     checkpoint_every: int | None = None,
@@ -137,8 +138,9 @@ def train(
         device: where to compute.
         observer: how much the transcript keeps of a step.
         observe_always: numbers of the steps that the transcript keeps whatever their size.
-        observe_memory: bytes that all other steps may take in the transcript, which forgets all of them where they
-            outgrow it; None for any number.
+        observe_only: numbers of the other steps that it keeps; None for all of them.
+        observe_memory: bytes that these may take; no further ones are kept where they would outgrow it. None for any
+            number.
         checkpoint: file to resume from if it exists, and to write to.
         checkpoint_every: steps between writes; an epoch where None.
         progress: called with (steps done, steps) after each step.
@@ -174,7 +176,8 @@ def train(
     factor = _schedule(schedule)
     base_rates = [group["lr"] for group in updater.param_groups]
     ledger = Ledger(sampling)
-    transcript = Transcript(observer, layout, frozenset(observe_always), observe_memory)
+    only = None if observe_only is None else frozenset(observe_only)
+    transcript = Transcript(observer, layout, frozenset(observe_always), only, observe_memory)
     remarks: dict[str, None] = {}
     # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
     # noise on another sum would give the difference of the two away.
@@ -182,7 +185,7 @@ def train(
     if not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
     settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind, divisor)
-    how = (engine, augmentation, sorted(observe_always), observe_memory)
+    how = (engine, augmentation, sorted(observe_always), only and sorted(only), observe_memory)
     data = (inputs, labels, *(public_data or ()))
     mark = _fingerprint(defense, sampling, layout, data, (*settings, *how, seed, sampler_key))
     coins = secrets.randbits(63) if seed is None else seed

@@ -2,8 +2,8 @@
 
 `final` sees the last model, `iterates` every model, `updates` every noisy block as it was released: the one
 that composition accounting is about. The transcript holds public things only; who took part in a step is not
-in it. Where all steps outgrow the memory that they may take, those are forgotten that nobody asked for by number,
-and the transcript says so: half a transcript would make an attack look weak.
+in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for by number, and the
+transcript says so: half a transcript would make an attack look weak.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ class Transcript:
         observer: how much was recorded.
         layout: names and shapes behind the flat vectors.
         always: numbers of the steps that are kept whatever their size.
-        memory: bytes that the other steps may take; None for any number.
+        only: numbers of the other steps to keep; None for all of them.
+        memory: bytes that these may take; None for any number.
         steps: empty for `final`.
-        truncated: whether steps are missing.
+        truncated: whether some of them are missing.
     """
 
     observer: Observer
     layout: Layout
     always: frozenset[int] = frozenset()
+    only: frozenset[int] | None = None
     memory: int | None = None
     steps: list[Step] = field(default_factory=list)
     truncated: bool = False
@@ -71,12 +73,14 @@ class Transcript:
             return
         if self.observer == "iterates":
             step = Step(step.step, step.parameters, step.noise_multiplier, step.divisor, step.sample_rate)
-        if step.step not in self.always and self.memory is not None:
-            if self.truncated or self._taken + (size := size_of(step)) > self.memory:
-                self.steps = [kept for kept in self.steps if kept.step in self.always]
-                self.truncated = True
+        if step.step not in self.always:
+            if self.only is not None and step.step not in self.only:
                 return
-            self._taken += size
+            if self.memory is not None:
+                self._taken += size_of(step)
+                self.truncated = self._taken > self.memory
+                if self.truncated:
+                    return
         self.steps.append(step)
 
     def state(self) -> dict[str, Any]:

@@ -259,3 +259,27 @@ def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, tmp_pa
     assert found[None].task["tested_on"] == 40
     assert found[None].metrics["accuracy"].n == 40
     assert found["loss_threshold"].metrics["auc"].n == 200
+
+
+def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_of, tmp_path):
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
+    np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
+    everybody = f'"npz:{tmp_path / "own.npz"}", private = 300, non_member = 0, public = 0'
+    text = SUITE.replace('"digits"', everybody).replace("batch = 70", "batch = 20")
+    found = outcomes(suite_of(text))
+    assert found["loss_threshold"].metrics["auc"].n == 80
+    assert found["loss_threshold"].flags == ["non_members_are_test"]
+    assert "non_members_are_test" not in found[None].flags
+    controlled = text.replace("controls = false", "controls = true")
+    (lost,) = {outcome.error for outcome in outcomes(suite_of(controlled), "sgd", "negative").values()}
+    assert "the negative control trains on public examples; set task.public, or controls = false" in lost
+
+
+def test_a_method_that_needs_public_data_says_so_where_there_are_none(suite_of, tmp_path):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=draw.integers(0, 256, (300, 8, 8), dtype=np.uint8), y=draw.integers(0, 3, 300))
+    nobody = f'"npz:{tmp_path / "own.npz"}", public = 0'
+    text = SUITE.replace('"digits"', nobody).replace("batch = 70", "batch = 20")
+    text = text.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
+    assert "this method needs public data, got none" in outcomes(suite_of(text), "pcdp")[None].error

@@ -110,6 +110,22 @@ def test_a_run_says_that_its_settings_were_chosen(suite_of, tmp_path):
     assert (tmp_path / "tuning" / f"{read_all(tmp_path)[0].task['tuning_digest']}.json").is_file()
 
 
+def test_one_budget_may_choose_for_all(suite_of, tmp_path, monkeypatch):
+    real, seen = tuning.train, []
+
+    def watch(model, examples, defense, *rest, **settings):
+        seen.append(defense.noise_multiplier)
+        return real(model, examples, defense, *rest, **settings)
+
+    monkeypatch.setattr(tuning, "train", watch)
+    text = TUNED.replace("validation = 50", "validation = 50, noise_multiplier = 2.0").replace(', { name = "sgd" }', "")
+    suite = tuned(suite_of(text), tmp_path)
+    assert seen == [2.0] * 6  # four points of dp_sgd, two of pcdp
+    found = settings_of(suite)
+    assert found["dp_sgd", 1.0] == found["dp_sgd", 2.0]
+    assert [document["budget"]["noise_multiplier"] for document in documents(tmp_path)] == [2.0, 2.0]
+
+
 def test_a_suite_without_a_grid_is_left_alone(suite_of, tmp_path):
     suite = suite_of("\n".join(line for line in TUNED.splitlines() if not line.startswith("tune")))
     assert tuned(suite, tmp_path) is suite
@@ -141,6 +157,11 @@ def test_public_data_that_do_not_serve_are_refused_before_training(suite_of, tmp
         ("clip_norm = [0.5, 1.0]", 'clip_norm = ["a"]', r"tune.clip_norm\[0\]: must be a number"),
         ("lr = [1e-4, 0.5], ", "lr = [-1.0], ", r"tune.lr\[0\]: must be > 0"),
         ("validation = 50, ", "", "tune.validation: is missing"),
+        (
+            "validation = 50, ",
+            "validation = 50, epsilon = 3.0, ",
+            "tune.epsilon: must be of the kind that the budget is",
+        ),
         ("lr = [1e-4, 0.5], clip_norm = [0.5, 1.0]", "epochs = 1", "tune: must have a grid of at least one setting"),
     ],
 )
