@@ -82,21 +82,25 @@ class TrainedModel:
 
     @cached_property
     def _trained_on(self) -> Examples:
-        """The members; for the negative control the public pool, so that the model never saw a member."""
-        if self._request["control"] != "negative":
-            return self._members
-        public = self._public_pool
-        if not len(public):
-            raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
-        return pick(public, torch.arange(0, len(public), 2)) if self._reads_public else public
+        """The members; for the negative control public examples, so that the model never saw a member."""
+        return self._members if self._request["control"] != "negative" else self._stand_ins[0]
 
     @cached_property
     def _read(self) -> Examples:
         """What the defense may read as public; in the negative control what is not trained on."""
+        return self._public_pool if self._request["control"] != "negative" else self._stand_ins[1]
+
+    @cached_property
+    def _stand_ins(self) -> tuple[Examples, Examples]:
+        """Of the public examples, in the negative control: as many as members to train on, and what may be read."""
         public = self._public_pool
-        if self._request["control"] == "negative":
-            return pick(public, torch.arange(1, len(public) if self._reads_public else 1, 2))
-        return public
+        if not len(public):
+            raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
+        most = len(public) // 2 if self._reads_public else len(public)
+        coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "stand-ins"))
+        order = torch.randperm(len(public), generator=coins)
+        own, rest = order.tensor_split([min(most, len(self._members))])
+        return pick(public, own.sort().values), pick(public, rest)
 
     @cached_property
     def _public_pool(self) -> Examples:

@@ -195,3 +195,17 @@ def test_everything_can_be_explained():
     attack = catalog.explain("loss_threshold")
     assert attack.requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
     assert catalog.explain("dp_sgd").kind == "defense"
+
+
+def test_models_and_data_sets_are_explained_with_what_may_be_set():
+    model = catalog.explain("wrn_16_4")
+    assert {setting.name for setting in model.settings} == {"standardised", "bias", "groups"}
+    assert "Zagoruyko" in model.about and model.summary in model.about
+    assert catalog.explain("digits").settings == ()
+
+
+def test_models_are_counted_and_names_without_a_file_are_patterns():
+    assert catalog.count("dp_cnn") == 550_570
+    assert catalog.count("torchvision:NAME") is None
+    assert set(catalog.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
+    assert "folder:PATH" in catalog.patterns("data") and catalog.patterns("defenses") == {}

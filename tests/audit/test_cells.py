@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -310,3 +311,48 @@ def test_a_plan_takes_a_cell_once_and_a_job_says_what_it_is():
         found.add([Cell(request | {"seed": 3}, "cannot")], "digest")
     assert (len(found.jobs), len(found.skipped), len(found.cells)) == (1, 1, 2)
     assert Job((Cell(request),), "").words == "train sgd (positive control), seed 2"
+
+
+FACTORY = """
+from torch import nn
+
+def build(*, input_shape, classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[1] * input_shape[2], width), nn.Linear(width, classes))
+"""
+
+
+def test_a_model_and_data_of_ones_own_move_their_cells_when_they_change(suite_of, tmp_path):
+    file, arrays = tmp_path / "net.py", tmp_path / "own.npz"
+    file.write_text(FACTORY)
+    draw = np.random.default_rng(0)
+
+    def save():
+        np.savez(arrays, x=draw.integers(0, 256, (300, 8, 8), dtype=np.uint8), y=draw.integers(0, 3, 300))
+
+    save()
+    text = SUITE.replace('"digits"', f'"npz:{arrays}"').replace("batch = 70", "batch = 20")
+    text = text.replace('{ name = "mlp", hidden = 8 }', f'{{ name = "{file}:build", width = 5 }}')
+    ids = [{cell.id for cell in plan(suite_of(text)).cells}]
+    assert plan(suite_of(text)).cells[0].id in ids[0]
+    file.write_text(FACTORY + "\n# another")
+    ids.append({cell.id for cell in plan(suite_of(text)).cells})
+    save()
+    ids.append({cell.id for cell in plan(suite_of(text)).cells})
+    assert not ids[0] & ids[1] and not ids[1] & ids[2]
+    built_in = plan(suite_of(SUITE)).cells[0].request["task"]
+    assert not {"data_digest", "model_digest"} & set(built_in)
+
+
+def test_layers_of_torchvision_that_mix_examples_are_replaced():
+    pytest.importorskip("torchvision")
+    splits = load_data("photos", 0, Sizes(), torch.device("cpu"))
+    model = build_model("torchvision:resnet18", {}, splits, 0)
+    kinds = {type(module) for module in model.modules()}
+    assert nn.GroupNorm in kinds and nn.BatchNorm2d not in kinds
+    assert model(splits.private.inputs[:2]).shape == (2, 10)
+
+
+def test_whether_a_defense_reads_public_data_is_found_by_trying():
+    assert planning.reads_public("pcdp", {"rank": 3})
+    assert not planning.reads_public("dp_sgd", {})
+    assert not planning.reads_public("rpdp", {"rank": 3})

@@ -228,8 +228,14 @@ def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_
 
     monkeypatch.setattr(trained, "train", watch)
     found = outcomes(suite_of(PUBLIC), "pcdp", "negative")
-    assert seen == [(199, 198)]
+    assert seen == [(198, 199)]
     assert not found[None].error and found["loss_threshold"].metrics["auc"].value is not None
+
+
+def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
+    found = outcomes(suite_of(CONTROLLED.replace("batch = 70", "private = 80, batch = 40")), "dp_sgd", "negative")
+    assert found[None].task["trained_on"] == 80
+    assert found[None].task["sample_rate"] == 0.5
 
 
 def test_a_run_that_outgrows_its_memory_refuses_the_attack_that_reads_every_step_and_no_other(suite_of, monkeypatch):
