@@ -152,10 +152,20 @@ def seed_of(request: dict[str, Any], purpose: str) -> int:
     return seed_from(json.dumps(training, sort_keys=True), purpose)
 
 
-@lru_cache(maxsize=3)
 def load_data(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
-    """A data set's splits on a device; the last few are kept, because all cells of a seed use the same."""
+    """A data set's splits on a device; the last few are kept, because all cells of a seed use the same.
+
+    Not those of one's own data, which may change while this process lives.
+    """
+    load = _load if ":" in name else _kept
+    return load(name, seed, sizes, device)
+
+
+def _load(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
     return datasets.load(name, seed=seed, sizes=sizes).to(device)
+
+
+_kept = lru_cache(maxsize=3)(_load)
 
 
 def load_splits(request: dict[str, Any], device: torch.device, *, training: bool = False) -> Splits:

@@ -252,7 +252,8 @@ def sizes_words(records: Sequence[Record]) -> str:
         found = {r.metrics[metric].n for r in records if r.kind == kind and metric in r.metrics} - {None}
         if found:
             counts = sorted(n for n in found if n is not None)
-            words.append(f"{' or '.join(map(str, counts))} {what.removesuffix('s') if counts == [1] else what}")
+            said = " or ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
+            words.append(f"{said} {what.removesuffix('s') if counts == [1] else what}")
     return ", ".join(words)
 
 

@@ -45,7 +45,7 @@ SAMPLING = poisson(0.4)
 STEPS = 4
 SEEDS = 9
 # Values under which four steps show more of a method than its defaults do, by the setting's name.
-SMALL = {"clip_norm": 0.5, "switch_step": 3, "final_sparsity": 0.5, "share": 0.3}
+SMALL = {"clip_norm": 0.5, "switch_step": 3, "final_sparsity": 0.5, "share": 0.3, "rank": 3}
 
 
 def some(positions) -> Examples:
