@@ -36,7 +36,7 @@ from defenses.core import (
 )
 
 from . import catalog
-from .schema import ModelChoice, TaskTable
+from .schema import ModelChoice
 from .suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 
 BASELINE = "sgd"
@@ -311,7 +311,8 @@ def _add(
     }
     # What is not asked for is no part of the request, so that a new setting moves no cell.
     trained["task"] |= {key: size for key in ("non_member", "public") if (size := getattr(task, key)) is not None}
-    trained["task"] |= _own(task, seed)
+    sizes = Sizes(private=task.private, non_member=task.non_member, public=task.public)
+    trained["task"] |= _own(task.data, task.model.name, sizes, seed)
     if tuning_digest:
         trained["task"]["tuning_digest"] = tuning_digest
     if task.engine != "auto":
@@ -334,7 +335,7 @@ def _add(
         if "none" in kinds and "epsilon" not in budget and "noise_multiplier" not in budget:
             kinds = ("none",)  # a defense without noise releases the same either way
         for noise in kinds:
-            shared = trained | request | {"training": trained["task"], "task": _share(suite, noise)}
+            shared = trained | request | {"training": trained["task"], "task": _share(suite, noise, seed)}
             if noise == "none":
                 shared.pop("noise", None)
             if suite.share is None:
@@ -343,13 +344,12 @@ def _add(
     found.add(group, suite.digest)
 
 
-def _own(task: TaskTable, seed: int) -> dict[str, str]:
+def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
     """Digests of what is the user's own: a name does not say that what is behind it has changed."""
     found = {}
-    if ":" in task.data:
-        sizes = Sizes(private=task.private, non_member=task.non_member, public=task.public)
-        found["data_digest"] = load_data(task.data, seed, sizes, torch.device("cpu")).digest
-    path = Path(task.model.name.rpartition(":")[0]).expanduser()
+    if ":" in data:
+        found["data_digest"] = load_data(data, seed, sizes, torch.device("cpu")).digest
+    path = Path(model.rpartition(":")[0]).expanduser()
     if path.suffix == ".py" and path.is_file():
         found["model_digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
@@ -367,7 +367,7 @@ def _cell(
     return Cell(request, skip, tuple((f.metric, f.value, f.source) for f in figures))
 
 
-def _share(suite: Suite, noise: str) -> dict[str, Any]:
+def _share(suite: Suite, noise: str, seed: int) -> dict[str, Any]:
     share = suite.share
     if share is None:
         return {"noise": noise}
@@ -381,6 +381,7 @@ def _share(suite: Suite, noise: str) -> dict[str, Any]:
         "images": share.images,
         "lr": suite.task.lr if share.lr is None else share.lr,
         "noise": noise,
+        **_own(share.data, share.model.name, Sizes(), seed),
     }
 
 

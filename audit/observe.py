@@ -32,7 +32,8 @@ from defenses.core import (
 )
 
 _AT_ONCE = 1024  # inputs a forward pass
-_ROWS = 2**26  # numbers of per-example gradients in memory
+_ROWS = 2**26  # numbers of per-example gradients in memory where they can be cut up
+_MOST = 2**30  # ... and where they cannot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,18 @@ class Observed:
         return self.sums / self._step.divisor
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
-        """Per-example contributions of these data, differentiable."""
+        """Per-example contributions of these data, differentiable.
+
+        Raises:
+            ValueError: where their gradients would take more memory than there usually is.
+        """
+        most = _MOST // self._layout.dim
+        if len(inputs) > max(most, 1):
+            raise ValueError(
+                f"gradients of {len(inputs)} examples in {self._layout.dim} parameters take "
+                f"{4 * len(inputs) * self._layout.dim / 2**30:.1f} GiB, and {4 * _MOST / 2**30:.0f} are allowed; "
+                f"set task.candidates to {max(most // 2, 1)} or fewer, or take a smaller model"
+            )
 
         def gradients(point: Tensor | None) -> Tensor:
             at = self._step.parameters if point is None else point

@@ -356,3 +356,18 @@ def test_whether_a_defense_reads_public_data_is_found_by_trying():
     assert planning.reads_public("pcdp", {"rank": 3})
     assert not planning.reads_public("dp_sgd", {})
     assert not planning.reads_public("rpdp", {"rank": 3})
+
+
+def test_a_share_of_ones_own_moves_its_cells_when_it_changes(suite_of, tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(FACTORY.replace("input_shape[1]", "3 * input_shape[1]"))
+    text = WITH_SHARE.replace('"photos", model = "mlp"', f'"photos", model = "{file}:build"')
+    assert str(file) in text
+
+    def ids(kind):
+        return {cell.id for cell in plan(suite_of(text)).cells if cell.kind == kind}
+
+    before = {kind: ids(kind) for kind in ("reconstruction", "membership")}
+    file.write_text(file.read_text() + "# another")
+    assert not before["reconstruction"] & ids("reconstruction")
+    assert before["membership"] == ids("membership")

@@ -406,3 +406,15 @@ def test_the_truth_is_about_membership_or_about_reconstruction():
     assert truth.membership(torch.tensor([5, 4, 3])).tolist() == [True, False, True]
     with pytest.raises(ValueError, match="about reconstruction, it has no members"):
         GroundTruth(inputs=torch.zeros(1, 2), labels=torch.zeros(1, dtype=torch.int64)).membership(torch.tensor([1]))
+
+
+def test_gradients_that_would_not_fit_into_memory_are_refused_with_the_number_that_would(monkeypatch):
+    run = trained("dp_sgd", 1.0)
+    seen = view_of(run).at(0, sample_rate=0.4)
+    dim = run.transcript.layout.dim
+    monkeypatch.setattr("audit.observe._MOST", 8 * dim)
+    assert seen.contributions(PEOPLE.inputs[:8], PEOPLE.labels[:8]).shape[0] == 8
+    with pytest.raises(
+        ValueError, match=f"gradients of 9 examples in {dim} parameters .* task.candidates to 4 or fewer"
+    ):
+        seen.contributions(PEOPLE.inputs[:9], PEOPLE.labels[:9])
