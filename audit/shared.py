@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks.core import Knows, Reconstruction
 from benchmarks.core import Splits
+from defenses.core import keyed
 from leaderboard.record import Metric
 
 from . import catalog
@@ -68,7 +69,7 @@ class SharedUpdates:
                 population=population_of(splits, self._device),
                 engine=request["training"].get("engine", "auto"),
             )
-            coins = torch.Generator().manual_seed(seed_of(request, f"attack {cell.id} {image}"))
+            coins = keyed(seed_of(request, f"attack {cell.id} {image}"))
             result: Reconstruction = attack(shared.observation, coins, **request["attack"]["settings"])
             about = GroundTruth(
                 inputs=inputs,
@@ -107,7 +108,7 @@ class SharedUpdates:
     def _batch(self, request: dict[str, Any], image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Target number `image`; for the negative control also another batch, which is shared in its place."""
         task, pool = request["task"], self._splits.private
-        coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "targets"))
+        coins = keyed(seed_of({"digest": self._splits.digest}, "targets"))
         order = torch.randperm(len(pool), generator=coins)
         size = task["batch"]
         chosen = order[image * size : (image + 1) * size]

@@ -17,7 +17,7 @@ from torch import Tensor
 from attacks.core import Access, Examples, MembershipScores, ModelAccess, Observation
 from attacks.core import Transcript as SeenTranscript
 from benchmarks.core import Splits
-from defenses.core import Defense, Ledger, Run, Sampling, full, train
+from defenses.core import Defense, Ledger, Run, Sampling, full, keyed, train
 from leaderboard.record import Metric
 
 from . import catalog
@@ -97,7 +97,7 @@ class TrainedModel:
         if not len(public):
             raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
         most = len(public) // 2 if self._reads_public else len(public)
-        coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "stand-ins"))
+        coins = keyed(seed_of({"digest": self._splits.digest}, "stand-ins"))
         order = torch.randperm(len(public), generator=coins)
         own, rest = order.tensor_split([min(most, len(self._members))])
         return pick(public, own.sort().values), pick(public, rest)
@@ -199,7 +199,7 @@ class TrainedModel:
             raise ValueError("membership needs non-members, and the sizes of this task leave none")
         limit = self._request["task"]["candidates"] or max(len(self._members), len(outside))
         count = min(limit, len(self._members), len(outside))
-        coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "candidates"))
+        coins = keyed(seed_of({"digest": self._splits.digest}, "candidates"))
         inside = pick(self._members, torch.randperm(len(self._members), generator=coins)[:count])
         return _asked(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
 
@@ -230,7 +230,7 @@ class TrainedModel:
             target, members = self._one_step(view)
         else:
             target = model_access(self._run.model, view, white_box=attack.requires.access is Access.WHITE_BOX)
-        coins = torch.Generator().manual_seed(seed_of(cell.request, f"attack {cell.id}"))
+        coins = keyed(seed_of(cell.request, f"attack {cell.id}"))
         result: MembershipScores = attack(target, coins, **request["settings"])
         truth = GroundTruth(members=members)
         columns = {
@@ -265,7 +265,7 @@ class TrainedModel:
         inside = pick(self._members, took_part[took_part < len(self._members)])
         outside = examples_of(self._splits.non_member, self._device)
         if (limit := self._request["task"]["candidates"]) is not None:
-            coins = torch.Generator().manual_seed(seed_of({"digest": self._splits.digest}, "one step"))
+            coins = keyed(seed_of({"digest": self._splits.digest}, "one step"))
             inside, outside = (pick(e, torch.randperm(len(e), generator=coins)[:limit]) for e in (inside, outside))
         asked = RunView(view.run, view.world, _asked(inside, outside), view.private, view.sampling)
         return asked.at(len(view) - 1, sample_rate=1.0), inside.ids

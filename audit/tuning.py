@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from defenses.core import train
+from defenses.core import keyed, train
 
 from .cells import budgets_of, build_model, defend, digest_of, load_splits, planned, reads_public, seed_of
 from .observe import logits_of
@@ -192,7 +192,7 @@ def _try(point: _Point, *, folder: Path, device: torch.device) -> None:
     request = point.request
     splits = load_splits(request, device)
     public, task = examples_of(splits.public, device), request["task"]
-    coins = torch.Generator().manual_seed(seed_of({"digest": splits.digest}, "tuning"))
+    coins = keyed(seed_of({"digest": splits.digest}, "tuning"))
     order = torch.randperm(len(public), generator=coins)
     sizes = [len(splits.private), request["validation"]]
     own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))

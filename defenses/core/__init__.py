@@ -9,6 +9,7 @@ from .bound import Bound, adaptive_weight, clip, normalize, unbounded
 from .codec import Codec, Complement, Coordinates, Everything, Subspace
 from .defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
 from .engine import Engine, Release, release
+from .keys import keyed
 from .layers import group_norm_instead, refuse_batch_norm
 from .ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
 from .noise import Noise, from_os, secure, seeded
@@ -76,6 +77,7 @@ __all__ = [
     "from_os",
     "full",
     "group_norm_instead",
+    "keyed",
     "noise_multiplier",
     "normalize",
     "outputs",

@@ -18,7 +18,7 @@ import torch
 
 from . import bound, codec, defense, ledger, post, query, sampling, transcript
 
-_MAGIC = b"leakbench checkpoint 2\n"
+_MAGIC = b"leakbench checkpoint 3\n"
 _OURS = [
     bound.Bound,
     codec.Everything,

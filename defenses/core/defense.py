@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .bound import Bound
 from .codec import Codec
+from .keys import keyed
 from .post import Post, identity
 from .public import PublicRows, disjoint, draw
 from .query import Query, gradient
@@ -166,7 +167,7 @@ class Context:
 
         A run that is resumed draws the same mask, and so does anybody who knows the seed.
         """
-        return torch.Generator().manual_seed(seed_from(self.seed, "coins", number))
+        return keyed(seed_from(self.seed, "coins", number))
 
     @property
     def public_size(self) -> int:

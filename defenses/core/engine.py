@@ -32,7 +32,7 @@ from .sums import clipped_sums, totals
 # Of activations, their derivatives and rows at a time, unless the user says otherwise.
 MEMORY_BUDGET = 2 * 2**30
 # What a CPU's allocator hands out again without returning it to the system in between, roughly.
-REUSED_MEMORY = 128 * 2**20
+REUSED_MEMORY = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,23 @@ class Release:
 
 
 def add_noise(plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, noise: Noise | None) -> Release:
-    """Adds each block's noise and decodes.
+    """Adds each block's noise to its sum, in place, and decodes.
 
     Raises:
         ValueError: when the multiplier is positive and there is no source of noise.
     """
-    noisy = tuple(sums)
     if noise_multiplier > 0:
         if noise is None:
             raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
-        draw = noise.normal(sum(s.numel() for s in sums), sums[0]).split([s.numel() for s in sums])
-        noisy = tuple(
-            torch.add(s, z, alpha=block.noise_std(noise_multiplier))
-            for s, block, z in zip(sums, plan.blocks, draw, strict=True)
-        )
-    decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
-    return Release(noisy, sum(decoded[1:], start=decoded[0]))
+        stds = [block.noise_std(noise_multiplier) for block in plan.blocks]
+        if len(sums) == 1 and isinstance(noise, GeneratorNoise):
+            noise.add(sums[0], stds[0])
+        else:
+            draw = noise.normal(sum(s.numel() for s in sums), sums[0]).split([s.numel() for s in sums])
+            for values, z, std in zip(sums, draw, stds, strict=True):
+                values.add_(z, alpha=std)
+    decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, sums, strict=True) if b.updates]
+    return Release(tuple(sums), sum(decoded[1:], start=decoded[0]))
 
 
 def release(

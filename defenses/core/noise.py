@@ -4,23 +4,29 @@ Guarantee:
     Each draw is independent of the data and of every other draw. `secure` draws come from the operating
     system's cryptographic generator, each the mean of four Gaussians scaled back to unit variance, so that
     the float grid of a single draw cannot be read off the release (Holohan & Braghin, "Secure random sampling
-    in differential privacy", ESORICS 2021). `os` and `seeded` use PyTorch's generator, keyed by the operating
-    system or by a number: good for research, not proof against somebody who can reconstruct a generator's
-    state from its outputs. A `seeded` key must be kept secret for the guarantee to mean anything.
+    in differential privacy", ESORICS 2021). `os` and `seeded` use PyTorch's generator, its whole state filled by
+    the operating system or from a number: good for research, not proof against somebody who can reconstruct a
+    generator's state from its outputs. A `seeded` number must be kept secret for the guarantee to mean anything,
+    and be a large one, because all below 2^32 can be tried.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .keys import BYTES, filled, fills_states, keyed
+
 Kind = Literal["seeded", "os", "secure"]
+# Longer draws come from a generator for each so many numbers, which several threads then draw from.
+_LENGTH = 2**20
 
 
 @runtime_checkable
@@ -51,9 +57,32 @@ class GeneratorNoise:
         self._generator = generator
 
     def normal(self, size: int, like: Tensor) -> Float[Tensor, " size"]:
-        """One contiguous draw; float64 releases get float64 noise."""
-        draw = torch.randn(size, generator=self._generator, dtype=like.dtype, device=self._generator.device)
+        """One contiguous draw, whatever the number of threads; float64 releases get float64 noise."""
+        draw = torch.empty(size, dtype=like.dtype, device=self._generator.device)
+        self._visit(draw, lambda part, generator: part.normal_(generator=generator))
         return draw.to(like.device)
+
+    def add(self, values: Float[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Adds std times what `normal` would have drawn, in place; no draw as long as the values is ever made."""
+        if len(values) <= _LENGTH or values.device != self._generator.device:
+            return values.add_(self.normal(len(values), values), alpha=std)
+
+        def add(part: Tensor, generator: torch.Generator) -> None:
+            part.add_(torch.empty_like(part).normal_(generator=generator), alpha=std)
+
+        self._visit(values, add)
+        return values
+
+    def _visit(self, values: Tensor, do: Callable[[Tensor, torch.Generator], object]) -> None:
+        """Does something to all parts of a vector, each with a generator of its own where there are several."""
+        if len(values) <= _LENGTH or not fills_states():
+            do(values, self._generator)
+            return
+        parts = values.split(_LENGTH)
+        keys = torch.empty(len(parts), BYTES, dtype=torch.uint8).random_(generator=self._generator)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            # A list, so that what a thread raises is raised here.
+            list(pool.map(lambda part, key: do(part, filled(key.numpy().tobytes())), parts, keys))
 
     def state(self) -> Tensor | None:
         """The generator's state."""
@@ -88,12 +117,12 @@ class SecureNoise:
 
 def seeded(seed: int) -> Noise:
     """Reproducible noise for experiments; the seed is a secret of whoever makes a privacy claim with it."""
-    return GeneratorNoise(torch.Generator().manual_seed(seed), "seeded")
+    return GeneratorNoise(keyed(seed), "seeded")
 
 
 def from_os() -> Noise:
-    """Noise keyed by 63 bits from the operating system."""
-    return GeneratorNoise(torch.Generator().manual_seed(secrets.randbits(63)), "os")
+    """Noise from a generator whose whole state comes from the operating system, not only a seed of 32 bits."""
+    return GeneratorNoise(filled(os.urandom(BYTES)), "os") if fills_states() else secure()
 
 
 def secure() -> Noise:

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from .keys import keyed
+
 
 @runtime_checkable
 class PublicRows(Protocol):
@@ -71,7 +73,7 @@ class ToyRows:
         """Standard normal rows, a function of the first position."""
         self.used = True
         key = int(chosen[0]) if len(chosen) else 0
-        return torch.randn(len(chosen), self._dim, generator=torch.Generator().manual_seed(key))
+        return torch.randn(len(chosen), self._dim, generator=keyed(key))
 
 
 def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
@@ -111,4 +113,4 @@ def disjoint(n: int, number: int, size: int, seed: int) -> Int64[Tensor, " n"]:
 
 @lru_cache(maxsize=2)
 def _order(size: int, seed: int) -> Int64[Tensor, " size"]:
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(size, generator=keyed(seed))

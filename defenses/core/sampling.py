@@ -23,6 +23,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .defense import seed_from
+from .keys import keyed
 
 Kind = Literal["poisson", "shuffle", "partition", "fixed", "full"]
 
@@ -76,7 +77,7 @@ class Sampling:
             return torch.arange(examples)
         epoch, position = divmod(step, self.steps_per_epoch)
         tag = {"shuffle": epoch, "partition": 0}.get(self.kind, step)
-        generator = torch.Generator().manual_seed(seed_from(key, self.kind, tag))
+        generator = keyed(seed_from(key, self.kind, tag))
         if self.kind == "poisson":
             # float64 coins: float32 has only 2^24 values, too coarse for small rates.
             coins = torch.rand(examples, generator=generator, dtype=torch.float64)

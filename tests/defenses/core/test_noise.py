@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.core import from_os, secure, seeded
+from defenses.core import from_os, keyed, noise, secure, seeded
+from defenses.core.noise import GeneratorNoise
 
 ALARM = 1e-8
 SOURCES = {"seeded": lambda: seeded(5), "os": from_os, "secure": secure}
@@ -101,3 +102,53 @@ def test_noise_leaves_the_global_generator_alone():
     seeded(1).normal(10, torch.zeros(1))
     secure().normal(10, torch.zeros(1))
     assert torch.equal(torch.rand(3), expected)
+
+
+LONG = 2 * 2**20 + 12_345  # drawn in three parts
+
+
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_a_long_draw_is_standard_normal_and_no_part_of_it_comes_twice(kind):
+    source = SOURCES[kind]()
+    values = source.normal(LONG, torch.zeros(1))
+    assert values.isfinite().all()
+    assert stats.kstest(values[:: LONG // N].double().numpy(), "norm").pvalue > ALARM
+    starts = [values[: 2**20], values[2**20 : 2**21], values[2**21 :], source.normal(LONG, torch.zeros(1))[: 2**20]]
+    for i, one in enumerate(starts):
+        for other in starts[:i]:
+            size = min(len(one), len(other))
+            assert abs(float(one[:size] @ other[:size])) < 6 * math.sqrt(size)
+
+
+def test_a_long_draw_is_the_same_on_any_number_of_threads_and_after_a_resumption():
+    source, like, before = seeded(5), torch.zeros(1), torch.get_num_threads()
+    state = source.state()
+    try:
+        torch.set_num_threads(1)
+        alone = [source.normal(LONG, like), source.normal(3, like)]
+        torch.set_num_threads(3)
+        source.load(state)
+        assert all(torch.equal(source.normal(len(values), like), values) for values in alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_large_seeds_that_agree_in_their_lower_32_bits_differ():
+    like = torch.zeros(1)
+    assert not torch.equal(seeded(5).normal(9, like), seeded(5 + 2**32).normal(9, like))
+
+
+def test_where_states_cannot_be_filled_the_operating_systems_noise_is_the_secure_one(monkeypatch):
+    monkeypatch.setattr(noise, "fills_states", lambda: False)
+    assert from_os().kind == "secure"
+    assert seeded(3).normal(LONG, torch.zeros(1)).shape == (LONG,)
+
+
+@pytest.mark.parametrize("size", [7, LONG])
+def test_noise_that_is_added_in_place_is_the_noise_that_would_have_been_drawn(size):
+    one, other = (GeneratorNoise(keyed(8), "seeded") for _ in range(2))
+    values = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    expected = torch.add(values, one.normal(size, values), alpha=2.5)
+    assert other.add(values, 2.5) is values
+    assert torch.equal(values, expected)
+    assert torch.equal(one.normal(5, values), other.normal(5, values))
