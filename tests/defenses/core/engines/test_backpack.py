@@ -11,7 +11,7 @@ from defenses.core import Layout, cross_entropy
 from defenses.core.engines.backpack import BackPACK
 from defenses.core.engines.torch_func import TorchFunc
 
-from . import architectures
+from . import duties, modules, strategies
 from .architectures import NAMES, problem
 
 pytest.importorskip("backpack", reason="needs backpack-for-pytorch, of the extra 'engines'")
@@ -84,64 +84,64 @@ SUPPORTED = [name for name in NAMES if name not in REFUSED]
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_rows_are_those_of_a_loop_and_the_model_is_left_as_found(name):
-    architectures.check_rows(BackPACK, problem(name))
+    duties.check_rows(BackPACK, problem(name))
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_rows_are_those_of_the_reference(name):
-    rows, expected = (architectures.rows_by(kind, problem(name)) for kind in (BackPACK, TorchFunc))
-    architectures.assert_same_rows(rows, expected)
+    rows, expected = (duties.rows_by(kind, problem(name)) for kind in (BackPACK, TorchFunc))
+    duties.assert_same_rows(rows, expected)
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items())
 def test_what_backpack_does_not_know_or_gets_wrong_is_refused_by_name(name, message):
-    architectures.check_refusal(BackPACK, problem(name), message)
+    duties.check_refusal(BackPACK, problem(name), message)
 
 
 @settings(max_examples=40)
-@given(architectures.architectures())
+@given(strategies.architectures())
 def test_drawn_networks_have_the_right_rows_or_none(drawn):
-    architectures.check_rows_or_refusal(BackPACK, drawn)
+    duties.check_rows_or_refusal(BackPACK, drawn)
 
 
 KNOWN = {"norm", "padding_mode", "string_padding", "embedding", "padding_idx", "parametrized", "repeated"}
 
 
 @settings(max_examples=40)
-@given(architectures.architectures(without=KNOWN))
+@given(strategies.architectures(without=KNOWN))
 def test_drawn_networks_of_known_layers_have_the_right_rows(drawn):
-    architectures.check_rows(BackPACK, drawn)
+    duties.check_rows(BackPACK, drawn)
 
 
 @pytest.mark.parametrize("name", ["residual_without_norm", "conv2d_groups", "linear_two_sequences"])
 def test_a_row_does_not_depend_on_its_neighbours(name):
-    architectures.check_neighbours(BackPACK, problem(name))
+    duties.check_neighbours(BackPACK, problem(name))
 
 
 @pytest.mark.parametrize("name", ["residual_without_norm", "frozen_middle_layer", "conv1d_everything"])
 def test_rows_can_be_taken_at_another_point(name):
-    architectures.check_point(BackPACK, problem(name))
+    duties.check_point(BackPACK, problem(name))
 
 
 def test_several_views_of_an_example_are_averaged():
-    architectures.check_views(BackPACK, problem("residual_without_norm"))
+    duties.check_views(BackPACK, problem("residual_without_norm"))
 
 
 def test_sums_are_those_of_clipped_rows():
-    architectures.check_sums(BackPACK, problem("residual_without_norm"))
+    duties.check_sums(BackPACK, problem("residual_without_norm"))
 
 
 @pytest.mark.parametrize("name", ["residual_without_norm", "conv2d_everything", "conv2d_pointwise_stride"])
 def test_memory_formats_change_nothing(name):
-    architectures.check_channels_last(BackPACK, problem(name))
+    duties.check_channels_last(BackPACK, problem(name))
 
 
 def test_the_model_is_read_anew_at_every_call():
-    architectures.check_following(BackPACK)
+    duties.check_following(BackPACK)
 
 
 def test_the_loss_may_be_a_mean():
-    architectures.check_losses(BackPACK)
+    duties.check_losses(BackPACK)
 
 
 def test_a_sum_in_place_behind_a_layer_is_refused():
@@ -155,8 +155,8 @@ def test_a_sum_in_place_behind_a_layer_is_refused():
             outputs += inputs
             return outputs
 
-    here = architectures.synthetic(Summed(), (6,), 4)
-    architectures.check_refusal(BackPACK, here, r"must not be changed in place, .* write x = x \+ y")
+    here = modules.synthetic(Summed(), (6,), 4)
+    duties.check_refusal(BackPACK, here, r"must not be changed in place, .* write x = x \+ y")
 
 
 def test_a_failure_leaves_nothing_behind():
@@ -165,7 +165,7 @@ def test_a_failure_leaves_nothing_behind():
     expected = engine.rows(inputs, targets)
     with pytest.raises(IndexError):
         engine.rows(inputs, targets + 100)
-    architectures.assert_same_rows(engine.rows(inputs, targets), expected)
+    duties.assert_same_rows(engine.rows(inputs, targets), expected)
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):

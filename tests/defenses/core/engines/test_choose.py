@@ -23,7 +23,8 @@ from defenses.core.engines import Layerwise, TorchFunc, choose, names
 from defenses.core.engines.interface import PerExample
 from defenses.dp_sgd import dp_sgd
 
-from .architectures import NAMES, by_loop, problem
+from .architectures import NAMES, problem
+from .duties import by_loop
 
 FALLS_BACK = {
     "attention": "no layerwise: no known layer holds the parameter 'attention.in_proj_weight'",

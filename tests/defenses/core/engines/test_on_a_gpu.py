@@ -16,7 +16,8 @@ from defenses.core import (
 )
 from defenses.core.engines import Layerwise, TorchFunc
 
-from .architectures import NAMES, by_loop, problem
+from .architectures import NAMES, problem
+from .duties import by_loop
 from .test_layerwise import KNOWN, assert_same_sums, engine_of
 
 pytestmark = pytest.mark.gpu

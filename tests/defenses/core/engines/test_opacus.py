@@ -12,7 +12,7 @@ from defenses.core.engines.interface import Unsupported
 from defenses.core.engines.opacus import Opacus
 from defenses.core.engines.torch_func import TorchFunc
 
-from . import architectures
+from . import duties, modules, strategies
 from .architectures import NAMES, problem
 
 SOME_OUTPUTS = r"layer 'inner' \(Linear\) must not be used several times where the loss depends on some"
@@ -42,58 +42,58 @@ SUPPORTED = [name for name in NAMES if name not in REFUSED]
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_rows_are_those_of_a_loop_and_the_model_is_left_as_found(name):
-    architectures.check_rows(Opacus, problem(name))
+    duties.check_rows(Opacus, problem(name))
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_rows_are_those_of_the_reference(name):
-    rows, expected = (architectures.rows_by(kind, problem(name)) for kind in (Opacus, TorchFunc))
-    architectures.assert_same_rows(rows, expected)
+    rows, expected = (duties.rows_by(kind, problem(name)) for kind in (Opacus, TorchFunc))
+    duties.assert_same_rows(rows, expected)
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items())
 def test_what_opacus_gets_wrong_is_refused_by_name(name, message):
-    architectures.check_refusal(Opacus, problem(name), message)
+    duties.check_refusal(Opacus, problem(name), message)
 
 
 @settings(max_examples=60)
-@given(architectures.architectures(without={"padding_mode", "padding_idx"}))
+@given(strategies.architectures(without={"padding_mode", "padding_idx"}))
 def test_drawn_networks_have_the_right_rows_or_none(drawn):
-    architectures.check_rows_or_refusal(Opacus, drawn)
+    duties.check_rows_or_refusal(Opacus, drawn)
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "conv2d_groups", "weight_norm_conv", "module_used_side_by_side"])
 def test_a_row_does_not_depend_on_its_neighbours(name):
-    architectures.check_neighbours(Opacus, problem(name))
+    duties.check_neighbours(Opacus, problem(name))
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "frozen_biases", "weight_norm_conv", "tied_embedding"])
 def test_rows_can_be_taken_at_another_point(name):
-    architectures.check_point(Opacus, problem(name))
+    duties.check_point(Opacus, problem(name))
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "bare_shift_at_top"])
 def test_several_views_of_an_example_are_averaged(name):
-    architectures.check_views(Opacus, problem(name))
+    duties.check_views(Opacus, problem(name))
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "unused_outputs"])
 def test_sums_are_those_of_clipped_rows(name):
-    architectures.check_sums(Opacus, problem(name))
+    duties.check_sums(Opacus, problem(name))
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "conv2d_plain", "conv2d_everything", "conv2d_pointwise_stride"])
 def test_memory_formats_change_nothing(name):
     # Opacus itself is wrong for these, and says nothing.
-    architectures.check_channels_last(Opacus, problem(name))
+    duties.check_channels_last(Opacus, problem(name))
 
 
 def test_the_model_is_read_anew_at_every_call():
-    architectures.check_following(Opacus)
+    duties.check_following(Opacus)
 
 
 def test_the_loss_may_be_a_mean():
-    architectures.check_losses(Opacus)
+    duties.check_losses(Opacus)
 
 
 def test_a_loss_that_gives_no_value_per_example_is_refused():
@@ -112,7 +112,7 @@ def test_a_dimension_as_long_as_the_batch_is_not_taken_for_it(name, examples):
     model, inputs, targets = problem(name)
     inputs, targets = inputs[:1].repeat(examples, *[1] * (inputs.dim() - 1)), targets[:1].repeat(examples)
     with pytest.raises(Unsupported, match="must have the batch as its first dimension"):
-        architectures.rows_by(Opacus, architectures.Problem(model, inputs, targets))
+        duties.rows_by(Opacus, modules.Problem(model, inputs, targets))
 
 
 class Scaled(nn.Module):
@@ -145,8 +145,8 @@ def same_weight():
     ],
 )
 def test_a_layer_that_opacus_cannot_do_by_torch_func_is_refused_by_name(layer, message):
-    model = architectures.synthetic(nn.Sequential(layer(), nn.Linear(6, 3)), (6,), 4)
-    architectures.check_refusal(Opacus, model, message)
+    model = modules.synthetic(nn.Sequential(layer(), nn.Linear(6, 3)), (6,), 4)
+    duties.check_refusal(Opacus, model, message)
 
 
 def test_a_layer_that_is_called_by_keyword_is_refused():
@@ -158,18 +158,18 @@ def test_a_layer_that_is_called_by_keyword_is_refused():
         def forward(self, inputs):
             return self.inner(input=inputs)
 
-    here = architectures.synthetic(Keyword(), (6,), 4)
-    architectures.check_refusal(Opacus, here, r"layer 'inner' \(Linear\) must be called with one tensor")
+    here = modules.synthetic(Keyword(), (6,), 4)
+    duties.check_refusal(Opacus, here, r"layer 'inner' \(Linear\) must be called with one tensor")
 
 
 @pytest.mark.parametrize("setting", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"padding_idx": 3}])
 def test_an_embedding_with_a_gradient_of_its_own_kind_is_refused(setting):
     embedding = nn.Embedding(7, 5, **setting)
-    model = nn.Sequential(embedding, architectures.Mean(1), nn.Linear(5, 3))
+    model = nn.Sequential(embedding, modules.Mean(1), nn.Linear(5, 3))
     (name,) = setting
-    architectures.check_refusal(Opacus, architectures.synthetic(model, (9,), 4), f"layer '0' .* must have {name}=")
+    duties.check_refusal(Opacus, modules.synthetic(model, (9,), 4), f"layer '0' .* must have {name}=")
     model[0].requires_grad_(False)
-    assert architectures.rows_by(Opacus, architectures.synthetic(model, (9,), 4)).shape == (4, 18)
+    assert duties.rows_by(Opacus, modules.synthetic(model, (9,), 4)).shape == (4, 18)
 
 
 def test_a_loss_that_depends_on_nothing_trained_has_rows_of_zeros():
@@ -182,8 +182,8 @@ def test_a_loss_that_depends_on_nothing_trained_has_rows_of_zeros():
             self.inner(inputs)
             return inputs[:, :3]
 
-    here = architectures.synthetic(Elsewhere(), (6,), 4)
-    assert torch.equal(architectures.rows_by(Opacus, here), torch.zeros(4, 21, dtype=torch.float64))
+    here = modules.synthetic(Elsewhere(), (6,), 4)
+    assert torch.equal(duties.rows_by(Opacus, here), torch.zeros(4, 21, dtype=torch.float64))
 
 
 def test_a_layer_may_be_reached_in_one_batch_and_not_in_the_next():
@@ -196,28 +196,28 @@ def test_a_layer_may_be_reached_in_one_batch_and_not_in_the_next():
             hidden = self.inner(inputs)
             return self.out(hidden if float(inputs[0, 0]) > 0 else inputs)
 
-    model, inputs, targets = architectures.synthetic(Sometimes(), (6,), 4)
+    model, inputs, targets = modules.synthetic(Sometimes(), (6,), 4)
     engine = Opacus(model, cross_entropy, Layout.of(model))
     for sign in (1, -1, 1):
         inputs = sign * inputs.abs()
-        expected = architectures.by_loop(architectures.Problem(model, inputs, targets))
-        architectures.assert_same_rows(engine.rows(inputs, targets), expected)
+        expected = duties.by_loop(modules.Problem(model, inputs, targets))
+        duties.assert_same_rows(engine.rows(inputs, targets), expected)
 
 
 def test_the_layout_says_what_is_trained():
     model, inputs, targets = problem("mlp")
-    whole = architectures.by_loop(problem("mlp"))
+    whole = duties.by_loop(problem("mlp"))
     layout = Layout.of(model)
     part = Layout(layout.names[1:], layout.shapes[1:])
     rows = Opacus(model, cross_entropy, part).rows(inputs, targets)
-    architectures.assert_same_rows(rows, whole[:, layout.sizes[0] :])
+    duties.assert_same_rows(rows, whole[:, layout.sizes[0] :])
 
 
 def test_the_callers_inputs_stay_as_they_are():
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3))
-    here = architectures.synthetic(model, (6,), 4)
+    here = modules.synthetic(model, (6,), 4)
     before = here.inputs.clone()
-    architectures.rows_by(Opacus, here)
+    duties.rows_by(Opacus, here)
     assert torch.equal(here.inputs, before)
 
 
@@ -227,7 +227,7 @@ def test_a_failure_leaves_nothing_behind():
     expected = engine.rows(inputs, targets)
     with pytest.raises(IndexError):
         engine.rows(inputs, targets + 100)
-    architectures.assert_same_rows(engine.rows(inputs, targets), expected)
+    duties.assert_same_rows(engine.rows(inputs, targets), expected)
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):

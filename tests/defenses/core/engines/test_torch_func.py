@@ -5,46 +5,46 @@ from hypothesis import given, settings
 
 from defenses.core.engines.torch_func import TorchFunc
 
-from . import architectures
+from . import duties, strategies
 from .architectures import NAMES, problem
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_those_of_a_loop(name):
-    architectures.check_rows(TorchFunc, problem(name))
+    duties.check_rows(TorchFunc, problem(name))
 
 
 @settings(max_examples=60)
-@given(architectures.architectures())
+@given(strategies.architectures())
 def test_rows_of_drawn_networks_are_those_of_a_loop(drawn):
-    architectures.check_rows(TorchFunc, drawn)
+    duties.check_rows(TorchFunc, drawn)
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "tied_embedding"])
 def test_a_row_does_not_depend_on_its_neighbours(name):
-    architectures.check_neighbours(TorchFunc, problem(name))
+    duties.check_neighbours(TorchFunc, problem(name))
 
 
 @pytest.mark.parametrize("name", ["small_resnet", "frozen_biases", "weight_norm_conv"])
 def test_rows_can_be_taken_at_another_point(name):
-    architectures.check_point(TorchFunc, problem(name))
+    duties.check_point(TorchFunc, problem(name))
 
 
 def test_several_views_of_an_example_are_averaged():
-    architectures.check_views(TorchFunc, problem("small_resnet"))
+    duties.check_views(TorchFunc, problem("small_resnet"))
 
 
 def test_sums_are_those_of_clipped_rows():
-    architectures.check_sums(TorchFunc, problem("small_resnet"))
+    duties.check_sums(TorchFunc, problem("small_resnet"))
 
 
 def test_memory_formats_change_nothing():
-    architectures.check_channels_last(TorchFunc, problem("small_resnet"))
+    duties.check_channels_last(TorchFunc, problem("small_resnet"))
 
 
 def test_the_model_is_read_anew_at_every_call():
-    architectures.check_following(TorchFunc)
+    duties.check_following(TorchFunc)
 
 
 def test_the_loss_may_be_a_mean():
-    architectures.check_losses(TorchFunc)
+    duties.check_losses(TorchFunc)
