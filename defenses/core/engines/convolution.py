@@ -7,6 +7,7 @@ unfolded and its rows are offsets into them, which copies a third of a 3x3 kerne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from .cost import Shape, Way, cheapest
+from . import tiles
+from .cost import Shape, Way, cheapest, summed_by_tiles
 from .pieces import Kept, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
 
 Pair = tuple[int, int]
@@ -62,6 +64,7 @@ class Convolution(Piece):
         geometry: Geometry,
         *,
         views: int = 1,
+        room: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         """Takes what went into the layer and the loss's derivatives by what came out.
 
@@ -70,8 +73,10 @@ class Convolution(Piece):
             signals: by the output.
             geometry: settings of the layer.
             views: neighbouring images that belong to one example.
+            room: gives the memory for rows that are kept; fresh memory where None.
         """
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
+        self._room = room or (lambda numbers, like: like.new_empty(numbers))
         self.like, self.examples = signals, len(signals) // views
         self.size = torch.Size(geometry.weight_shape).numel()
         top, bottom, left, right = geometry.padding
@@ -87,13 +92,18 @@ class Convolution(Piece):
         return made.permute(0, 1, 5, 4, 2, 3).reshape(len(made), self.size)
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
-        """From the rows if they were kept, otherwise by the vendor's kernel for a whole batch."""
+        """From the rows if they were kept, otherwise by tiles or the vendor's kernel for a whole batch."""
         g = self.geometry
         if self._kept is not None:
             total = self._kept.weighted(factors)
             out, entering, height, width = g.weight_shape
             return total.view(g.groups, height, width, entering, out // g.groups).permute(0, 4, 3, 1, 2).flatten(0, 1)
-        scaled = self.signals * factors.repeat_interleave(self.views).view(-1, 1, 1, 1)
+        factors = factors.repeat_interleave(self.views)
+        _, _, rows, columns = self.signals.shape
+        if self._by_tiles:
+            each = tiles.factor_numbers(rows, columns, sum(g.channels)) * self.like.element_size()
+            return tiles.summed(len(self.signals), lambda some: self._tiled(some, factors), each)
+        scaled = self.signals * factors.view(-1, 1, 1, 1)
         top, bottom, left, right = g.padding
         symmetric = top == bottom and left == right
         inputs = self.inputs if symmetric else F.pad(self.inputs, (left, right, top, bottom))
@@ -120,7 +130,9 @@ class Convolution(Piece):
         way = cheapest(self.shape, self.like.device.type)
         if way in (Way.GRAM, Way.PIXELS):
             return self._by_products(way)
-        kept = self.like.new_empty(self.examples, self.size) if way is Way.KEEP else None
+        kept = None
+        if way is Way.KEEP:
+            kept = self._room(self.examples * self.size, self.like).view(self.examples, self.size)
         found = []
         each = (self._unfolded + self.views * self.size) * self.like.element_size()
         for part in parts(self.examples, each, self.like):
@@ -139,13 +151,16 @@ class Convolution(Piece):
         # In the order in which they lie in memory: a view, no copy.
         inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
         signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
-        return recomputed(value, inputs, signals, self.geometry.kernel[0] * self.geometry.kernel[1])
+        overlap = self.geometry.kernel[0] * self.geometry.kernel[1]
+        return recomputed(value, inputs, signals, overlap * tiles.GROWTH**2 if self._by_tiles else overlap)
 
     @cached_property
     def shape(self) -> Shape:
         """What the cost model looks at."""
         g, per_image = self.geometry, self.inputs[0].numel() + self.signals[0].numel()
         plain = g.groups == 1 and self.views == 1
+        once = g.stride == (1, 1) and g.dilation == (1, 1)
+        rows, columns = ((size + 1) // 2 for size in self.signals.shape[2:])
         return Shape(
             positions=self.views * self._positions,
             inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
@@ -155,7 +170,12 @@ class Convolution(Piece):
             pixels=self._padded[0] * self._padded[1] if plain else None,
             channels=g.channels[0],
             kernel=g.kernel,
+            tiles=self.views * rows * columns if once and g.groups == 1 and g.kernel == (3, 3) else None,
         )
+
+    @property
+    def _by_tiles(self) -> bool:
+        return summed_by_tiles(self.shape, self.like.device.type)
 
     @property
     def _positions(self) -> int:
@@ -203,6 +223,16 @@ class Convolution(Piece):
             return made
         summed = made.unflatten(0, (-1, self.views)).sum(dim=1)
         return summed if out is None else out.view(summed.shape).copy_(summed)
+
+    def _tiled(self, some: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Some images' inputs and weighted signals, channels last, padded to an even number of rows and columns."""
+        inputs, signals = (values[some].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
+        signals = signals * factors[some].view(-1, 1, 1, 1)
+        below, beside = (size % 2 for size in signals.shape[1:3])
+        top, bottom, left, right = self.geometry.padding
+        if below or beside:
+            signals = F.pad(signals, (0, 0, 0, beside, 0, below))
+        return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
 
     def _grouped(self, signals: Tensor) -> Float[Tensor, "parts positions out"]:
         by_group = signals.flatten(1, 2).unflatten(2, (self.geometry.groups, -1))

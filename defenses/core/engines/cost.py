@@ -27,20 +27,22 @@ class Speeds:
 
     Attributes:
         batched: many small matrix products, flop/s.
-        whole: one large product or convolution, flop/s.
+        whole: the vendor's weight gradient of a whole batch, flop/s.
         memory: bytes/s of copies and element-wise passes.
+        stream: bytes/s of reading or writing in long runs.
     """
 
     batched: float
     whole: float
     memory: float
+    stream: float
 
 
-# Measured on two cores of a server CPU; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
-_SPEEDS = {"cpu": Speeds(150e9, 300e9, 15e9), "cuda": Speeds(60e12, 200e12, 3e12)}
+# Measured on two cores of a server CPU with AVX2; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
+_SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9), "cuda": Speeds(60e12, 200e12, 3e12, 3e12)}
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
-_ROOM = 2.5
+_ROOM = 3.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Shape:
         kernel: (height, width).
         patched: whether patches have to be copied out of the input.
         stored: numbers of input and output, which are there anyway.
+        tiles: of 2x2 positions, where a sum over the batch can be had by them (`tiles.py`); None where it cannot.
     """
 
     positions: int
@@ -68,6 +71,7 @@ class Shape:
     channels: int = 0
     kernel: tuple[int, int] = (1, 1)
     patched: bool = True
+    tiles: int | None = None
 
     @property
     def row(self) -> int:
@@ -81,15 +85,33 @@ def cheapest(shape: Shape, device: str) -> Way:
     return min(costs, key=lambda way: costs[way])
 
 
+def summed_by_tiles(shape: Shape, device: str) -> bool:
+    """Whether the weighted sum over a batch comes from tiles rather than from the vendor's kernel."""
+    return device == "cpu" and shape.tiles is not None and _by_tiles(shape, device) < _by_vendor(shape, device)
+
+
+def _by_tiles(s: Shape, device: str) -> float:
+    speed, tiles = _SPEEDS.get(device, _SPEEDS["cuda"]), s.tiles or 0
+    factors = 2 * _BYTES * 16 * tiles * (s.channels + s.outputs) / speed.memory
+    return 2 * 16 * tiles * s.channels * s.outputs / speed.batched + factors
+
+
+def _by_vendor(s: Shape, device: str) -> float:
+    speed = _SPEEDS.get(device, _SPEEDS["cuda"])
+    scaled = 2 * _BYTES * s.groups * s.positions * s.outputs / speed.memory
+    return 2 * s.positions * s.row / speed.whole + scaled
+
+
 def estimates(shape: Shape, device: str) -> dict[Way, float]:
     """Seconds per example of each way that applies, up to a common factor."""
     speed = _SPEEDS.get(device, _SPEEDS["cuda"])
     s, squared = shape, shape.positions**2
     copied = 2 * _BYTES * s.groups * s.positions * s.inputs / speed.memory if s.patched else 0.0
     made = 2 * s.positions * s.row / speed.batched + copied
-    scaled = 2 * _BYTES * s.groups * s.positions * s.outputs / speed.memory
-    redone = 2 * s.positions * s.row / speed.whole + scaled
-    read = 2 * _BYTES * s.row / speed.memory
+    # A sum that is made anew rounds anew, and how much is found by a pass over what it is made from.
+    vouched = 2 * _BYTES * s.stored / speed.stream
+    redone = vouched + (_by_tiles if summed_by_tiles(s, device) else _by_vendor)(s, device)
+    read = 2 * _BYTES * s.row / speed.stream
     costs = {Way.FREE: made + redone}
     if s.row <= _ROOM * s.stored:
         costs[Way.KEEP] = made + read

@@ -7,6 +7,7 @@ as an architecture in them has it. Types are matched exactly: a subclass may com
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 
 import torch
@@ -54,7 +55,8 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces
         groups=layer.groups,
     )
     views = len(inputs) // examples
-    weight = Convolution(inputs, signals, geometry, views=views)
+    room = None if use.room is None else partial(use.room, layer)
+    weight = Convolution(inputs, signals, geometry, views=views, room=room)
     if layer.bias is None:
         return {"weight": weight}
     return {"weight": weight, "bias": Kept(signals.sum(dim=(2, 3)).unflatten(0, (examples, views)).sum(dim=1))}
@@ -64,20 +66,15 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
     """GroupNorm: two sums over positions, and no normalised tensor."""
     inputs, signals = use.inputs, use.signals
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
-    _, mean, scale = torch.native_group_norm(
-        inputs, None, None, images, channels, positions, layer.num_groups, layer.eps
+    mean, scale = (
+        use.statistics
+        or torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
     )
     each = channels // layer.num_groups
     mean, scale = mean.repeat_interleave(each, dim=1), scale.repeat_interleave(each, dim=1)
     spatial = tuple(range(2, inputs.dim()))
-    sums, products = (
-        (signals.sum(dim=spatial), (inputs * signals).sum(dim=spatial))
-        if spatial
-        else (
-            signals,
-            inputs * signals,
-        )
-    )
+    products = inputs * signals
+    sums, products = (values.sum(dim=spatial) if spatial else values for values in (signals, products))
     return _by_example(examples, weight=(products - mean * sums) * scale, bias=sums)
 
 

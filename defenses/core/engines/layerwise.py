@@ -28,6 +28,7 @@ from .blocks import Gradients, served
 from .interface import PerExample, Unsupported
 from .layers import KNOWN, refuse_settings
 from .pieces import Mapped, Piece, Summed
+from .room import Room, Rooms
 from .tape import Use, record
 
 
@@ -76,7 +77,7 @@ class Layerwise(PerExample):
             Unsupported: naming the first parameter that is not in one.
         """
         super().__init__(model, loss, layout)
-        self._slots = _slots(model, layout)
+        self._rooms, self._slots = Rooms(), _slots(model, layout)
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
@@ -95,17 +96,22 @@ class Layerwise(PerExample):
         """Clipped sums without rows, for plans of known queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
             return super().sums(plan, inputs, targets, views=views)
-        with torch.no_grad():
-            gradients = self._gradients(inputs, targets, None, views)
+        with torch.no_grad(), self._rooms.lend() as room:
+            gradients = self._gradients(inputs, targets, None, views, room)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
         return 4 * activations * itemsize
 
-    def _gradients(self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int) -> Gradients:
+    def _gradients(
+        self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, room: Room | None = None
+    ) -> Gradients:
         """Pieces of every trained parameter that the loss depends on."""
-        values = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
+        trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
+        inputs = channels_last(inputs)
+        # Once for the pass forward and the one back, each of which would do it for itself.
+        values = {name: _as_inputs(value, inputs) for name, value in trained.items()}
         examples, forward = len(inputs) // views, function_of(self.model)
         found: dict[tuple[str, ...], list[Piece]] = {}
 
@@ -115,12 +121,12 @@ class Layerwise(PerExample):
                     f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
                     f"for {examples} examples"
                 )
-            mean = use if views == 1 else replace(use, signals=use.signals / views)
-            pieces = KNOWN[parametrize.type_before_parametrizations(use.layer)](mean, use.layer, examples)
+            mine = replace(use, room=room, signals=use.signals if views == 1 else use.signals / views)
+            pieces = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 found.setdefault(slot.names, []).append(slot.pulled(pieces[slot.role], values))
 
-        record(lambda batch: forward(values, batch), self._layers, channels_last(inputs), targets, self.loss, take)
+        record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take)
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         return Gradients(
             pieces=tuple(
@@ -149,6 +155,13 @@ def channels_last(inputs: Tensor) -> Tensor:
     if channels == 1:
         return inputs.contiguous().as_strided(inputs.shape, (height * width, 1, width, 1))
     return inputs.contiguous(memory_format=torch.channels_last)
+
+
+def _as_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
+    """A convolution's weight in the order of its inputs; with one input channel both orders are the same numbers."""
+    if weight.dim() != 4 or weight.shape[1] == 1 or inputs.dim() != 4 or len(inputs) == 1:
+        return weight
+    return weight.contiguous(memory_format=torch.channels_last)
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# One chunk of rows and what it is made from should stay in the cache of a CPU core; a GPU wants large launches.
-_CHUNK_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
+# One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
+_CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 # A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
 _ROUNDING = 4.0
 

@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..rows import Loss
 from .interface import Unsupported
+from .room import Room
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,17 @@ class Use:
         name: where it is in the model.
         inputs: what went in.
         signals: derivatives of the summed loss by what came out, of the output's shape.
+        statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
+            where there are none.
+        room: memory for what is kept until the sums are done; None where nobody knows when that is.
     """
 
     layer: nn.Module
     name: str
     inputs: Tensor
     signals: Tensor
+    statistics: tuple[Tensor, Tensor] | None = None
+    room: Room | None = None
 
 
 def record(
@@ -67,7 +73,7 @@ def record(
         # not be leaves, which nothing may change in place, as nn.ReLU(inplace=True) does.
         traced = output if output.requires_grad else _Begin.apply(output, _switch(output))
         assert isinstance(traced, Tensor)  # noqa: S101  for the type checker: apply is not typed
-        seen, version = given[0].detach(), given[0]._version
+        seen, version, statistics = given[0].detach(), given[0]._version, _statistics(output)
         # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
         # would keep each other, and all activations, alive.
         edge = get_gradient_edge(traced)
@@ -80,7 +86,7 @@ def record(
             met = signals[number]
             if met is not None:
                 with torch.no_grad():
-                    take(Use(layer, layers[layer], seen, met.detach()))
+                    take(Use(layer, layers[layer], seen, met.detach(), statistics))
 
         edge.node.register_prehook(meet)
         return traced
@@ -108,6 +114,15 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *signals: Tensor) -> tuple[None, None]:
         return None, None
+
+
+def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What a GroupNorm's node in the graph has kept, if the output comes straight from one."""
+    node: Any = output.grad_fn
+    if node is None or node.name() != "NativeGroupNormBackward0":
+        return None
+    # Detached, because the node's results hold the node.
+    return node._saved_result1.detach(), node._saved_result2.detach()
 
 
 def _switch(like: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""The gradient of a 3x3 convolution's weight, summed over a batch, from 16 products where plain sums take 36.
+
+Winograd's minimal filtering (Arithmetic Complexity of Computations, 1980; Lavin & Gray, CVPR 2016, for networks) with
+the derivatives as the filter: two neighbours s and four inputs d give the three sums s0 d_k + s1 d_(k+1) by
+
+    s0 (d0 - d2),  (s0 + s1) (d1 + d2),  (s0 - s1) (d2 - d1),  s1 (d3 - d1),
+
+the middle two halved. Along both dimensions that is 16 products for a tile of 2x2 derivatives, each of which is a
+matrix product over all tiles of a batch. The factors are at most four times as large as what they are made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+GROWTH = 4
+"""How much further than a plain sum's the rounding error may go: factors are sums, and sums of products cancel."""
+# From the four products to the three sums.
+_SUMS = ((1.0, 0.5, 0.5, 0.0), (0.0, 0.5, -0.5, 0.0), (0.0, 0.5, 0.5, 1.0))
+# Factors of some images, which should stay in the cache; more images make the products more worth their while.
+_CACHED_BYTES = 8 * 2**20
+
+
+def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: int) -> Float[Tensor, "out entering 3 3"]:
+    """The sum over images of the gradients of a 3x3 kernel of stride 1.
+
+    Args:
+        images: how many.
+        some: inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and derivatives by the output
+            [images, 2 * rows, 2 * columns, out] of some images, padded with zeros.
+        each: bytes of the factors of one image.
+    """
+    step, total = max(1, min(images, _CACHED_BYTES // each)), None
+    for start in range(0, images, step):
+        inputs, signals = some(slice(start, min(start + step, images)))
+        first, second = _of_signals(signals).mT, _of_inputs(inputs)
+        total = torch.bmm(first, second) if total is None else total.baddbmm_(first, second)
+    assert total is not None  # noqa: S101  there is at least one image
+    line = total.new_tensor(_SUMS)
+    kernel = torch.einsum("ka,lb->klab", line, line).view(9, 16) @ total.flatten(1)
+    return kernel.view(3, 3, *total.shape[1:]).permute(2, 3, 0, 1)
+
+
+def factor_numbers(rows: int, columns: int, channels: int) -> int:
+    """How many numbers the factors of one image hold, for derivatives of this height and width."""
+    return 16 * -(-rows // 2) * -(-columns // 2) * channels
+
+
+def _of_inputs(inputs: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 tiles c"]:
+    images, high, wide, channels = inputs.shape
+    rows, columns = high // 2 - 1, wide // 2 - 1
+    found = inputs.new_empty(4, 4, images, rows, columns, channels)
+
+    for one, (a, b) in enumerate(_differences(inputs, 1, rows)):
+        across = a + b if one == 1 else a - b
+        for other, (c, d) in enumerate(_differences(across, 2, columns)):
+            (torch.add if other == 1 else torch.sub)(c, d, out=found[one, other])
+    return found.view(16, -1, channels)
+
+
+def _of_signals(signals: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 tiles c"]:
+    images, high, wide, channels = signals.shape
+    found = signals.new_empty(4, 4, images, high // 2, wide // 2, channels)
+    upper, lower = signals[:, ::2], signals[:, 1::2]
+    for one, across in enumerate((upper, upper + lower, upper - lower, lower)):
+        left, right = across[:, :, ::2], across[:, :, 1::2]
+        found[one, 0] = left
+        torch.add(left, right, out=found[one, 1])
+        torch.sub(left, right, out=found[one, 2])
+        found[one, 3] = right
+    return found.view(16, -1, channels)
+
+
+def _differences(values: Tensor, dim: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """What is subtracted from what along a dimension for `count` tiles; the second pair is added."""
+    starts = [values.narrow(dim, k, 2 * count - 1) for k in range(4)]
+    d0, d1, d2, d3 = (start[(slice(None),) * dim + (slice(None, None, 2),)] for start in starts)
+    return [(d0, d2), (d1, d2), (d2, d1), (d3, d1)]
