@@ -222,15 +222,16 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
             continue
         first = shown[0].strips[0]
         original = first.tiles[0].original
-        shots = []
+        shots: dict[str, tuple[str, str, Shot]] = {}  # a method with several settings is shown with its first
         for exhibit in shown:
             for tile in exhibit.strips[0].tiles:
                 made = [shot for shot in reversed(tile.shots) if shot.uri]
                 if tile.original == original and made:
                     epsilon = "" if exhibit.epsilon == "n/a" else f"ε {exhibit.epsilon}"
-                    shots.append((exhibit.name, epsilon, made[0]))
+                    shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
                     break
-        return Opening(original=original, title=first.tiles[0].title, attack=first.attack, shots=tuple(shots[:7]))
+        seen = tuple(shots.values())[:7]
+        return Opening(original=original, title=first.tiles[0].title, attack=first.attack, shots=seen)
     return None
 
 

@@ -178,3 +178,12 @@ def test_of_several_attacks_the_strongest_is_seen_first(shared, page):
     shared(attack="strong", error=0.01)
     text = page()
     assert text.index("<h5>strong</h5>") < text.index("1 weaker attack") < text.index("<h5>weak</h5>")
+
+
+def test_a_method_with_several_settings_opens_the_page_once(shared, page):
+    for defense in ("dp_sgd", "pcdp"):
+        for multiplier in (6.0, 30.0):
+            shared(defense=defense, task={"noise_multiplier": multiplier}, noise_multiplier=multiplier)
+    opening = page().partition('class="opening"')[2].partition("</figure>")[0]
+    names = [name.replace("<wbr>", "") for name in re.findall(r"<b>(.+?)</b>", opening)]
+    assert names == ["original", "dp_sgd", "pcdp"]
