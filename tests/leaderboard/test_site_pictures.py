@@ -183,7 +183,7 @@ def test_of_several_attacks_the_strongest_is_seen_first(shared, page):
 def test_a_method_with_several_settings_opens_the_page_once(shared, page):
     for defense in ("dp_sgd", "pcdp"):
         for multiplier in (6.0, 30.0):
-            shared(defense=defense, task={"noise_multiplier": multiplier}, noise_multiplier=multiplier)
+            shared(defense=defense, budget={"noise_multiplier": multiplier}, noise_multiplier=multiplier)
     opening = page().partition('class="opening"')[2].partition("</figure>")[0]
     names = [name.replace("<wbr>", "") for name in re.findall(r"<b>(.+?)</b>", opening)]
     assert names == ["original", "dp_sgd", "pcdp"]
