@@ -18,7 +18,8 @@ import torch
 
 from . import bound, codec, defense, ledger, post, query, sampling, transcript
 
-_MAGIC = b"leakbench checkpoint 3\n"
+_KIND = b"leakbench checkpoint "
+_MAGIC = _KIND + b"3\n"
 _OURS = [
     bound.Bound,
     codec.Everything,
@@ -71,6 +72,8 @@ def load(path: Path, *, fingerprint: str) -> dict[str, Any]:
     """
     raw = path.read_bytes()
     head, payload = raw[: len(_MAGIC) + 32], raw[len(_MAGIC) + 32 :]
+    if raw.startswith(_KIND) and not raw.startswith(_MAGIC):
+        raise ValueError(f"checkpoint {path} must be one of this version of leakbench; delete it to start afresh")
     # The digest first: torch's reader lets flipped bits in tensors pass, and a wrong ledger is a wrong claim.
     if head != _MAGIC + hashlib.sha256(payload).digest():
         raise ValueError(f"checkpoint {path} must be a complete file of ours; delete it to start afresh")

@@ -58,7 +58,7 @@ def add_noise(plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, n
         if noise is None:
             raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
         stds = [block.noise_std(noise_multiplier) for block in plan.blocks]
-        if len(sums) == 1 and isinstance(noise, GeneratorNoise):
+        if len(sums) == 1 and type(noise) is GeneratorNoise:
             noise.add(sums[0], stds[0])
         else:
             draw = noise.normal(sum(s.numel() for s in sums), sums[0]).split([s.numel() for s in sums])
@@ -204,6 +204,11 @@ class Engine:
                 x = augmentation.apply(x, drawn[part.start * views : part.stop * views])
             sums.append(choice.engine.sums(plan, x, y, views=views))
         return add_noise(plan, totals(plan, sums, like), noise_multiplier, self.noise)
+
+    def rest(self) -> None:
+        """Lets go of memory that was kept from one batch to the next."""
+        for choice in self._checked.values():
+            choice.engine.rest()
 
     def _fitting(self, choice: Choice, views: int) -> int:
         """Most examples whose work fits the budget; at least one."""

@@ -14,31 +14,36 @@ import numpy as np
 import torch
 
 _WORDS = 624
-BYTES = 4 * _WORDS
-"""Length of what `filled` takes."""
 _BEFORE = 24  # bytes of the saved state ahead of the words, which take 8 bytes each
 
 
 def keyed(key: int) -> torch.Generator:
-    """A generator on the CPU that any key of at least 0 sets apart; those below 2^32 are PyTorch's own seeds.
+    """A generator on the CPU that any key sets apart; those below 2^32 are PyTorch's own seeds.
+
+    Should a later PyTorch keep its state otherwise (`fills_states`), 32 bits of a key count, as everywhere else.
 
     Args:
         key: any number of bits.
+
+    Raises:
+        ValueError: for a negative key.
     """
+    if key < 0:
+        raise ValueError(f"key must be at least 0, got {key}")
     if key < 2**32 or not fills_states():
         return torch.Generator().manual_seed(key & (2**63 - 1))
-    length = (key.bit_length() + 7) // 8
-    return filled(hashlib.shake_256(key.to_bytes(length, "big")).digest(BYTES))
+    return filled(key.to_bytes((key.bit_length() + 7) // 8, "big"))
 
 
 def filled(content: bytes) -> torch.Generator:
-    """A generator whose state is these bytes.
+    """A generator on the CPU whose whole state follows from these bytes, however many."""
+    state = hashlib.shake_256(content).digest(4 * _WORDS)
+    # What `initial_seed` tells: nothing of the state, and another number for another generator.
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
+    return _with_words(generator, state)
 
-    Args:
-        content: `BYTES` bytes, as good as random.
-    """
-    # What `initial_seed` tells, for those who tell generators apart by it.
-    generator = torch.Generator().manual_seed(int.from_bytes(content[:8], "little") >> 1)
+
+def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
     state = generator.get_state()
     words = torch.frombuffer(bytearray(content), dtype=torch.int32).long() & 0xFFFF_FFFF
     state[_BEFORE : _BEFORE + 8 * _WORDS] = words.view(torch.uint8)
@@ -49,14 +54,15 @@ def filled(content: bytes) -> torch.Generator:
 @cache
 def fills_states() -> bool:
     """Whether this PyTorch keeps its state as we fill it: its draws are then those of NumPy's twister."""
-    content = hashlib.shake_256(b"probe").digest(BYTES)
+    content = hashlib.shake_256(b"probe").digest(4 * _WORDS)
     other = np.random.MT19937()
     other.state = {
         "bit_generator": "MT19937",
         "state": {"key": np.frombuffer(content, dtype=np.uint32), "pos": _WORDS},
     }
     try:
-        ours = torch.empty(2 * _WORDS, dtype=torch.int32).random_(generator=filled(content))
+        generator = _with_words(torch.Generator(), content)
     except RuntimeError:  # a state of another length
         return False
+    ours = torch.empty(2 * _WORDS, dtype=torch.int32, device="cpu").random_(generator=generator)
     return bool((other.random_raw(2 * _WORDS) & 0x7FFF_FFFF == ours.numpy()).all())

@@ -22,11 +22,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .keys import BYTES, filled, fills_states, keyed
+from .keys import filled, fills_states, keyed
 
 Kind = Literal["seeded", "os", "secure"]
 # Longer draws come from a generator for each so many numbers, which several threads then draw from.
 _LENGTH = 2**20
+# At a time, in each thread: what PyTorch does not cut up for threads of its own.
+_PIECE = 2**15
+_KEY_BYTES = 64
 
 
 @runtime_checkable
@@ -63,8 +66,9 @@ class GeneratorNoise:
         return draw.to(like.device)
 
     def add(self, values: Float[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds std times what `normal` would have drawn, in place; no draw as long as the values is ever made."""
-        if len(values) <= _LENGTH or values.device != self._generator.device:
+        """Adds std times what `normal` would have drawn, in place; on the CPU without a draw as long as the values."""
+        on_cpu = values.device.type == self._generator.device.type == "cpu"
+        if len(values) <= _LENGTH or values.requires_grad or not on_cpu:
             return values.add_(self.normal(len(values), values), alpha=std)
 
         def add(part: Tensor, generator: torch.Generator) -> None:
@@ -74,15 +78,23 @@ class GeneratorNoise:
         return values
 
     def _visit(self, values: Tensor, do: Callable[[Tensor, torch.Generator], object]) -> None:
-        """Does something to all parts of a vector, each with a generator of its own where there are several."""
-        if len(values) <= _LENGTH or not fills_states():
+        """Does something to all pieces of a vector, in parts with a generator of their own where it is long."""
+        if len(values) <= _LENGTH or self._generator.device.type != "cpu" or not fills_states():
             do(values, self._generator)
             return
         parts = values.split(_LENGTH)
-        keys = torch.empty(len(parts), BYTES, dtype=torch.uint8).random_(generator=self._generator)
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            # A list, so that what a thread raises is raised here.
-            list(pool.map(lambda part, key: do(part, filled(key.numpy().tobytes())), parts, keys))
+        drawn = torch.empty(len(parts), _KEY_BYTES, dtype=torch.uint8, device="cpu").random_(generator=self._generator)
+        keys = [key.numpy().tobytes() for key in drawn]
+        mode = torch.is_inference_mode_enabled()  # a mode of this thread alone
+
+        def visit(part: Tensor, key: bytes) -> None:
+            generator = filled(key)
+            with torch.inference_mode(mode):
+                for piece in part.split(_PIECE):
+                    do(piece, generator)
+
+        with ThreadPoolExecutor(min(torch.get_num_threads(), len(parts))) as pool:
+            list(pool.map(visit, parts, keys))  # a list, so that what a thread raises is raised here
 
     def state(self) -> Tensor | None:
         """The generator's state."""
@@ -121,8 +133,8 @@ def seeded(seed: int) -> Noise:
 
 
 def from_os() -> Noise:
-    """Noise from a generator whose whole state comes from the operating system, not only a seed of 32 bits."""
-    return GeneratorNoise(filled(os.urandom(BYTES)), "os") if fills_states() else secure()
+    """Noise from a generator whose state follows from 512 bits of the operating system, not from a seed of 32."""
+    return GeneratorNoise(filled(os.urandom(_KEY_BYTES)), "os") if fills_states() else secure()
 
 
 def secure() -> Noise:

@@ -276,6 +276,7 @@ def train(
             save(done)
         raise
     updater.zero_grad(set_to_none=True)
+    runner.rest()
     kind = source.kind if sigma > 0 else "none"
     used = readable is not None and readable.used
     return Run(model.eval(), ledger, transcript, state, coins, key, runner.name, kind, used, tuple(remarks))

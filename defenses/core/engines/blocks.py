@@ -199,7 +199,8 @@ def _in_range(squares: Tensor) -> Tensor:
 def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:
     """Examples whose factor is not certain to keep them within the bound, or to be the reference's."""
     value, slack = squares.value, squares.slack
-    uncertain = (slack > _TRUSTED * value) | ~_in_range(value)
+    # A slack that is not a number vouches for nothing.
+    uncertain = ~(slack <= _TRUSTED * value) | ~_in_range(value)
     if bound.kind == "clip":
         # Below the clip norm the factor is 1 whatever the norm is.
         short = (value + slack) * (1 + _TRUSTED) + _SMALL < bound.norm**2

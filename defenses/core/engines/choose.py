@@ -7,6 +7,7 @@ engine that was asked for by name and cannot do it, or fails, is an error.
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from ..codec import Everything
 from ..defense import Block, StepPlan
 from ..rows import Layout, Loss, function_of, per_example_gradients
 from .interface import PerExample, Unsupported
-from .layerwise import Layerwise
+from .layerwise import InOrder, Layerwise
 from .torch_func import TorchFunc
 
 AUTO = "auto"
@@ -81,16 +82,27 @@ def _choose(name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Ten
         return Choice(TorchFunc(model, loss, layout), TorchFunc.name, synthetic.activations)
     kind = _kind(Layerwise.name if name == AUTO else name)
     try:
-        engine = kind(model, loss, layout)
-        error = synthetic.error_of(kind)
-        if not error <= _AGREES:
-            raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
+        return Choice(_checked(kind, synthetic, model, loss, layout), kind.name, synthetic.activations)
     except Unsupported as reason:
+        if kind is Layerwise and inputs.dim() == 4:
+            with suppress(Unsupported):
+                engine, note = (
+                    _checked(InOrder, synthetic, model, loss, layout),
+                    f"{kind.name} (contiguous: {_line(reason)})",
+                )
+                return Choice(engine, note, synthetic.activations)
         if name != AUTO:
             raise ValueError(f"engine '{name}' cannot run this model: {reason}") from reason
         note = f"{TorchFunc.name} (no {kind.name}: {_line(reason)})"
         return Choice(TorchFunc(model, loss, layout), note, synthetic.activations)
-    return Choice(engine, kind.name, synthetic.activations)
+
+
+def _checked(kind: type[PerExample], synthetic: _Synthetic, model: nn.Module, loss: Loss, layout: Layout) -> PerExample:
+    """An engine that agrees with the reference; raises `Unsupported` otherwise."""
+    engine, error = kind(model, loss, layout), synthetic.error_of(kind)
+    if not error <= _AGREES:
+        raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
+    return engine
 
 
 def refuse_name(name: str) -> None:

@@ -126,7 +126,9 @@ class Convolution(Piece):
         return product_size(first, second)
 
     def squares(self) -> Squares:
-        """By the cheapest way."""
+        """By the cheapest way; rows that are kept already are not made again."""
+        if self._kept is not None:
+            return self._kept.squares()
         way = cheapest(self.shape, self.like.device.type)
         if way in (Way.GRAM, Way.PIXELS):
             return self._by_products(way)

@@ -43,6 +43,8 @@ _SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9), "cuda": Speeds(60e12, 200e12
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
 _ROOM = 3.0
+# Factors of tiles of one image beyond this are neither in the cache nor in anybody's memory budget.
+_MOST_FACTORS = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ def cheapest(shape: Shape, device: str) -> Way:
 
 def summed_by_tiles(shape: Shape, device: str) -> bool:
     """Whether the weighted sum over a batch comes from tiles rather than from the vendor's kernel."""
-    return device == "cpu" and shape.tiles is not None and _by_tiles(shape, device) < _by_vendor(shape, device)
+    if device != "cpu" or shape.tiles is None:
+        return False
+    fits = 16 * shape.tiles * (shape.channels + shape.outputs) * _BYTES <= _MOST_FACTORS
+    return fits and _by_tiles(shape, device) < _by_vendor(shape, device)
 
 
 def _by_tiles(s: Shape, device: str) -> float:

@@ -77,6 +77,9 @@ class PerExample:
         with torch.no_grad():
             return added_up(plan, lambda point: self.rows(inputs, targets, point=point, views=views))
 
+    def rest(self) -> None:
+        """Lets go of memory that was kept for the next batch, because there is none for now."""
+
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Memory that one more entry of the inputs takes, roughly.
 

@@ -78,6 +78,12 @@ class Layerwise(PerExample):
         """
         super().__init__(model, loss, layout)
         self._rooms, self._slots = Rooms(), _slots(model, layout)
+        self._kernels = [
+            slot.names[0]
+            for layer, slots in self._slots.items()
+            for slot in slots
+            if type(layer) is nn.Conv2d and slot.role == "weight" and slot.source is None
+        ]
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
@@ -100,6 +106,10 @@ class Layerwise(PerExample):
             gradients = self._gradients(inputs, targets, None, views, room)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
+    def rest(self) -> None:
+        """Clears the room of kept rows."""
+        self._rooms.clear()
+
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
         return 4 * activations * itemsize
@@ -109,9 +119,8 @@ class Layerwise(PerExample):
     ) -> Gradients:
         """Pieces of every trained parameter that the loss depends on."""
         trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
-        inputs = channels_last(inputs)
-        # Once for the pass forward and the one back, each of which would do it for itself.
-        values = {name: _as_inputs(value, inputs) for name, value in trained.items()}
+        inputs = self._arranged(inputs)
+        values = {**trained, **self._arranged_weights(trained, inputs)}
         examples, forward = len(inputs) // views, function_of(self.model)
         found: dict[tuple[str, ...], list[Piece]] = {}
 
@@ -138,6 +147,31 @@ class Layerwise(PerExample):
             like=values[self.layout.names[0]],
         )
 
+    def _arranged(self, inputs: Tensor) -> Tensor:
+        return channels_last(inputs)
+
+    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+        """Weights of convolutions with their channels last: once, for the pass forward and the one back."""
+        if inputs.dim() != 4 or len(inputs) == 1:
+            return {}
+        weights = {name: trained[name] for name in self._kernels}
+        # With one input channel both orders are the same numbers.
+        return {
+            name: weight.contiguous(memory_format=torch.channels_last)
+            for name, weight in weights.items()
+            if weight.shape[1] > 1
+        }
+
+
+class InOrder(Layerwise):
+    """The same on inputs in contiguous order: for models that take a view of what a convolution puts out."""
+
+    def _arranged(self, inputs: Tensor) -> Tensor:
+        return inputs.contiguous()
+
+    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+        return {}
+
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().contiguous() for name, p in model.named_parameters() if p.requires_grad}
@@ -155,13 +189,6 @@ def channels_last(inputs: Tensor) -> Tensor:
     if channels == 1:
         return inputs.contiguous().as_strided(inputs.shape, (height * width, 1, width, 1))
     return inputs.contiguous(memory_format=torch.channels_last)
-
-
-def _as_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
-    """A convolution's weight in the order of its inputs; with one input channel both orders are the same numbers."""
-    if weight.dim() != 4 or weight.shape[1] == 1 or inputs.dim() != 4 or len(inputs) == 1:
-        return weight
-    return weight.contiguous(memory_format=torch.channels_last)
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:

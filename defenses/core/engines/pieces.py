@@ -61,10 +61,14 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
         overlap: in how many positions a number of the inputs takes part at most.
     """
     # Rounding errors of independent signs: a few eps of the root of sum_t |x_t|² |s_t|², bounded by factors.
-    strongest = signals.square().sum(dim=2).amax(dim=1).double()
-    terms = strongest * torch.linalg.vector_norm(inputs.flatten(1), dim=1).double().square() * overlap
-    error = _ROUNDING * torch.finfo(signals.dtype).eps * terms.sqrt()
-    return Squares(value.double(), error * (2 * value.double().sqrt() + error))
+    # In float64, where no norm of a float32 overflows and no square of one underflows.
+    strongest = torch.linalg.vector_norm(signals, dim=2, dtype=torch.float64).amax(dim=1)
+    size = torch.linalg.vector_norm(inputs.flatten(1), dim=1, dtype=torch.float64)
+    error = _ROUNDING * torch.finfo(signals.dtype).eps * strongest * size * overlap**0.5
+    slack = error * (2 * value.double().sqrt() + error)
+    # Sums of a few of these numbers must stay in the format.
+    edge = torch.finfo(signals.dtype).max / 64
+    return Squares(value.double(), torch.where((strongest > edge) | (size > edge), torch.inf, slack))
 
 
 class Piece:

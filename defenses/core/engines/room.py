@@ -30,8 +30,10 @@ class Rooms:
         lent: list[tuple[nn.Module, Tensor]] = []
 
         def room(layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
-            idle = self._idle.setdefault(layer, [])
-            found = idle.pop() if idle else None
+            try:
+                found = self._idle.setdefault(layer, []).pop()
+            except IndexError:
+                found = None
             if found is None or found.numel() < numbers or (found.dtype, found.device) != (like.dtype, like.device):
                 found = like.new_empty(numbers + int(_SPARE * numbers))
             lent.append((layer, found))
@@ -39,4 +41,9 @@ class Rooms:
 
         yield room
         for layer, tensor in lent:
-            self._idle[layer].append(tensor)
+            if tensor.device.type == "cpu":  # elsewhere PyTorch keeps what is freed by itself
+                self._idle.setdefault(layer, []).append(tensor)
+
+    def clear(self) -> None:
+        """Gives all back to the system."""
+        self._idle.clear()

@@ -121,8 +121,9 @@ def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
     node: Any = output.grad_fn
     if node is None or node.name() != "NativeGroupNormBackward0":
         return None
+    mean, scale = (getattr(node, f"_saved_result{number}", None) for number in (1, 2))
     # Detached, because the node's results hold the node.
-    return node._saved_result1.detach(), node._saved_result2.detach()
+    return None if mean is None or scale is None else (mean.detach(), scale.detach())
 
 
 def _switch(like: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(halfway, where, bit):
     changed[int(where * len(changed))] ^= 1 << bit
     other = halfway.with_name("flipped")
     other.write_bytes(bytes(changed))
-    refused(other, "must be a complete file of ours")
+    refused(other, "must be (a complete file of ours|one of this version of leakbench)")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello world", b"PK\x03\x04" + bytes(100), pickle.dumps({"step": 1})])
@@ -207,3 +207,10 @@ def test_a_resumed_run_with_another_lambda_is_another_run(tmp_path):
     duties.interrupted(dp_sgd(noise_multiplier=1.0), path, after=2, schedule=lambda step, steps: 1.0)
     with pytest.raises(ValueError, match="belongs to another run"):
         duties.trained(dp_sgd(noise_multiplier=1.0), checkpoint=path, schedule=lambda step, steps: 0.5)
+
+
+def test_a_checkpoint_of_another_version_is_refused_as_one(tmp_path):
+    path = tmp_path / "old.checkpoint"
+    path.write_bytes(b"leakbench checkpoint 2\n" + bytes(100))
+    with pytest.raises(ValueError, match="must be one of this version of leakbench; delete it to start afresh"):
+        disk.load(path, fingerprint="any")

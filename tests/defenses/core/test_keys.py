@@ -1,12 +1,14 @@
 """Keys of any length set generators apart, and small ones are PyTorch's own seeds."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from defenses.core import keys as module
-from defenses.core.keys import BYTES, filled, fills_states, keyed
+from defenses.core.keys import filled, fills_states, keyed
 
 ALARM = 1e-8
 
@@ -36,11 +38,14 @@ def test_streams_of_neighbouring_keys_are_uniform_and_independent():
 
 
 def test_a_filled_state_is_the_mersenne_twisters():
-    content = bytes(range(256)) * 10
+    content = bytes(range(64))
     twister = np.random.MT19937()
-    key = np.frombuffer(content[:BYTES], dtype=np.uint32)
-    twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
-    found = torch.empty(3000, dtype=torch.int32).random_(generator=filled(content[:BYTES]))
+    state = hashlib.shake_256(content).digest(4 * 624)
+    twister.state = {
+        "bit_generator": "MT19937",
+        "state": {"key": np.frombuffer(state, dtype=np.uint32), "pos": 624},
+    }
+    found = torch.empty(3000, dtype=torch.int32).random_(generator=filled(content))
     assert found.tolist() == (twister.random_raw(3000) & 0x7FFFFFFF).tolist()
     assert fills_states()
 
@@ -53,3 +58,22 @@ def test_a_state_that_is_kept_otherwise_is_noticed(monkeypatch):
 def test_where_states_are_kept_otherwise_keys_still_work(monkeypatch):
     monkeypatch.setattr(module, "fills_states", lambda: False)
     assert draws(keyed(2**64 + 5)) == draws(torch.Generator().manual_seed(2**64 + 5 & (2**63 - 1)))
+
+
+def test_a_negative_key_is_refused():
+    with pytest.raises(ValueError, match="key must be at least 0, got -1"):
+        keyed(-1)
+
+
+def test_the_default_device_has_no_part_in_it():
+    expected = draws(keyed(2**40))
+    with torch.device("meta"):
+        assert fills_states.__wrapped__()
+        generator = keyed(2**40)
+    assert draws(generator) == expected
+
+
+def test_what_a_generator_says_of_its_seed_tells_it_from_others_and_nothing_of_its_state():
+    one, other = keyed(2**40), keyed(2**41)
+    assert one.initial_seed() != other.initial_seed()
+    assert draws(torch.Generator().manual_seed(one.initial_seed())) != draws(one)

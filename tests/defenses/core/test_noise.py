@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 
 import pytest
 import torch
@@ -152,3 +153,29 @@ def test_noise_that_is_added_in_place_is_the_noise_that_would_have_been_drawn(si
     assert other.add(values, 2.5) is values
     assert torch.equal(values, expected)
     assert torch.equal(one.normal(5, values), other.normal(5, values))
+
+
+def test_long_noise_may_be_added_to_what_is_traced():
+    like = torch.zeros(LONG)
+    expected = seeded(8).normal(LONG, like)
+    rows = torch.zeros(LONG, requires_grad=True)
+    assert torch.equal(GeneratorNoise(keyed(8), "seeded").add(rows * 1.0, 1.0), expected)
+    with torch.inference_mode():
+        assert torch.equal(GeneratorNoise(keyed(8), "seeded").add(torch.zeros(LONG), 1.0), expected)
+
+
+def test_a_long_draw_takes_no_more_threads_than_torch_has():
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        source = GeneratorNoise(keyed(8), "seeded")
+        source._visit(torch.zeros(LONG), lambda piece, _: seen.append((threading.get_ident(), len(piece))))
+    finally:
+        torch.set_num_threads(before)
+    assert len({thread for thread, _ in seen}) <= 2
+    assert sum(size for _, size in seen) == LONG and max(size for _, size in seen) <= 2**15
+
+
+def test_seeds_below_nought_are_refused():
+    with pytest.raises(ValueError, match="key must be at least 0"):
+        seeded(-1)

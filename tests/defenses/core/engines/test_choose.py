@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from defenses.core import (
     Block,
@@ -209,3 +210,49 @@ def test_batches_are_cut_to_a_memory_budget_and_nothing_else_changes(budget):
 def test_a_budget_without_room_is_refused(budget):
     with pytest.raises(ValueError, match=f"memory_budget must be at least 1 or None, got {budget}"):
         Engine(nn.Linear(2, 2), memory_budget=budget)
+
+
+class ByView(nn.Module):
+    """Takes a view of what a convolution puts out, as many networks do ahead of their first linear layer."""
+
+    def __init__(self, *, first: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.first, self.conv, self.out = first, nn.Conv2d(2, 3, 3), nn.Linear(48, 3)
+
+    def forward(self, inputs):
+        if self.first is not None:
+            inputs = inputs.reshape(len(inputs), -1).view(len(inputs), *self.first)
+        return self.out(self.conv(inputs).view(len(inputs), -1))
+
+
+class MeanFree(nn.Module):
+    def forward(self, weight):
+        flat = weight.view(len(weight), -1)
+        return (flat - flat.mean(dim=1, keepdim=True)).view(weight.shape)
+
+
+def centred():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 3))
+    parametrize.register_parametrization(model[0], "weight", MeanFree())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "note"),
+    [
+        (ByView, (2, 6, 6), "layerwise (contiguous: fails on synthetic rows: view size is not compatible"),
+        (lambda: ByView(first=(2, 6, 6)), (2, 9, 4), "layerwise (contiguous: "),
+        (centred, (2, 6, 6), "layerwise"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["auto", "layerwise"])
+def test_models_that_look_at_memory_keep_our_engine(build, shape, note, asked):
+    torch.manual_seed(0)
+    model, inputs, targets = build().double(), torch.randn(4, *shape, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    layout = Layout.of(model)
+    choice = choose(asked, model, cross_entropy, layout, inputs, targets)
+    assert choice.note.startswith(note)
+    rows = TorchFunc(model, cross_entropy, layout).rows(inputs, targets)
+    plan = StepPlan(Block(codec=Everything(layout.dim), bound=clip(0.1)))
+    (expected,) = clipped_sums(plan, [lambda _point: rows], rows)
+    torch.testing.assert_close(choice.engine.sums(plan, inputs, targets)[0], expected, rtol=1e-12, atol=1e-14)

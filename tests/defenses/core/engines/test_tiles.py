@@ -5,9 +5,12 @@ import torch
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from defenses.core import clip
 from defenses.core.engines import convolution, tiles
+from defenses.core.engines.blocks import _doubtful
 from defenses.core.engines.convolution import Convolution, Geometry
 from defenses.core.engines.cost import Shape, Way, summed_by_tiles
+from defenses.core.engines.pieces import Squares
 
 
 def piece(images, entering, leaving, size, *, padding=(1, 1, 1, 1), views=1, dtype=torch.float64, seed=0):
@@ -106,3 +109,26 @@ def test_wide_layers_are_summed_by_tiles_on_a_cpu_only():
     assert summed_by_tiles(wide, "cpu")
     assert not summed_by_tiles(wide, "cuda")
     assert not summed_by_tiles(narrow, "cpu")
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+def test_an_example_at_the_end_of_the_format_is_doubted(monkeypatch, tiled):
+    # Sums of inputs overflow while the gradient does not, and the squares of its signals underflow.
+    monkeypatch.setattr(convolution, "summed_by_tiles", lambda *_: tiled)
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.FREE)
+    made = piece(1, 2, 2, (4, 4), dtype=torch.float32)
+    made.inputs.fill_(3e38)
+    made.signals.fill_(1e-31)
+    squares = made.squares()
+    assert torch.isinf(squares.slack).all()
+    assert _doubtful(clip(1.0), squares).all()
+
+
+def test_a_slack_that_is_no_number_vouches_for_nothing():
+    squares = Squares(torch.ones(1, dtype=torch.float64), torch.full((1,), torch.nan, dtype=torch.float64))
+    assert _doubtful(clip(1.0), squares).all() and _doubtful(clip(1e9), squares).all()
+
+
+def test_factors_of_large_images_are_not_made():
+    wide = Shape(positions=224**2, inputs=64 * 9, outputs=64, stored=1, channels=64, kernel=(3, 3), tiles=112**2)
+    assert not summed_by_tiles(wide, "cpu")
