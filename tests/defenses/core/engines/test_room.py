@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy
+from defenses.core import Block, Coordinates, Everything, Layout, StepPlan, clip, cross_entropy, full, train
 from defenses.core.engines import Layerwise, TorchFunc, convolution
 from defenses.core.engines.cost import Way
 from defenses.core.engines.room import Rooms
+from defenses.dp_sgd import dp_sgd
 
 LAYER, OTHER, LIKE = nn.Linear(1, 1), nn.Linear(1, 1), torch.zeros(1)
 
@@ -57,3 +58,28 @@ def test_batches_of_changing_size_give_the_references_sums_and_leave_earlier_one
         expected += reference.sums(plan, inputs, targets)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_blocks_that_ask_for_one_layer_share_its_rows_and_rest_lets_go_of_them(monkeypatch):
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.KEEP)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.Flatten(), nn.Linear(48, 3)).double()
+    layout = Layout.of(model)
+    first = Coordinates(torch.arange(54), dim=layout.dim)
+    plan = StepPlan(*(Block(codec=first, bound=clip(0.1), share=0.5) for _ in range(2)))
+    engine = Layerwise(model, cross_entropy, layout)
+    inputs, targets = torch.randn(4, 2, 6, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    engine.sums(plan, inputs, targets)
+    assert [len(idle) for idle in engine._rooms._idle.values()] == [1]
+    engine.rest()
+    assert not engine._rooms._idle
+
+
+def test_nothing_is_kept_after_a_training(monkeypatch):
+    kept = []
+    real = Rooms.clear
+    monkeypatch.setattr(Rooms, "clear", lambda self: kept.append(len(self._idle)) or real(self))
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.KEEP)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 3))
+    examples = torch.randn(12, 2, 6, 6), torch.arange(12) % 3
+    train(model, examples, dp_sgd(noise_multiplier=1.0), sampling=full(), steps=2, lr=0.1)
+    assert kept == [1]
