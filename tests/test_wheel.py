@@ -21,7 +21,7 @@ seeds = [0]
 task = { data = "digits", model = "mlp", private = 100, batch = 50, epochs = 2, lr = 0.5 }
 budget = { epsilon = 8.0, delta = 1e-5 }
 defense = [{ name = "sgd" }, { name = "dp_sgd", clip_norm = 1.0 }]
-attack = [{ name = "loss_threshold" }]
+attack = [{ name = "likelihood_ratio" }]
 """
 
 
