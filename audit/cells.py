@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from attacks.core import Access, Knows, Requirements
-from benchmarks import data as datasets
 from benchmarks import models
 from benchmarks.core import Sizes, Splits
 from defenses.core import (
@@ -37,6 +36,7 @@ from defenses.core import (
 
 from . import catalog
 from .schema import ModelChoice
+from .sources import load_data
 from .suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 
 BASELINE = "sgd"
@@ -150,22 +150,6 @@ def seed_of(request: dict[str, Any], purpose: str) -> int:
     if training.get("control") == "positive":  # a mark on what is trained, which changes nothing about it
         training["control"] = None
     return seed_from(json.dumps(training, sort_keys=True), purpose)
-
-
-def load_data(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
-    """A data set's splits on a device; the last few are kept, because all cells of a seed use the same.
-
-    Not those of one's own data, which may change while this process lives.
-    """
-    load = _load if ":" in name else _kept
-    return load(name, seed, sizes, device)
-
-
-def _load(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
-    return datasets.load(name, seed=seed, sizes=sizes).to(device)
-
-
-_kept = lru_cache(maxsize=3)(_load)
 
 
 def load_splits(request: dict[str, Any], device: torch.device, *, training: bool = False) -> Splits:

@@ -9,7 +9,8 @@ from torch import nn
 
 from audit import cells as planning
 from audit import harness
-from audit.cells import Cell, Job, build_model, defend, digest_of, load_data, plan, planned, seed_of
+from audit.cells import Cell, Job, build_model, defend, digest_of, plan, planned, seed_of
+from audit.sources import load_data
 from audit.suite import SuiteError
 from benchmarks.core import Sizes
 from defenses.core import predict

@@ -86,11 +86,8 @@ def _choose(name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Ten
     except Unsupported as reason:
         if kind is Layerwise and inputs.dim() == 4:
             with suppress(Unsupported):
-                engine, note = (
-                    _checked(InOrder, synthetic, model, loss, layout),
-                    f"{kind.name} (contiguous: {_line(reason)})",
-                )
-                return Choice(engine, note, synthetic.activations)
+                engine = _checked(InOrder, synthetic, model, loss, layout)
+                return Choice(engine, f"{kind.name} (contiguous: {_line(reason)})", synthetic.activations)
         if name != AUTO:
             raise ValueError(f"engine '{name}' cannot run this model: {reason}") from reason
         note = f"{TorchFunc.name} (no {kind.name}: {_line(reason)})"
