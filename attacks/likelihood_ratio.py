@@ -29,5 +29,9 @@ def likelihood_ratio(target: Transcript, coins: torch.Generator) -> MembershipSc
         evidence.add_step(step, candidates)
     scores, deterministic = evidence.scores()
     return MembershipScores(
-        ids=candidates.ids, scores=scores, exact=True, deterministic=deterministic, dependence="per_model"
+        ids=candidates.ids,
+        scores=scores,
+        exact=evidence.exact,
+        deterministic=deterministic,
+        dependence="per_model",
     )

@@ -25,5 +25,9 @@ def one_step_likelihood_ratio(target: Observation, coins: torch.Generator) -> Me
     evidence.add_step(target, candidates)
     scores, deterministic = evidence.scores()
     return MembershipScores(
-        ids=candidates.ids, scores=scores, exact=True, deterministic=deterministic, dependence="per_step"
+        ids=candidates.ids,
+        scores=scores,
+        exact=evidence.exact,
+        deterministic=deterministic,
+        dependence="per_step",
     )

@@ -4,20 +4,25 @@ An `Observation` is built from the step's plan, so dense, masked, projected and 
 own here or in any attack. The truth (`GroundTruth`) goes to scorers only. What the informed adversary of differential
 privacy knows, everybody's contribution but the candidate's, is computed here from the private data and handed out as a
 remainder per candidate, which looks the same for members and non-members when nothing leaks.
+
+Everything handed out is the attacker's own: a copy, or a plain function over copies. What the auditor computes with,
+the steps as they were executed and the private data, no attribute of a target leads to, so an attack can neither read
+it nor change it under the auditor's hands.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attacks.core import Examples, ModelAccess, Observation
+from attacks.core import Examples, ModelAccess, Observation, Participation, Steps
 from attacks.core import Transcript as SeenTranscript
 from defenses.core import (
     Layout,
@@ -30,6 +35,8 @@ from defenses.core import (
     outputs,
     per_example_gradients,
 )
+
+from .candidates import Candidates, copied
 
 _AT_ONCE = 1024  # inputs a forward pass
 _ROWS = 2**26  # numbers of per-example gradients in memory where they can be cut up
@@ -65,6 +72,8 @@ class GroundTruth:
         inputs: the private inputs behind an update [b, *shape]; None for membership.
         labels: their labels [b].
         members: ids of the examples that took part; None for reconstruction.
+        candidates: ids of the examples that were asked about; given with `members`, because scores of anybody else
+            could be made up.
         low: smallest valid input, in model-input units.
         high: largest valid input.
         floor: the best guess without looking at the update, the mean public image; None without public data.
@@ -74,10 +83,17 @@ class GroundTruth:
     inputs: Tensor | None = None
     labels: Int[Tensor, " b"] | None = None
     members: Int[Tensor, " n"] | None = None
+    candidates: Int[Tensor, " m"] | None = None
     low: float = 0.0
     high: float = 1.0
     floor: Tensor | None = None
     labels_given: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.members is None) != (self.candidates is None):
+            raise ValueError(
+                "members and candidates must be given together: who took part, and everybody who was asked about"
+            )
 
     def membership(self, ids: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Which of these examples took part."""
@@ -94,50 +110,50 @@ def observe(
     *,
     labels: Int[Tensor, " b"] | None = None,
     batch_size: int | None = None,
-    sample_rate: float | None = None,
+    sample_rate: float = 1.0,
+    participation: Participation = "known",
     candidates: Examples | None = None,
-    others_removed: Callable[[Observed], Float[Tensor, "n m"]] | None = None,
+    others_removed: Callable[[], Float[Tensor, "n m"]] | None = None,
 ) -> Observation:
     """What one shared update shows.
 
     Args:
-        step: as the trainer's transcript has it, with its plan and noisy blocks.
-        model: the architecture; its parameters are not read.
+        step: as the trainer's transcript has it, with its plan and noisy blocks; copied.
+        model: the architecture, of the attacker's own; its trained parameters are not read.
         layout: order of the flat vectors.
-        world: what everybody knows.
-        labels: labels of the batch, if the attacker may know them.
+        world: what everybody knows, its population the attacker's own copy.
+        labels: labels of the batch, if the attacker may know them; copied.
         batch_size: its size, if the attacker may know it.
-        sample_rate: chance that a record takes part; the step's own where None, 1 where participation is known.
-        candidates: whom a membership test is about.
+        sample_rate: chance that a record takes part; 1 where participation is known.
+        participation: what is known of who takes part.
+        candidates: whom a membership test is about, as the attacker's own copy.
         others_removed: for the informed adversary, the sums minus everybody else, per candidate.
 
     Returns:
         The observation; nothing in it was computed from who is a member, but `others_removed`.
     """
-    seen = Observed(step, model, layout, world.loss)
-    remainder = None
-    if others_removed is not None:
-        given = others_removed  # narrowed for the closure
-        remainder = lambda: given(seen)  # noqa: E731 - a name for a partial application
+    # Copied, because the graph behind a differentiable answer leads to the tensors it was computed with.
+    seen = Observed(copy.deepcopy(step), model, layout, world.loss)
     return Observation(
         released=seen.released,
-        simulate=seen.simulate,
-        contributions=seen.contributions,
-        residual=seen.residual,
-        logits=seen.logits,
+        simulate=lambda inputs, labels: seen.simulate(inputs, labels),
+        contributions=lambda inputs, labels: seen.contributions(inputs, labels),
+        residual=lambda predicted: seen.residual(predicted),
+        logits=lambda inputs: seen.logits(inputs),
         input_shape=world.input_shape,
         input_low=world.low,
         input_high=world.high,
         classes=world.classes,
         step=step.step,
         divisor=step.divisor,
-        sample_rate=step.sample_rate if sample_rate is None else sample_rate,
-        labels=labels,
+        sample_rate=sample_rate,
+        participation=participation,
+        labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
         population=world.population,
         noise_std=seen.noise_std,
         candidates=candidates,
-        others_removed=remainder,
+        others_removed=others_removed,
     )
 
 
@@ -164,7 +180,6 @@ class Observed:
         self.noise_std = torch.cat([self.sums.new_full((n,), std) for n, std in zip(sizes, stds, strict=True)])
         self._sizes = sizes
         self._whitening = torch.where(self.noise_std > 0, step.divisor / self.noise_std.clamp(min=1e-30), 1.0)
-        self._remembered: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
     def released(self) -> Float[Tensor, " m"]:
@@ -177,13 +192,7 @@ class Observed:
         Raises:
             ValueError: where their gradients would take more memory than there usually is.
         """
-        most = _MOST // self._layout.dim
-        if len(inputs) > max(most, 1):
-            raise ValueError(
-                f"gradients of {len(inputs)} examples in {self._layout.dim} parameters take "
-                f"{4 * len(inputs) * self._layout.dim / 2**30:.1f} GiB, and {4 * _MOST / 2**30:.0f} are allowed; "
-                f"set task.candidates to {max(most // 2, 1)} or fewer, or take a smaller model"
-            )
+        _refuse_too_many(len(inputs), self._layout.dim)
 
         def gradients(point: Tensor | None) -> Tensor:
             at = self._step.parameters if point is None else point
@@ -196,12 +205,9 @@ class Observed:
         return self.rows(inputs, labels).sum(dim=0) / self._step.divisor
 
     def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
-        """Per-example contributions; those of the last examples asked about are remembered."""
-        last = self._remembered
-        if last is None or last[0] is not inputs or last[1] is not labels:
-            with torch.no_grad():
-                last = self._remembered = (inputs, labels, self.rows(inputs, labels))
-        return last[2]
+        """Per-example contributions, without a graph behind them."""
+        with torch.no_grad():
+            return self.rows(inputs, labels)
 
     def residual(self, predicted: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         """Released minus predicted, in units of the noise where there is noise, without what carries noise only."""
@@ -213,24 +219,34 @@ class Observed:
         return outputs(self._model, self._layout, inputs, parameters=self._step.parameters)
 
 
+def _refuse_too_many(examples: int, dim: int) -> None:
+    most = _MOST // dim
+    if examples > max(most, 1):
+        raise ValueError(
+            f"gradients of {examples} examples in {dim} parameters take {4 * examples * dim / 2**30:.1f} GiB, and "
+            f"{4 * _MOST / 2**30:.0f} are allowed; set task.candidates to {max(most // 2, 1)} or fewer, or take a "
+            "smaller model"
+        )
+
+
 @dataclass(frozen=True)
 class RunView:
-    """The steps of a run, observed one at a time so that only one step's candidates are in memory.
+    """A run as the auditor holds it, and its steps as an attacker sees them, one at a time.
 
     Attributes:
         run: trained with observer="updates".
         world: what everybody knows.
-        candidates: whom membership is about.
-        private: the training data, in the trainer's order; used for `others_removed` only.
+        private: the training data, in the trainer's order; used for what is left without everybody's contribution.
         sampling: the sampler of the run.
+        candidates: whom membership is about; None where nothing is asked.
         informed: whether the attacker knows everybody but the candidate.
     """
 
     run: Run
     world: World
-    candidates: Examples
     private: Examples
     sampling: Sampling
+    candidates: Candidates | None = None
     informed: bool = True
 
     def __post_init__(self) -> None:
@@ -239,59 +255,85 @@ class RunView:
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise ValueError(f"model must have no dropout for attacks on its updates, got '{name}'; set its p to 0")
 
+    @cached_property
+    def attackers_model(self) -> nn.Module:
+        """A copy of the final model: other cells ask the same, whatever an attack does to what it was given."""
+        return copy.deepcopy(self.run.model)
+
+    @cached_property
+    def attackers_world(self) -> World:
+        """What everybody knows, with a population that is a copy."""
+        public = self.world.population
+        return self.world if public is None else replace(self.world, population=copied(public))
+
+    @property
+    def given(self) -> Examples | None:
+        """The candidates as an attack gets them."""
+        return None if self.candidates is None else self.candidates.given
+
     def __len__(self) -> int:
         return len(self.run.transcript.steps)
 
     def __iter__(self) -> Iterator[Observation]:
-        # Only independent coins make the product over steps of 1 - q + q exp(Lambda) exact. Under the other samplers
-        # the same score is taken, which is then a strong test and not the optimal one.
-        return (self.at(position, sample_rate=self.sampling.rate) for position in range(len(self)))
+        return (self.at(position) for position in range(len(self)))
 
-    def at(self, position: int, *, sample_rate: float) -> Observation:
+    def at(self, position: int, *, participation_known: bool = False) -> Observation:
         """One step.
 
         Args:
             position: in the transcript, from 0.
-            sample_rate: 1 where the attacker knows who would have taken part.
+            participation_known: whether the attacker knows who would have taken part; else it knows the rate.
         """
         step = self.run.transcript.steps[position]
+        candidates = self.candidates
+        remainder = None
+        if self.informed and candidates is not None:
+            remainder = lambda: self._others_removed(step, candidates)  # noqa: E731 - a name for a partial application
         return observe(
             step,
-            self.run.model,
+            self.attackers_model,
             self.run.transcript.layout,
-            self.world,
-            sample_rate=sample_rate,
-            candidates=self.candidates,
-            others_removed=self._remainder(step) if self.informed else None,
+            self.attackers_world,
+            sample_rate=1.0 if participation_known else self.sampling.rate,
+            participation="known" if participation_known else participation(self.sampling),
+            candidates=self.given,
+            others_removed=remainder,
         )
 
-    def noise(self, seen: Observed, step: int) -> tuple[Float[Tensor, " m"], Int[Tensor, " b"]]:
-        """What is left of a step's sums without everybody's contribution, and who took part; for the auditor.
+    def noise(self, step: Step) -> Float[Tensor, " m"]:
+        """What is left of a step's sums without everybody's contribution; for the auditor."""
+        return self._left_over(step, None)[0]
 
-        Args:
-            seen: the step.
-            step: its number.
+    def _others_removed(self, step: Step, candidates: Candidates) -> Float[Tensor, "n m"]:
+        """What is left of a step's sums without everybody but one candidate, for each of them."""
+        _refuse_too_many(len(candidates), self.run.transcript.layout.dim)
+        noise, own = self._left_over(step, candidates)
+        return own.add_(noise)
+
+    def _left_over(self, step: Step, candidates: Candidates | None) -> tuple[Tensor, Tensor]:
+        """A step's sums without everybody's contribution [m], and the candidates' own contributions to it [n, m].
+
+        Computed from the private data alone: rows that an attack asks for are rows that it may change.
         """
-        private = self.private
-        took_part = self.sampling.indices(step, len(private), self.run.sampler_key).to(private.inputs.device)
-        noise = seen.sums
-        total = noise.new_zeros(noise.shape, dtype=torch.float64)
-        for part in took_part.split(max(1, _ROWS // self.run.transcript.layout.dim)):
-            with torch.no_grad():
-                total += seen.rows(private.inputs[part], private.labels[part]).sum(dim=0, dtype=torch.float64)
-        return noise - total.to(noise.dtype), took_part
+        private, layout = self.private, self.run.transcript.layout
+        seen = Observed(step, self.run.model, layout, self.world.loss)
+        took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
+        asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
+        own = seen.sums.new_zeros(len(asked), seen.sums.numel())
+        total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
+        for part in took_part.split(max(1, _ROWS // layout.dim)):
+            rows = seen.contributions(private.inputs[part], private.labels[part])
+            total += rows.sum(dim=0, dtype=torch.float64)
+            is_asked = torch.isin(private.ids[part], asked)
+            own[place[torch.searchsorted(asked, private.ids[part][is_asked])]] = rows[is_asked]
+        return seen.sums - total.to(seen.sums.dtype), own
 
-    def _remainder(self, step: Step) -> Callable[[Observed], Tensor]:
-        private, candidates = self.private, self.candidates
 
-        @cache
-        def remainder(seen: Observed) -> Tensor:
-            noise, took_part = self.noise(seen, step.step)
-            own = seen.contributions(candidates.inputs, candidates.labels)
-            inside = torch.isin(candidates.ids, private.ids[took_part])
-            return noise + own * inside.unsqueeze(1)
-
-        return remainder
+def participation(sampling: Sampling) -> Participation:
+    """What is known of who takes part in a step, to somebody who knows the sampler and not its key."""
+    if sampling.rate == 1:
+        return "known"
+    return "independent" if sampling.kind == "poisson" else "dependent"
 
 
 def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
@@ -310,7 +352,7 @@ def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
         if step.step not in steps:
             continue
         seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
-        noise, _ = view.noise(seen, step.step)
+        noise = view.noise(step)
         energy += float((noise.double() / seen.noise_std.double()).square().sum())
         degrees += noise.numel()
     return math.sqrt(energy / degrees), (energy - degrees) / math.sqrt(2 * degrees)
@@ -318,7 +360,8 @@ def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
 
 def observe_run(view: RunView) -> SeenTranscript:
     """What an attacker sees who reads every release of a run."""
-    return SeenTranscript(steps=view, candidates=view.candidates, final=model_access(view.run.model, view))
+    steps = Steps(lambda: iter(view), lambda: len(view))
+    return SeenTranscript(steps=steps, candidates=view.given, final=model_access(view))
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
@@ -327,14 +370,14 @@ def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
         return torch.cat([model(part) for part in inputs.split(_AT_ONCE)])
 
 
-def model_access(model: nn.Module, view: RunView, *, white_box: bool = False) -> ModelAccess:
+def model_access(view: RunView, *, white_box: bool = False) -> ModelAccess:
     """What an attacker sees who has the final model."""
+    model, world = view.attackers_model, view.attackers_world
     return ModelAccess(
         logits=lambda inputs: logits_of(model, inputs),
-        input_shape=view.world.input_shape,
-        classes=view.world.classes,
-        candidates=view.candidates,
-        population=view.world.population,
-        # Copies: other cells ask the same model, whatever an attack does to what it was given.
+        input_shape=world.input_shape,
+        classes=world.classes,
+        candidates=view.given,
+        population=world.population,
         parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white_box else None,
     )

@@ -2,9 +2,9 @@
 
 Everything is on [0, 1]: the box of valid inputs is stretched to it and what leaves it is clamped. Images are
 matched to truths by the least total MSE (Hungarian method), so the order in which an attack returns them does
-not matter; choosing among restarts by the truth does not happen here, the result is one batch. Every PSNR has
-`psnr_floor` beside it, that of an image that anyone could guess without the update: a reconstruction above 0
-dB is nothing, one above the floor is a leak.
+not matter. There are at most as many as truths: of more the matching would pick the best by the truth, which
+makes any pool of pictures a reconstruction. Every PSNR has `psnr_floor` beside it, that of an image that anyone
+could guess without the update: a reconstruction above 0 dB is nothing, one above the floor is a leak.
 
 SSIM: Wang, Bovik, Sheikh & Simoncelli, IEEE TIP 2004. LPIPS: Zhang et al., CVPR 2018, AlexNet, version 0.1.
 """
@@ -21,7 +21,7 @@ from numpy import ndarray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.core import Reconstruction
+from attacks.core import Reconstruction, checked_reconstruction
 from leaderboard.record import Metric
 
 from .perceptual import lpips_metric, ssim_metric
@@ -58,7 +58,7 @@ def score_reconstruction(
     """Every reconstruction metric of one attack on one batch.
 
     Args:
-        result: what the attack returned; any number of inputs.
+        result: what the attack returned; at most as many inputs as truths.
         inputs: the truth, in model-input units.
         labels: the true classes.
         low: pixel value that is black, in model-input units.
@@ -73,10 +73,12 @@ def score_reconstruction(
         has no value and says why.
 
     Raises:
-        ValueError: shapes do not fit, the box is empty, or truths stay unmatched without a floor image.
+        ValueError: shapes do not fit, the box is empty, there are more inputs than truths, or truths stay unmatched
+            without a floor image.
     """
     if not low < high:
         raise ValueError(f"low must be below high, got {low} and {high}")
+    result = checked_reconstruction(result, len(inputs), inputs)
     if len(inputs) == 0 or len(labels) != len(inputs) or inputs.shape[1:] != result.inputs.shape[1:]:
         raise ValueError(
             f"inputs and labels must be the true batch, of the shape {list(result.inputs.shape)} that was "
@@ -103,7 +105,7 @@ def score_reconstruction(
             value=float(result.objective),
             n=len(found),
             better="higher",
-            reason="one number for the whole batch",
+            reason="one number for the whole batch, by the attack's own measure",
         ),
     }
     for name in ("psnr", "mse"):

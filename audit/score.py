@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks.core import MembershipScores, Reconstruction
+from attacks.core import MembershipScores, Reconstruction, checked_scores
 from leaderboard.record import Metric
 
 from .leakage import score_membership
@@ -24,10 +24,15 @@ def score(
         Metrics by name; what cannot be measured has no value and says why.
 
     Raises:
-        ValueError: when the truth is about something else.
+        TypeError: when the result is none, or holds tensors of a class of its own.
+        ValueError: when the truth is about something else, scores are of others than the candidates, or there are more
+            guesses than examples.
     """
     if isinstance(result, MembershipScores):
-        return score_membership(result, truth.membership(result.ids), delta=delta)
+        if truth.candidates is None:
+            raise ValueError("this truth is about reconstruction, it has no members")
+        scores = checked_scores(result, truth.candidates)
+        return score_membership(scores, truth.membership(scores.ids), delta=delta)
     if truth.inputs is None or truth.labels is None:
         raise ValueError("this truth is about membership, it has no inputs")
     return score_reconstruction(

@@ -28,6 +28,7 @@ from defenses.core import (
     full,
 )
 
+from .candidates import copied
 from .observe import GroundTruth, World, observe
 
 
@@ -112,6 +113,7 @@ def simulate_share(
     high: float = 1.0,
     classes: int | None = None,
     population: Examples | None = None,
+    population_known: bool = True,
     microbatch: int | None = None,
     engine: str = "auto",
 ) -> Shared:
@@ -133,7 +135,8 @@ def simulate_share(
         low: smallest valid input, in model-input units.
         high: largest valid input.
         classes: number of classes; read off the model's output where None.
-        population: public examples that the attacker may use.
+        population: public examples, which the defense may read.
+        population_known: whether the attacker gets a copy of them.
         microbatch: most examples that are worked on at a time; None for what fits in memory.
         engine: how clipped sums are computed, as in `defenses.core.train`.
 
@@ -207,7 +210,7 @@ def simulate_share(
         low=low,
         high=high,
         loss=loss,
-        population=population,
+        population=copied(population) if population is not None and population_known else None,
     )
     observation = observe(shared, client, layout, world, labels=labels, batch_size=size)
     floor = None if population is None else population.inputs.mean(dim=0)

@@ -7,6 +7,7 @@ finds what any picture looks like.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.core import Knows, Reconstruction
+from attacks.core import Knows, Reconstruction, checked_reconstruction
 from benchmarks.core import Splits
 from defenses.core import keyed
 from leaderboard.record import Metric
@@ -47,6 +48,7 @@ class SharedUpdates:
         if task["noise"] == "none":
             defense = defense.with_noise(0.0)
         attack = catalog.attack(request["attack"]["name"])
+        knows = attack.requires.knows
         results, scored, wanted = [], [], []
         claim: dict[str, Any] = {}
         engine: str | None = None
@@ -67,17 +69,19 @@ class SharedUpdates:
                 high=splits.high,
                 classes=splits.classes,
                 population=population_of(splits, self._device),
+                population_known=Knows.POPULATION in knows,
                 engine=request["training"].get("engine", "auto"),
             )
             coins = keyed(seed_of(request, f"attack {cell.id} {image}"))
-            result: Reconstruction = attack(shared.observation, coins, **request["attack"]["settings"])
+            found = attack(shared.observation, coins, **copy.deepcopy(request["attack"]["settings"]))
+            result: Reconstruction = checked_reconstruction(found, len(inputs), inputs)
             about = GroundTruth(
                 inputs=inputs,
                 labels=labels,
                 low=splits.low,
                 high=splits.high,
                 floor=shared.truth.floor,
-                labels_given=Knows.LABELS in attack.requires.knows,
+                labels_given=Knows.LABELS in knows,
             )
             results.append(result)
             scored.append(score(result, about))

@@ -6,24 +6,25 @@ goes to `score` together with the truth, and only metrics and per-example arrays
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacks.core import Access, Examples, MembershipScores, ModelAccess, Observation
-from attacks.core import Transcript as SeenTranscript
+from attacks.core import Access, Attack, Examples, Knows, MembershipScores, Target
 from benchmarks.core import Splits
 from defenses.core import Defense, Ledger, Run, Sampling, full, keyed, train
 from leaderboard.record import Metric
 
 from . import catalog
+from .candidates import Candidates, refuse_comparison
 from .cells import Cell, build_model, defend, load_splits, planned, reads_public, seed_of
 from .evidence import largest_auc, largest_tpr
-from .observe import GroundTruth, RunView, World, logits_of, model_access, noise_found, observe_run
+from .observe import GroundTruth, RunView, World, logits_of, model_access, noise_found, observe_run, participation
 from .outcome import Outcome, column, examples_of, finite, finite_claim, join, noise_for, pick, world_of
 from .score import score
 from .utility import score_utility
@@ -182,7 +183,7 @@ class TrainedModel:
             return []
         budget = self._request["budget"].get("epsilon", math.inf)
         overspent = claim.epsilon > budget * (1 + 1e-9)  # by the plans that were executed
-        view = RunView(self._run, self._world, self._candidates, self._trained_on, self._sampling[0])
+        view = RunView(self._run, self._world, self._trained_on, self._sampling[0])
         ratio, deviations = noise_found(view, watched(self._sampling[1]))
         flags = ["claim_violated"] if overspent or deviations < -NOISE_TOLERANCE else []
         return [*flags, f"noise_{ratio:.2g}x_of_claimed"] if abs(deviations) > NOISE_TOLERANCE else flags
@@ -193,7 +194,10 @@ class TrainedModel:
 
     @cached_property
     def _candidates(self) -> Examples:
-        """As many members as non-members, drawn by the data set's digest and the seed: the same for all defenses."""
+        """As many members as non-members, drawn by the data set's digest and the seed: the same for all defenses.
+
+        In this order members come first: no attack gets them so.
+        """
         outside = examples_of(self._splits.non_member, self._device)
         if not len(outside):
             raise ValueError("membership needs non-members, and the sizes of this task leave none")
@@ -201,7 +205,7 @@ class TrainedModel:
         count = min(limit, len(self._members), len(outside))
         coins = keyed(seed_of({"digest": self._splits.digest}, "candidates"))
         inside = pick(self._members, torch.randperm(len(self._members), generator=coins)[:count])
-        return _asked(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
+        return join(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
 
     def _utility(self) -> tuple[dict[str, Metric], dict[str, Any], list[str]]:
         test = self._test
@@ -216,23 +220,30 @@ class TrainedModel:
     def _membership(self, cell: Cell) -> tuple[dict[str, Metric], dict[str, Any], list[str]]:
         request = cell.request["attack"]
         attack = catalog.attack(request["name"])
-        candidates, members = self._candidates, self._members.ids
-        target: SeenTranscript | ModelAccess | Observation
-        view = RunView(self._run, self._world, candidates, self._trained_on, self._sampling[0])
-        if attack.requires.access is Access.ALL_STEPS:
-            if self._run.transcript.truncated:
-                raise ValueError(
-                    f"{request['name']} reads every step, and what {self._sampling[1]} steps show takes more than "
-                    f"{TRANSCRIPT_MEMORY / 2**30:.0f} GiB; take fewer epochs, a smaller model, or another attack"
-                )
-            target = observe_run(view)
-        elif attack.requires.access is Access.UPDATE:
-            target, members = self._one_step(view)
+        access, knows = attack.requires.access, attack.requires.knows
+        if access is Access.UPDATE:
+            examples, members = self._of_one_step
         else:
-            target = model_access(self._run.model, view, white_box=attack.requires.access is Access.WHITE_BOX)
-        coins = keyed(seed_of(cell.request, f"attack {cell.id}"))
-        result: MembershipScores = attack(target, coins, **request["settings"])
-        truth = GroundTruth(members=members)
+            examples, members = self._candidates, self._members.ids
+        # A copy of the public examples is made for those only who read them.
+        world = self._world if Knows.POPULATION in knows else replace(self._world, population=None)
+
+        def asked_about(some: Examples, purpose: str) -> MembershipScores:
+            candidates = Candidates.draw(some, seed_of(cell.request, f"{purpose} {cell.id}"))
+            view = RunView(self._run, world, self._trained_on, self._sampling[0], candidates, Knows.OTHERS in knows)
+            coins = keyed(seed_of(cell.request, f"attack {cell.id}"))
+            target = self._target(view, attack)
+            return candidates.answers(attack(target, coins, **copy.deepcopy(request["settings"])))
+
+        result = asked_about(examples, "candidates")
+        if Knows.OTHERS in knows and self._run.noise != "none":  # without noise everything can be seen anyway
+            inside = torch.isin(examples.ids, members)
+            coins = keyed(seed_of(cell.request, f"alone {cell.id}"))
+            for kind in (inside, ~inside):
+                places = kind.nonzero().flatten().cpu()
+                for one in places[torch.randperm(len(places), generator=coins)[:1]]:
+                    refuse_comparison(request["name"], result, asked_about(pick(examples, one[None]), f"alone {one}"))
+        truth = GroundTruth(members=members, candidates=examples.ids)
         columns = {
             "id": column(result.ids),
             "score": column(result.scores),
@@ -242,7 +253,7 @@ class TrainedModel:
         claim = self._run.claim(delta)
         # For the reader: what the claim allows against the attacker that it is about, who has one run per question.
         # Where participation is known, sampling amplifies nothing, and the one step seen is all that was spent.
-        if attack.requires.access is Access.UPDATE:
+        if access is Access.UPDATE:
             seen, alone = self._run.transcript.steps[-1], Ledger(full())
             if seen.plan is not None:
                 alone.record(seen.plan, seen.noise_multiplier, step=seen.step)
@@ -251,14 +262,34 @@ class TrainedModel:
         metrics = score(result, truth, delta=delta)
         metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
         metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
-        flags = ["participation_known"] if attack.requires.access is Access.UPDATE else []
+        flags = ["participation_known"] if access is Access.UPDATE else []
         test = self._splits.test
         if test is not None and torch.equal(test.ids, self._splits.non_member.ids):
             flags.append("non_members_are_test")
-        return metrics, columns, [*flags, "deterministic"] if result.deterministic else flags
+        # What scores mean is read off the run, not off the result: an attack's own word is a claim that nobody checked.
+        if access in (Access.UPDATE, Access.ALL_STEPS) and self._run.noise == "none":
+            flags.append("deterministic")
+        if access is Access.ALL_STEPS and Knows.OTHERS in knows and participation(self._sampling[0]) == "dependent":
+            flags.append("not_most_powerful")
+        return metrics, columns, flags
 
-    def _one_step(self, view: RunView) -> tuple[Observation, Tensor]:
-        """The last update, judged by those who took part in it and non-members: participation is the question."""
+    def _target(self, view: RunView, attack: Attack[Any]) -> Target:
+        """What an attack of this access is given."""
+        access = attack.requires.access
+        if access is Access.ALL_STEPS:
+            if self._run.transcript.truncated:
+                raise ValueError(
+                    f"{attack.name} reads every step, and what {self._sampling[1]} steps show takes more than "
+                    f"{TRANSCRIPT_MEMORY / 2**30:.0f} GiB; take fewer epochs, a smaller model, or another attack"
+                )
+            return observe_run(view)
+        if access is Access.UPDATE:
+            return view.at(len(view) - 1, participation_known=True)
+        return model_access(view, white_box=access is Access.WHITE_BOX)
+
+    @cached_property
+    def _of_one_step(self) -> tuple[Examples, Tensor]:
+        """Whom the last update is judged by, those who took part in it and non-members, and who of them took part."""
         sampling, steps = self._sampling
         took_part = sampling.indices(steps - 1, len(self._trained_on), self._run.sampler_key)
         # In the negative control others took part; as many members stand in for them, and must not show.
@@ -267,17 +298,10 @@ class TrainedModel:
         if (limit := self._request["task"]["candidates"]) is not None:
             coins = keyed(seed_of({"digest": self._splits.digest}, "one step"))
             inside, outside = (pick(e, torch.randperm(len(e), generator=coins)[:limit]) for e in (inside, outside))
-        asked = RunView(view.run, view.world, _asked(inside, outside), view.private, view.sampling)
-        return asked.at(len(view) - 1, sample_rate=1.0), inside.ids
+        return join(inside, outside), inside.ids
 
 
 def watched(steps: int) -> list[int]:
     """The numbers of the steps whose noise is looked at: spread evenly, the last one among them."""
     count = min(steps, WATCHED)
     return sorted({steps - 1 - i * steps // count for i in range(count)})
-
-
-def _asked(inside: Examples, outside: Examples) -> Examples:
-    """Candidates in the order of their ids, so that their order says nothing about who is a member."""
-    both = join(inside, outside)
-    return pick(both, both.ids.argsort())

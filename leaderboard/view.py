@@ -27,6 +27,8 @@ FLAGS = {
     "refuted the claim",
     "participation_known": "an attack knew who took part, so sampling's amplification does not hold against it",
     "deterministic": "updates carry no noise, so membership is read off them",
+    "not_most_powerful": "batches were not drawn by independent coins, so the likelihood ratio of single steps is a "
+    "strong test and not the most powerful one",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
     "degraded": "the attacker itself saw that it found no match",
     "public_in_distribution": "the method reads public examples of the very data set that it trains on",

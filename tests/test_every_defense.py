@@ -53,6 +53,7 @@ PROVED = [name for name in NAMES if math.isfinite(claim(name, 5.0).epsilon)]
 UNPROVED = [name for name in NAMES if name not in PROVED]
 NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 0]
 each = pytest.mark.parametrize("name", NAMES)
+in_each_world = pytest.mark.parametrize("world", duties.WORLDS.values(), ids=duties.WORLDS)
 each_that_proves = pytest.mark.parametrize("name", PROVED)
 each_with_noise = pytest.mark.parametrize("name", NOISY)
 
@@ -77,6 +78,12 @@ def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
 def test_removing_any_row_moves_the_sums_by_at_most_the_sensitivity(name, rows, pick):
     moments = duties.histories(FACTORIES[name])
     duties.check_bound(moments[pick % len(moments)].plan, rows)
+
+
+@in_each_world
+@each
+def test_removing_an_example_from_a_batch_takes_its_contribution_off_and_no_more(name, world):
+    duties.check_removal(FACTORIES[name], world)
 
 
 @each_that_proves
@@ -111,34 +118,46 @@ def test_noise_has_its_scale_and_two_thirds_or_three_halves_of_it_are_rejected(n
     duties.check_noise(FACTORIES[name])
 
 
+@in_each_world
 @each
-def test_the_ledger_of_a_run_agrees_with_the_prediction(name):
-    duties.check_ledger(FACTORIES[name])
+def test_the_ledger_of_a_run_agrees_with_the_prediction(name, world):
+    duties.check_ledger(FACTORIES[name], world)
 
 
+@in_each_world
 @each
-def test_the_same_seeds_give_the_same_run(name):
-    duties.check_seeds(FACTORIES[name])
+def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
+    duties.check_exact_noise(FACTORIES[name], world)
 
 
+@in_each_world
 @each
-def test_microbatches_change_nothing(name):
-    duties.check_microbatches(FACTORIES[name])
+def test_the_same_seeds_give_the_same_run(name, world):
+    duties.check_seeds(FACTORIES[name], world)
 
 
+@in_each_world
 @each
-def test_an_empty_batch_is_a_step(name):
-    duties.check_empty_batches(FACTORIES[name])
+def test_microbatches_change_nothing(name, world):
+    duties.check_microbatches(FACTORIES[name], world)
 
 
+@in_each_world
 @each
-def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, tmp_path):
-    duties.check_interruptions(FACTORIES[name], tmp_path)
+def test_an_empty_batch_is_a_step(name, world):
+    duties.check_empty_batches(FACTORIES[name], world)
 
 
+@in_each_world
 @each
-def test_a_run_interrupted_inside_any_step_goes_on_bit_for_bit(name, tmp_path):
-    duties.check_interruption_inside_a_step(FACTORIES[name], tmp_path)
+def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world, tmp_path):
+    duties.check_interruptions(FACTORIES[name], tmp_path, world)
+
+
+@in_each_world
+@each
+def test_a_run_interrupted_inside_any_step_goes_on_bit_for_bit(name, world, tmp_path):
+    duties.check_interruption_inside_a_step(FACTORIES[name], tmp_path, world)
 
 
 @each_with_noise

@@ -3,10 +3,10 @@
 from .decorator import Attack, attack
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .narrow import narrow, offer
-from .observation import Examples, ModelAccess, Observation, Target, Transcript
+from .observation import Examples, ModelAccess, Observation, Participation, Steps, Target, Transcript
 from .priors import Box, total_variation
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
-from .results import MembershipScores, Reconstruction
+from .results import MembershipScores, Reconstruction, checked_reconstruction, checked_scores
 
 __all__ = [
     "Access",
@@ -20,11 +20,15 @@ __all__ = [
     "MembershipScores",
     "ModelAccess",
     "Observation",
+    "Participation",
     "Reconstruction",
     "Requirements",
+    "Steps",
     "Target",
     "Transcript",
     "attack",
+    "checked_reconstruction",
+    "checked_scores",
     "granted",
     "log_likelihood_ratio",
     "narrow",

@@ -9,14 +9,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, cast, get_type_hints
 
 import torch
 
 from .narrow import enabled_by, narrow, offer
 from .observation import ModelAccess, Observation, Target, Transcript
-from .requires import Access, AccessError, Controls, Knows, Requirements
-from .results import MembershipScores, Reconstruction
+from .requires import Access, AccessError, Controls, Knows, Requirements, granted
+from .results import MembershipScores, Reconstruction, checked_reconstruction, checked_scores
 
 R = TypeVar("R", Reconstruction, MembershipScores)
 
@@ -125,16 +125,28 @@ class Attack(Generic[R]):
             coins: the attack's own randomness, on the CPU; by default a generator with seed 0.
             **settings: the method's settings.
 
+        Returns:
+            A copy of what the method returned; scores are in the order of the candidates.
+
         Raises:
             AccessError: the target does not grant what the attack needs, or the attack read what it did not
                 declare.
-            ValueError: an unknown or impossible setting.
+            TypeError: the method returned something else than it says.
+            ValueError: an unknown or impossible setting, scores of others than the candidates, or more inputs than
+                the batch has examples.
         """
         resolved = self.settings(**settings)
         if (problem := self.check(target)) is not None:
             raise AccessError(problem)
         coins = torch.Generator().manual_seed(0) if coins is None else coins
-        return self._function(narrow(target, self.requires), coins, **resolved)
+        # Read before the method runs, which may write into what it is given.
+        ids = None if target.candidates is None else target.candidates.ids.clone()
+        batch_size = _batch_size(target)
+        result = self._function(narrow(target, self.requires), coins, **resolved)
+        if self.kind == "reconstruction":
+            like = target.released if isinstance(target, Observation) else None
+            return cast(R, checked_reconstruction(result, batch_size, like))
+        return cast(R, checked_scores(result, granted(ids)))
 
     def __repr__(self) -> str:
         return f"<attack {self.name}: {self.requires.to_dict()}>"
@@ -152,6 +164,13 @@ def attack(
     """
     requires = Requirements(access=access, knows=knows, controls=controls)
     return lambda function: Attack(function, requires)
+
+
+def _batch_size(target: Target) -> int | None:
+    """Examples behind a target, as far as it says so, whatever the attack may know of it."""
+    if not isinstance(target, Observation):
+        return None
+    return target.batch_size if target.labels is None else len(target.labels)
 
 
 def _is_a(value: Any, wanted: type) -> bool:

@@ -10,7 +10,9 @@ with signal-to-noise ratio mu = ||v / s|| <= 1 / noise_multiplier: AUC Phi(mu / 
 mu). By Neyman and Pearson no test is more powerful. Dense, masked, projected and two-part releases differ
 only in v and s. Over steps the ratios multiply, although v_t depends on what was released before, because the
 noise of a step is fresh given the past; under Poisson sampling with known rate q a step's ratio is 1 - q + q
-exp(Lambda).
+exp(Lambda). Only there, and where participation is known, is the product the ratio of the whole run: under batches
+of a fixed size the others tell whether there is room for one more, and a record that is dealt once an epoch cannot
+join two of its steps. The product is then a strong test and not the most powerful one.
 
 Where a coordinate carries signal and no noise there is no ratio but a decision: r equals v there, or it does
 not.
@@ -86,6 +88,12 @@ class Evidence:
     def __init__(self, candidates: int, device: torch.device | str = "cpu") -> None:
         self._log_ratio = torch.zeros(candidates, dtype=torch.float64, device=device)
         self._closest = torch.full_like(self._log_ratio, math.inf)
+        self._exact = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether the scores are the likelihood ratio of all steps so far, so that no test is more powerful."""
+        return self._exact
 
     @property
     def log_ratio(self) -> Float[Tensor, " n"]:
@@ -135,6 +143,7 @@ class Evidence:
         contribution = step.contributions(candidates.inputs, candidates.labels)
         remainder = granted(step.others_removed)()
         self.add(remainder.detach(), contribution.detach(), granted(step.noise_std), step.sample_rate)
+        self._exact = self._exact and step.participation != "dependent"
 
     def scores(self) -> tuple[Float[Tensor, " n"], bool]:
         """The score of each candidate, and whether any of them was decided without noise.

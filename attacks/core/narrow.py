@@ -1,16 +1,22 @@
 """Narrowing: the view of a target that an attack is handed, and what a target has to offer.
 
-A withheld field is not hidden behind a check alone: the view does not hold its value. What is left is what
-Python cannot withhold, the variables that the target's functions close over; an attack that digs there is
-fraud, not a mistake.
+A withheld field is not hidden behind a check alone: the view does not hold its value. Nor does it hold what leads
+further: functions are handed over as plain functions, without the object that a method is bound to, and take plain
+tensors alone, because one of another class is shown the weights that it is multiplied with; and tensors own their
+memory, because a slice has the whole of what it was cut from as its `_base`.
+
+What is left is what Python cannot withhold: the variables that a function closes over, frames, the garbage
+collector, and what anybody can import or patch. An attack that digs there is fraud, not a mistake.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
-from .observation import ModelAccess, Observation, Target, Transcript
+from torch import Tensor, nn
+
+from .observation import Examples, ModelAccess, Observation, Steps, Target, Transcript
 from .requires import MEANING, Access, AccessError, Controls, Knows, Requirements
 
 T = TypeVar("T", bound=Target)
@@ -32,9 +38,11 @@ def narrow(target: T, requires: Requirements) -> T:
         need = slot.metadata.get("needs")
         if need is not None and not requires.grants(need):
             withheld[slot.name] = need
-    shown = {name: value for name, value in vars(target).items() if name not in withheld}
+    shown = {name: _alone(value) for name, value in vars(target).items() if name not in withheld}
+    kinds = _kinds(shown.values())
+    shown = {name: _plain_function(value, kinds) if callable(value) else value for name, value in shown.items()}
     if isinstance(target, Transcript):
-        shown["steps"] = _Steps(target.steps, requires)
+        shown["steps"] = _narrowed(target.steps, requires)
         shown["final"] = None if target.final is None else narrow(target.final, requires)
     view = object.__new__(_view_class(_plain_class(type(target))))
     vars(view).update(shown, _withheld=withheld)
@@ -70,18 +78,51 @@ def enabled_by(need: Access | Knows | Controls) -> str:
     return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
 
 
-@dataclass(frozen=True)
-class _Steps:
+def _narrowed(steps: Any, requires: Requirements) -> Steps:
     """Narrows one step after the other, so that a lazy transcript stays lazy."""
 
-    steps: Any
-    requires: Requirements
+    def read() -> Iterator[Observation]:
+        return (narrow(step, requires) for step in steps)
 
-    def __iter__(self) -> Iterator[Observation]:
-        return (narrow(step, self.requires) for step in self.steps)
+    return Steps(read, lambda: len(steps))
 
-    def __len__(self) -> int:
-        return len(self.steps)
+
+def _alone(value: Any) -> Any:
+    """A field's value without what is attached to a tensor: more of the same memory, a graph."""
+    if isinstance(value, Tensor):
+        return value if _owns_its_memory(value) else value.detach().clone()
+    if isinstance(value, Examples):
+        parts = {slot.name: getattr(value, slot.name) for slot in fields(value)}
+        apart = {name: _alone(part) for name, part in parts.items()}
+        return value if all(apart[name] is part for name, part in parts.items()) else Examples(**apart)
+    if isinstance(value, Mapping):
+        return {name: _alone(part) for name, part in value.items()}
+    return value
+
+
+def _owns_its_memory(tensor: Tensor) -> bool:
+    """Whether nothing but its own values can be reached from a tensor."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    bare = tensor.grad_fn is None and tensor.grad is None and not vars(tensor)
+    return whole and bare and tensor._base is None
+
+
+def _kinds(values: Iterable[Any]) -> set[type]:
+    """The classes of the tensors of a target: of plain ones, or of a device that has a class of its own."""
+    kinds: set[type] = {Tensor, nn.Parameter}
+    for value in values:
+        kinds |= {type(part) for part in (value, getattr(value, "inputs", None)) if isinstance(part, Tensor)}
+    return kinds
+
+
+def _plain_function(function: Callable[..., Any], kinds: set[type]) -> Callable[..., Any]:
+    def call(*arguments: Any, **settings: Any) -> Any:
+        for one in (*arguments, *settings.values()):
+            if isinstance(one, Tensor) and type(one) not in kinds:
+                raise TypeError(f"a target's functions take plain tensors, got {type(one).__name__}")
+        return function(*arguments, **settings)
+
+    return call
 
 
 def _known(target: Observation | ModelAccess) -> Knows:

@@ -9,11 +9,15 @@ from attacks that did not declare the need. A defense is described by functions 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from .requires import Access, Controls, Knows
+
+Participation = Literal["known", "independent", "dependent"]
+"""What an attacker knows of who takes part in a step; see `Observation.participation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,10 @@ class Observation:
         step: index of the step, from 0.
         divisor: the public constant that the sums were divided by.
         sample_rate: chance that a record takes part in this step; 1 where participation is known.
+        participation: `known`: whom membership is about would have taken part for certain, the rate is 1;
+            `independent`: each record joins each step by a coin of its own (Poisson sampling); `dependent`: who
+            joins depends on the other records or the other steps (batches of a fixed size, or dealt over an
+            epoch), so that ratios of single steps and records do not multiply to that of the run.
         labels: int64 [b] (`Knows.LABELS`).
         batch_size: b (`Knows.BATCH_SIZE`).
         population: public examples (`Knows.POPULATION`).
@@ -72,7 +80,8 @@ class Observation:
             (`Knows.DEFENSE`).
         candidates: whom a membership test is about.
         others_removed: () -> [candidates, m], per candidate the undivided noisy sums less what everybody else
-            contributed (`Knows.OTHERS`).
+            contributed, computed anew at each call (`Knows.OTHERS`). Each row is what an adversary of its own
+            knows: rows share the noise of the step, so a score may use its own candidate's row alone.
     """
 
     released: Tensor
@@ -87,6 +96,7 @@ class Observation:
     step: int
     divisor: float
     sample_rate: float = 1.0
+    participation: Participation = "known"
     labels: Tensor | None = field(default=None, metadata={"needs": Knows.LABELS})
     batch_size: int | None = field(default=None, metadata={"needs": Knows.BATCH_SIZE})
     population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
@@ -107,6 +117,13 @@ class Observation:
             raise ValueError(f"divisor must be positive and finite, got {self.divisor}")
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
+        if self.participation not in get_args(Participation):
+            raise ValueError(f"participation must be one of {get_args(Participation)}, got {self.participation!r}")
+        if (self.participation == "known") != (self.sample_rate == 1):
+            raise ValueError(
+                "participation must be 'known' where sample_rate is 1 and nowhere else, "
+                f"got {self.participation!r} at {self.sample_rate}"
+            )
         if self.step < 0:
             raise ValueError(f"step must be at least 0, got {self.step}")
         _check_labels("labels", self.labels, self.classes)
@@ -153,6 +170,30 @@ class ModelAccess:
     def __post_init__(self) -> None:
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
             _check_examples(name, examples, self.input_shape, self.classes)
+
+
+class Steps:
+    """Steps that are made anew whenever they are read.
+
+    It holds two functions and nothing that they read, because an attack can name every attribute.
+    """
+
+    __slots__ = ("_count", "_read")
+
+    def __init__(self, read: Callable[[], Iterator[Observation]], count: Callable[[], int]) -> None:
+        """Wraps a source of steps.
+
+        Args:
+            read: gives the steps from the first one on, at every call.
+            count: how many there are.
+        """
+        self._read, self._count = read, count
+
+    def __iter__(self) -> Iterator[Observation]:
+        return self._read()
+
+    def __len__(self) -> int:
+        return self._count()
 
 
 @dataclass(frozen=True, kw_only=True)

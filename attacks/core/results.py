@@ -1,11 +1,18 @@
-"""What attacks return. A scorer compares it with the truth; nothing here has seen the truth."""
+"""What attacks return, and whether it answers the question. Nothing here has seen the truth; a scorer has.
+
+An answer is copied before it is compared with anything: a tensor of a class of its own would be shown what it is
+compared with, and could change its values then.
+"""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Status = Literal["ok", "degraded", "failed"]
+Dependence = Literal["per_model", "per_step"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +20,8 @@ class Reconstruction:
     """Inputs that an attacker believes to be in the batch.
 
     Attributes:
-        inputs: [b, *input_shape], in model-input units, inside the box of valid inputs.
+        inputs: [b, *input_shape], floats in model-input units, inside the box of valid inputs; at most as many as
+            the batch has examples.
         labels: int64 [b], the labels assumed or recovered.
         objective: what the attack minimised, at `inputs`; smaller is a better match by the attacker's own
             measure.
@@ -28,11 +36,14 @@ class Reconstruction:
     objective: float
     restarts: int = 1
     history: Tensor | None = None
-    status: Literal["ok", "degraded", "failed"] = "ok"
+    status: Status = "ok"
 
     def __post_init__(self) -> None:
-        if self.inputs.ndim < 2 or not self.inputs.isfinite().all():
-            raise ValueError(f"inputs must be finite, [batch, *input_shape], got shape {list(self.inputs.shape)}")
+        if self.inputs.ndim < 2 or not self.inputs.is_floating_point() or not self.inputs.isfinite().all():
+            raise ValueError(
+                "inputs must be finite floats, [batch, *input_shape], "
+                f"got {self.inputs.dtype} of shape {list(self.inputs.shape)}"
+            )
         if self.labels.shape != self.inputs.shape[:1] or self.labels.dtype != torch.int64:
             raise ValueError(
                 f"labels must be int64, one an input: got {self.labels.dtype} {list(self.labels.shape)} "
@@ -42,6 +53,12 @@ class Reconstruction:
             raise ValueError(f"objective must be finite unless the status is 'failed', got {self.objective}")
         if self.restarts < 1:
             raise ValueError(f"restarts must be at least 1, got {self.restarts}")
+        if self.history is not None and (self.history.ndim != 2 or len(self.history) != self.restarts):
+            raise ValueError(
+                f"history must be [restarts, iterations] with {self.restarts} restarts, got {list(self.history.shape)}"
+            )
+        if self.status not in get_args(Status):
+            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +66,7 @@ class MembershipScores:
     """One score a candidate; larger: more likely a member.
 
     Attributes:
-        ids: int64 [n], distinct.
+        ids: int64 [n], distinct: those of the candidates, all of them, in any order.
         scores: float64 [n], finite.
         exact: the test is the most powerful one for what the attacker knows (Neyman-Pearson), so that its
             power may be held against the claimed epsilon.
@@ -64,9 +81,11 @@ class MembershipScores:
     scores: Tensor
     exact: bool
     deterministic: bool = False
-    dependence: Literal["per_model", "per_step"] = "per_model"
+    dependence: Dependence = "per_model"
 
     def __post_init__(self) -> None:
+        if self.ids.dtype != torch.int64:
+            raise ValueError(f"ids must be int64, got {self.ids.dtype}")
         if self.ids.ndim != 1 or self.ids.shape != self.scores.shape:
             raise ValueError(f"scores must be one an id, [n]: got {list(self.scores.shape)} for {list(self.ids.shape)}")
         if self.ids.unique().numel() != self.ids.numel():
@@ -75,3 +94,81 @@ class MembershipScores:
             raise ValueError(f"scores must be float64, got {self.scores.dtype}: rounding makes ties")
         if not self.scores.isfinite().all():
             raise ValueError("scores must be finite, got NaN or infinity")
+        if self.dependence not in get_args(Dependence):
+            raise ValueError(f"dependence must be one of {', '.join(get_args(Dependence))}, got {self.dependence!r}")
+
+
+def checked_scores(result: object, ids: Tensor) -> MembershipScores:
+    """Scores of exactly the candidates that were asked about, as a copy in their order.
+
+    Args:
+        result: what an attack returned.
+        ids: int64 [n] of the candidates, distinct; known to the caller before the attack ran.
+
+    Raises:
+        TypeError: it is something else than scores in plain tensors.
+        ValueError: a candidate has no score, or a score has no candidate.
+    """
+    if type(result) is not MembershipScores:
+        raise TypeError(f"a membership attack must return MembershipScores, got {type(result).__name__}")
+    found, scores = _copied("ids", result.ids, ids), _copied("scores", result.scores, ids)
+    found, scores = found.to(ids.device), scores.to(ids.device)
+    # Made anew, so that its checks hold for these very values.
+    own = MembershipScores(
+        ids=found,
+        scores=scores,
+        exact=bool(result.exact),
+        deterministic=bool(result.deterministic),
+        dependence=result.dependence,
+    )
+    unknown, unanswered = int((~torch.isin(found, ids)).sum()), int((~torch.isin(ids, found)).sum())
+    if unknown or unanswered:
+        raise ValueError(
+            f"ids must be those of the {len(ids)} candidates, each once, got {len(found)}: "
+            f"{unknown} are of no candidate, and {unanswered} candidates have no score"
+        )
+    place = found.argsort()[ids.argsort().argsort()]
+    return MembershipScores(
+        ids=found[place],
+        scores=scores[place],
+        exact=own.exact,
+        deterministic=own.deterministic,
+        dependence=own.dependence,
+    )
+
+
+def checked_reconstruction(result: object, batch_size: int | None, like: Tensor | None = None) -> Reconstruction:
+    """A reconstruction of no more examples than there are, as a copy.
+
+    Args:
+        result: what an attack returned.
+        batch_size: examples behind what was attacked, whether or not the attacker was told; None where there is no
+            batch.
+        like: a tensor of the target, whose class is as good as a plain one: a device may have a class of its own.
+
+    Raises:
+        TypeError: it is something else than a reconstruction in plain tensors.
+        ValueError: there are more guesses than examples.
+    """
+    if type(result) is not Reconstruction:
+        raise TypeError(f"a reconstruction attack must return Reconstruction, got {type(result).__name__}")
+    own = Reconstruction(
+        inputs=_copied("inputs", result.inputs, like),
+        labels=_copied("labels", result.labels, like),
+        objective=float(result.objective),
+        restarts=int(result.restarts),
+        history=None if result.history is None else _copied("history", result.history, like),
+        status=result.status,
+    )
+    if batch_size is not None and len(own.inputs) > batch_size:
+        raise ValueError(
+            f"inputs must be at most as many as the batch has examples, {batch_size}, got {len(own.inputs)}: "
+            "the truth would pick the best of them"
+        )
+    return own
+
+
+def _copied(name: str, values: object, like: Tensor | None) -> Tensor:
+    if not isinstance(values, Tensor) or type(values) not in (Tensor, nn.Parameter, type(like)):
+        raise TypeError(f"{name} must be a plain tensor, got {type(values).__name__}")
+    return values.detach().clone()

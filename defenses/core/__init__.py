@@ -12,7 +12,7 @@ from .engine import Engine, Release, release
 from .keys import keyed
 from .layers import group_norm_instead, refuse_batch_norm
 from .ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
-from .noise import Noise, from_os, secure, seeded
+from .noise import Noise, from_generator, from_os, secure, seeded
 from .post import Identity, Keep, Offset, Post, Project
 from .public import PublicGradients, PublicRows, ToyRows
 from .query import Gradient, GradientDifference, NormWithin, Query
@@ -74,6 +74,7 @@ __all__ = [
     "contributions",
     "cross_entropy",
     "fixed",
+    "from_generator",
     "from_os",
     "full",
     "group_norm_instead",

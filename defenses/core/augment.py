@@ -4,8 +4,9 @@ De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Priva
 2022, section 3.2: the mean gradient of all views is bounded once, so that an example costs what it cost with one view.
 
 Guarantee:
-    The same as without: an example's contribution is still a function of the example alone, bounded once. Assumes that
-    `apply` treats every entry by itself. What is drawn is public randomness.
+    The same as without: an example's contribution is still a function of the example alone, bounded once, because what
+    decides its views is drawn for that record by itself (`record_draws.py`) from public coins. Assumes that `draw` and
+    `apply` treat every entry by itself.
 """
 
 from __future__ import annotations
@@ -14,22 +15,27 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """Random views of examples; what is random is drawn for a whole batch, so that micro-batches change nothing."""
+    """Random views of examples; what is random about a view follows from the random words that it is given."""
 
     @property
     def views(self) -> int:
         """Views of each example."""
         ...
 
-    def draw(self, entries: int, coins: torch.Generator) -> Tensor:
-        """What decides each view, one row each."""
+    @property
+    def words(self) -> int:
+        """Random 64-bit words that decide a view."""
+        ...
+
+    def draw(self, words: Int64[Tensor, "entries words"]) -> Tensor:
+        """What decides each view, one row each: a function of that entry's words alone."""
         ...
 
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
@@ -57,11 +63,16 @@ class CropAndFlip:
         if self.padding < 0:
             raise ValueError(f"padding must be at least 0, got {self.padding}")
 
-    def draw(self, entries: int, coins: torch.Generator) -> Int[Tensor, "entries 3"]:
+    @property
+    def words(self) -> int:
+        """Three: the shifts along both sides, and the flip."""
+        return 3
+
+    def draw(self, words: Int64[Tensor, "entries words"]) -> Int64[Tensor, "entries 3"]:
         """Rows and columns to shift by, and whether to flip."""
-        shifts = torch.randint(0, 2 * self.padding + 1, (entries, 2), generator=coins)
-        flips = torch.randint(0, 2, (entries, 1), generator=coins)
-        return torch.cat([shifts, flips if self.flip else torch.zeros_like(flips)], dim=1)
+        shifts = words[:, :2].remainder(2 * self.padding + 1)  # its bias is 2^-60: one of 2^64 words more or less
+        flips = words[:, 2:3] & int(self.flip)
+        return torch.cat([shifts, flips], dim=1)
 
     def apply(
         self, inputs: Float[Tensor, "entries channels height width"], drawn: Int[Tensor, "entries 3"]

@@ -7,7 +7,8 @@ survives.
 Guarantee:
     For every row v, finite or not, the bounded row has norm at most `sensitivity` (up to float rounding), and
     depends on v alone; what floats cannot scale to the bound becomes zero. A sum of bounded rows therefore
-    moves by at most `sensitivity` when one row is added or removed.
+    moves by at most `sensitivity` when one row is added or removed. This holds for `Bound` itself: what a subclass does
+    is not checked, and a claim names it (`verified.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 from . import bound, codec, defense, ledger, post, query, sampling, transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"3\n"
+_MAGIC = _KIND + b"4\n"
 _OURS = [
     bound.Bound,
     codec.Everything,

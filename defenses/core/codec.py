@@ -1,9 +1,13 @@
 """The space a block is released in: everything, some coordinates, a subspace, or what a subspace leaves over.
 
 A codec is a linear map fixed before the batch is drawn. `encode` takes rows into the released space, before
-they are bounded; `decode` takes the noisy sum back to the parameters. Only what the bound sees after `encode`
-decides the sensitivity, so no codec can spoil a guarantee; a codec that is not orthonormal would only decode
-wrongly, and is refused.
+they are bounded; `decode` takes the noisy sum back to the parameters. What the bound sees after `encode` decides the
+sensitivity, whatever the map is; a codec of ours that is not orthonormal would only decode wrongly, and is refused.
+
+Guarantee:
+    The codecs of this file treat each row by itself, and remember nothing of it. Of another codec this is assumed, not
+    checked: one that looks at the number of rows, or keeps them for `decode`, spoils the guarantee. A claim names such
+    a codec (`verified.py`).
 """
 
 from __future__ import annotations

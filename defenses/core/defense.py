@@ -39,6 +39,27 @@ State = Any
 """What a method remembers between steps: None, numbers, strings, tensors; tuples, lists, dicts of those."""
 
 
+LEAST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-6, 1e9
+"""Noise multipliers that are not 0 lie between these: less noise than that is lost among the digits of a sum."""
+
+
+def checked_multiplier(value: float) -> float:
+    """A noise multiplier that can be drawn with and charged: exactly 0, or a number of a size that floats can add.
+
+    Args:
+        value: noise standard deviation / sensitivity.
+
+    Raises:
+        ValueError: for anything else: NaN, infinity, a negative number, or one so small that no noise would be drawn.
+    """
+    if value != 0 and not LEAST_MULTIPLIER <= value <= LARGEST_MULTIPLIER:  # false for NaN
+        raise ValueError(
+            f"noise_multiplier must be 0 for no noise, or in [{LEAST_MULTIPLIER:g}, {LARGEST_MULTIPLIER:g}], "
+            f"got {value}"
+        )
+    return float(value)
+
+
 def seed_from(*parts: object) -> int:
     """A 63-bit seed that is a pure function of its parts, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
@@ -69,7 +90,7 @@ class Block:
 
     def noise_std(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each released value, in the block's own units."""
-        return noise_multiplier / math.sqrt(self.share) * self.bound.norm
+        return checked_multiplier(noise_multiplier) / math.sqrt(self.share) * self.bound.norm
 
 
 @dataclass(frozen=True)
@@ -207,17 +228,18 @@ class Context:
 
         Args:
             plan: fixed by public things, as every plan.
-            noise_multiplier: of this release as one Gaussian; the defense's own is for the steps.
+            noise_multiplier: of this release as one Gaussian; the defense's own is for the steps. 0 adds no noise, and
+                then nothing is proved.
 
         Returns:
             The undivided noisy sum of each block.
 
         Raises:
-            ValueError: where there are no data to release anything from.
+            ValueError: where there are no data to release anything from, or for a multiplier that is none.
         """
         if self.one_off is None:
             raise ValueError("a release of its own needs data, and this context has none; it works inside train")
-        return self.one_off(plan, noise_multiplier)
+        return self.one_off(plan, checked_multiplier(noise_multiplier))
 
     def at(self, step: int, **changes: Any) -> Context:
         """This context at another step."""
@@ -267,9 +289,8 @@ class Defense:
     name: str = ""
 
     def __post_init__(self) -> None:
-        sigma = self.noise_multiplier
-        if sigma is not None and not (math.isfinite(sigma) and sigma >= 0):
-            raise ValueError(f"noise_multiplier must be zero, positive or None, got {sigma}")
+        if self.noise_multiplier is not None:
+            object.__setattr__(self, "noise_multiplier", checked_multiplier(self.noise_multiplier))
         if not self.name:
             words = type(self.method).__name__
             object.__setattr__(self, "name", "".join(f"_{c.lower()}" if c.isupper() else c for c in words).strip("_"))

@@ -21,9 +21,9 @@ from typing import cast
 import torch
 from scipy.optimize import brentq
 
-from .accounting import TIME_LIMIT, Gaussian, merged, rdp_epsilon
+from .accounting import TIME_LIMIT, Gaussian, gaussian_multiplier, merged, rdp_epsilon
 from .accounting import epsilon as proved
-from .defense import Context, Defense, StepPlan
+from .defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, StepPlan, checked_multiplier
 from .engine import Release, add_noise
 from .noise import seeded
 from .public import PublicRows, ToyRows
@@ -31,6 +31,8 @@ from .rows import Layout
 from .sampling import Sampling, full, poisson
 
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
+_EXACT_LOSS = 1e-12
+"""By how much less than its multiplier discrete Gaussian noise is charged, relatively: see `_charged`."""
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
 TOY_DIM = _TOY.dim
 """Length of a gradient in the dry runs of `predict`."""
@@ -47,6 +49,7 @@ class Entry:
         sampling: the sampler they ran under.
         reason: why nothing is proved; empty otherwise.
         one_off: whether it was a release of its own, on all the data, and no step.
+        exact: whether the noise was a discrete Gaussian on sums of whole numbers.
     """
 
     first: int
@@ -55,6 +58,11 @@ class Entry:
     sampling: Sampling
     reason: str = ""
     one_off: bool = False
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier is not None and not checked_multiplier(self.noise_multiplier) > 0:
+            raise ValueError("an event without noise must have no noise multiplier, and a reason, got 0")
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,8 @@ class Claim:
             same steps had run under Poisson sampling, which they did not; None for `poisson` and `full`.
         events: the events in words.
         reason: why epsilon is infinite; empty otherwise.
+        assumes: what the guarantee rests on beyond the mathematics, a sentence each.
+        unverified: parts of the run that are none of ours, a sentence each; the claim takes their word.
     """
 
     epsilon: float
@@ -87,6 +97,8 @@ class Claim:
     as_if_poisson: float | None
     events: tuple[str, ...]
     reason: str = ""
+    assumes: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
 
 
 @dataclass
@@ -114,6 +126,7 @@ class Ledger:
         step: int,
         sampling: Sampling | None = None,
         one_off: bool = False,
+        exact: bool = False,
     ) -> None:
         """Charges one executed plan.
 
@@ -123,7 +136,12 @@ class Ledger:
             step: in which step.
             sampling: the sampler, where it is not the run's.
             one_off: a release of its own on all the data: no sampler amplifies it.
+            exact: whether the noise was a discrete Gaussian on sums of whole numbers.
+
+        Raises:
+            ValueError: for a noise multiplier that is none.
         """
+        noise_multiplier = checked_multiplier(noise_multiplier)
         sampling = full() if one_off else sampling or self.sampling
         reason = ""
         if math.isinf(plan.sensitivity):
@@ -134,7 +152,7 @@ class Ledger:
         sigma = None if reason else noise_multiplier / plan.sensitivity
         if sigma is not None and math.isclose(sigma, noise_multiplier, rel_tol=1e-9):
             sigma = noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
-        new = Entry(step, 1, sigma, sampling, reason, one_off)
+        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason)
         last = self.entries[-1] if self.entries else None
         same = last and replace(last, first=step, steps=1) == new and last.first + last.steps == step
         if last and same:
@@ -197,7 +215,8 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicR
 
     def release(plan: StepPlan, multiplier: float, *, one_off: bool = False) -> Release:
         ledger.record(plan, multiplier, step=context.step, one_off=one_off)
-        return add_noise(plan, [torch.zeros(block.codec.size) for block in plan.blocks], multiplier, noise)
+        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
+        return add_noise(plan, sums, multiplier, noise, torch.float32)
 
     context = Context(
         step=0,
@@ -275,9 +294,41 @@ def noise_multiplier(
         steps: how many.
         precision: relative.
         beside: what is released besides, at multipliers that stay as they are.
+
+    Raises:
+        ValueError: where no practical multiplier proves it.
     """
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    spent = proved(list(_charged([*beside])), delta).value
+    if beside and spent >= epsilon:
+        raise ValueError(
+            f"epsilon must be above {spent:.4g}, which releases of their own spend at their own noise, got {epsilon}; "
+            "ask for more, or give those more noise"
+        )
+    sigma = _searched(epsilon, delta, sampling, steps, precision, beside)
+    try:
+        return checked_multiplier(sigma)
+    except ValueError:
+        way_out = "ask for more" if sigma > 1 else "ask for less, it is proved by hardly any noise"
+        raise ValueError(f"epsilon {epsilon} needs a noise multiplier of {sigma:.1e}; {way_out}") from None
+
+
+def _searched(
+    epsilon: float, delta: float, sampling: Sampling, steps: int, precision: float, beside: tuple[Entry, ...]
+) -> float:
+    """The least multiplier that proves `epsilon`, up to `precision`; arguments as for `noise_multiplier`."""
+    # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
+    total = gaussian_multiplier(epsilon, delta) ** -2
+    unsampled = [replace(e, sampling=full()) if e.sampling.kind == "poisson" else e for e in beside]
+    taken = math.fsum(e.count / e.noise_multiplier**2 for e in _charged(unsampled))
+    plain = full() if sampling.kind == "poisson" else sampling
+    steps_charged = sum(e.count for e in _charged([Entry(0, steps, 1.0, plain)]))
+    enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf
+    if sampling.kind != "poisson" or sampling.rate == 1:
+        return enough
 
     def charged(log_sigma: float) -> list[Gaussian]:
         return list(_charged([*beside, Entry(0, steps, math.exp(log_sigma), sampling)]))
@@ -289,13 +340,15 @@ def noise_multiplier(
     def excess_rdp(log_sigma: float) -> float:
         return math.log(max(rdp_epsilon(merged(charged(log_sigma)), delta), 1e-12) / epsilon)
 
-    least, most = -10.0, 20.0
-    if excess_rdp(most) > 0:
-        raise ValueError(f"epsilon {epsilon} needs a noise multiplier above {math.exp(most):.0e}; ask for more")
+    least, most = math.log(LEAST_MULTIPLIER), math.log(LARGEST_MULTIPLIER)
+    high = min(math.log(enough), most)
     if excess_rdp(least) < 0:
-        raise ValueError(f"epsilon {epsilon} is proved by hardly any noise; ask for less than {epsilon}")
+        return math.exp(least) / 2  # refused by name
     # RDP is quick and an upper bound, so its answer is enough noise, and the one wanted is a little below.
-    high = cast(float, brentq(excess_rdp, least, most, xtol=precision)) + precision
+    if excess_rdp(high) < 0:
+        high = cast(float, brentq(excess_rdp, least, high, xtol=precision)) + precision
+    elif excess(high) > 0:
+        return math.inf
     low = high - 0.2
     while excess(low) < 0:
         low, high = low - 0.2, low
@@ -306,13 +359,24 @@ def noise_multiplier(
 
 
 def _charged(entries: list[Entry]) -> Iterator[Gaussian]:
-    """The entries as Gaussian events under their samplers; all multipliers are known by now."""
+    """The entries as Gaussian events under their samplers; all multipliers are known by now.
+
+    Discrete Gaussian noise of scale s on whole numbers, in many dimensions at once, is charged as a Gaussian of scale
+    sqrt(s^2 - 8), because it nearly is a function of one: draw z from that, then an integer k with probability
+    proportional to exp(-(k - z)^2 / 16). By Poisson's summation formula the sum of these weights over k is the same for
+    every z, and that of the discrete Gaussian's own for every whole shift, up to a factor 1 +- 2 exp(-16 pi^2) (1 +
+    10^-60); so probabilities differ by a factor of exp(10^-67) a number released, whatever the sampler and however
+    steps compose. At 2^30 units to a standard deviation, the 8 is a relative loss of 4e-18. `_EXACT_LOSS` is more than
+    both for as many numbers as there will ever be.
+    """
     # (sampler, epoch) -> smallest multiplier of a step that a record may have been used in
     worst: dict[tuple[Sampling, int], float] = {}
     for e in entries:
         sigma = e.noise_multiplier
         if sigma is None:
             raise ValueError("an entry without a guarantee has no Gaussian event")
+        if e.exact:
+            sigma *= 1 - _EXACT_LOSS
         if e.sampling.kind in ("shuffle", "partition"):
             per_epoch = e.sampling.steps_per_epoch
             for epoch in range(e.first // per_epoch, (e.first + e.steps - 1) // per_epoch + 1):
@@ -333,7 +397,6 @@ def _words(entries: list[Entry]) -> Iterator[str]:
     }
     for e in entries:
         sampler = how[e.sampling.kind].format(rate=e.sampling.rate, per_epoch=e.sampling.steps_per_epoch)
-        what = (
-            f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"Gaussian, noise {e.noise_multiplier:.4g}"
-        )
+        kind = "discrete Gaussian" if e.exact else "Gaussian"
+        what = f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
         yield f"{e.steps} x {what} {sampler}"

@@ -1,45 +1,76 @@
-"""Where the Gaussian noise comes from. Only the engine draws; nothing else ever sees a source.
+"""Where the Gaussian noise comes from, and how it is added. Only the engine draws; nothing else ever sees a source.
+
+Floating-point numbers lie on grids, and which grid depends on how large a number is. A sum to which noise is added in
+the model's own float32 shows in its last bits which sum it was, whatever the noise: Mironov, "On Significance of the
+Least Significant Bits for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein & Ohrimenko, "Are We There Yet?
+Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. `attacks/float_grid.py` is such an attack.
+So every source releases multiples of a unit that follows from the noise's standard deviation alone, and what is rounded
+to float32 is that multiple.
 
 Guarantee:
-    Each draw is independent of the data and of every other draw. `secure` draws come from the operating
-    system's cryptographic generator, each the mean of four Gaussians scaled back to unit variance, so that
-    the float grid of a single draw cannot be read off the release (Holohan & Braghin, "Secure random sampling
-    in differential privacy", ESORICS 2021). `os` and `seeded` use PyTorch's generator, its whole state filled by
-    the operating system or from a number: good for research, not proof against somebody who can reconstruct a
-    generator's state from its outputs. A `seeded` number must be kept secret for the guarantee to mean anything,
-    and be a large one, because all below 2^32 can be tried.
+    Each draw is independent of the data and of every other draw. Released: multiples of a public unit. `secure`: sums
+    of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes that the bits
+    of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
+    the unit, of which there are 2^18 or more to a standard deviation. Assumes that nobody tells the generator's bits
+    from fair ones: Philox 4x64 is no cipher, though nobody is known to find its key from what it puts out. Assumes
+    that what float64 leaves of a Gaussian is one: within five standard deviations a unit holds 2^29 or more of the
+    values that can be drawn, and tails end at 13. The sums themselves are rounded as float32 rounds them. `os` has a
+    key of 128 bits from the operating system; the key of `seeded` follows from a number, which must be kept secret for
+    the guarantee to mean anything, and be a large one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from .keys import filled, fills_states, keyed
+from . import discrete_gaussian
 
 Kind = Literal["seeded", "os", "secure"]
-# Longer draws come from a generator for each so many numbers, which several threads then draw from.
-_LENGTH = 2**20
-# At a time, in each thread: what PyTorch does not cut up for threads of its own.
-_PIECE = 2**15
-_KEY_BYTES = 64
+
+SMALLEST_STD, LARGEST_STD = 2.0**-100, 2.0**100
+"""Of the noise on a sum: beyond these a float32 release would be zero or infinite."""
+
+EXACT_SCALE = 2.0**30
+"""Units to a standard deviation of exact noise: so many that rounding contributions to whole units is harmless."""
+
+_FINE = 18  # bits: the unit of float64 noise is between 2^-19 and 2^-18 of its standard deviation
+_PART = 2**17  # numbers that come from one counter of the generator; several threads draw parts side by side
+_PIECE = 2**15  # numbers that are worked on at a time, to stay in the cache
+_KEY_BYTES = 16  # of Philox 4x64
 
 
 @runtime_checkable
 class Noise(Protocol):
-    """A source of independent standard Gaussians."""
+    """A source of independent Gaussians.
+
+    Attributes:
+        kind: which one, for records.
+        exact: whether sums must come as whole numbers of units, without any rounding of a sum.
+    """
 
     kind: Kind
+    exact: bool
 
-    def normal(self, size: int, like: Tensor) -> Float[Tensor, " size"]:
-        """`size` draws on the device and in the dtype of `like`."""
+    def unit(self, std: float) -> float:
+        """What releases with this noise are multiples of: a function of the standard deviation alone."""
+        ...
+
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Noisy sums as float64 multiples of the unit.
+
+        Args:
+            sums: float64, or int64 in units; may be overwritten.
+            std: standard deviation of the noise, in the units that float64 sums have.
+        """
         ...
 
     def state(self) -> Tensor | None:
@@ -51,73 +82,107 @@ class Noise(Protocol):
         ...
 
 
-class GeneratorNoise:
-    """PyTorch's generator on the CPU, so that a run draws the same noise on every device."""
+class PhiloxNoise:
+    """Float64 noise from the counter-based generator Philox, the same on every device and on any number of threads."""
 
-    def __init__(self, generator: torch.Generator, kind: Kind) -> None:
-        """Wraps a generator that nobody else may use."""
+    exact = False
+
+    def __init__(self, key: bytes, kind: Kind) -> None:
+        """Takes the stream's key, 16 bytes that nobody else may know."""
         self.kind: Kind = kind
-        self._generator = generator
+        self._key, self._draws = np.frombuffer(key, dtype=np.uint64), 0
+        self._short = np.random.Philox(
+            key=0
+        )  # of all draws of a single part: to make another takes longer than they do
 
-    def normal(self, size: int, like: Tensor) -> Float[Tensor, " size"]:
-        """One contiguous draw, whatever the number of threads; float64 releases get float64 noise."""
-        draw = torch.empty(size, dtype=like.dtype, device=self._generator.device)
-        self._visit(draw, lambda part, generator: part.normal_(generator=generator))
-        return draw.to(like.device)
+    def unit(self, std: float) -> float:
+        """A power of two."""
+        return 2.0 ** (math.frexp(_checked(std))[1] - 1 - _FINE)
 
-    def add(self, values: Float[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds std times what `normal` would have drawn, in place; on the CPU without a draw as long as the values."""
-        on_cpu = values.device.type == self._generator.device.type == "cpu"
-        if len(values) <= _LENGTH or values.requires_grad or not on_cpu:
-            return values.add_(self.normal(len(values), values), alpha=std)
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Adds in place and rounds to the nearest unit."""
+        unit = self.unit(std)
+        if sums.dtype != torch.float64:
+            raise ValueError(f"sums must be float64 for noise of kind '{self.kind}', got {sums.dtype}")
+        if sums.device.type == "cpu" and sums.is_contiguous() and not sums.requires_grad:
+            self._visit(sums.numpy(), std, unit)
+            return sums
+        draw = np.zeros(len(sums))
+        self._visit(draw, 1.0, None)
+        return (sums + torch.from_numpy(draw).to(sums.device) * std).div(unit).round().mul(unit)
 
-        def add(part: Tensor, generator: torch.Generator) -> None:
-            part.add_(torch.empty_like(part).normal_(generator=generator), alpha=std)
+    def _visit(self, values: np.ndarray, std: float, unit: float | None) -> None:
+        """Adds one draw to a vector, in parts that are the same on any number of threads."""
+        draw, self._draws = self._draws, self._draws + 1
+        parts = [values[start : start + _PART] for start in range(0, len(values), _PART)]
+        if len(parts) == 1:
+            self._change(parts[0], self._short, 0, draw, std, unit)
+        elif parts:
+            with ThreadPoolExecutor(min(torch.get_num_threads(), len(parts))) as pool:
+                waiting = [
+                    pool.submit(self._change, part, np.random.Philox(key=0), number, draw, std, unit)
+                    for number, part in enumerate(parts)
+                ]
+            for one in waiting:
+                one.result()  # so that what a thread raises is raised here
 
-        self._visit(values, add)
-        return values
-
-    def _visit(self, values: Tensor, do: Callable[[Tensor, torch.Generator], object]) -> None:
-        """Does something to all pieces of a vector, in parts with a generator of their own where it is long."""
-        if len(values) <= _LENGTH or self._generator.device.type != "cpu" or not fills_states():
-            do(values, self._generator)
-            return
-        parts = values.split(_LENGTH)
-        drawn = torch.empty(len(parts), _KEY_BYTES, dtype=torch.uint8, device="cpu").random_(generator=self._generator)
-        keys = [key.numpy().tobytes() for key in drawn]
-        mode = torch.is_inference_mode_enabled()  # a mode of this thread alone
-
-        def visit(part: Tensor, key: bytes) -> None:
-            generator = filled(key)
-            with torch.inference_mode(mode):
-                for piece in part.split(_PIECE):
-                    do(piece, generator)
-
-        with ThreadPoolExecutor(min(torch.get_num_threads(), len(parts))) as pool:
-            list(pool.map(visit, parts, keys))  # a list, so that what a thread raises is raised here
+    def _change(
+        self, part: np.ndarray, bits: np.random.Philox, number: int, draw: int, std: float, unit: float | None
+    ) -> None:
+        """Adds noise to one part in place, and rounds it where there is a unit."""
+        # Words of the counter: the position within the part, the part, the draw. No two parts ever meet.
+        counter = np.array([0, number, draw, 0], dtype=np.uint64)
+        bits.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": counter, "key": self._key},
+            "buffer": np.zeros(4, dtype=np.uint64),
+            "buffer_pos": 4,  # nothing is left of an earlier draw
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        generator, buffer = np.random.Generator(bits), np.empty(min(_PIECE, len(part)))
+        for start in range(0, len(part), _PIECE):
+            piece = part[start : start + _PIECE]
+            drawn = buffer[: len(piece)]
+            generator.standard_normal(out=drawn)
+            drawn *= std
+            piece += drawn
+            if unit is not None:
+                piece /= unit
+                np.rint(piece, out=piece)
+                piece *= unit
 
     def state(self) -> Tensor | None:
-        """The generator's state."""
-        return self._generator.get_state()
+        """Key and number of draws."""
+        words = np.array([*self._key, self._draws], dtype=np.uint64)
+        return torch.from_numpy(words.view(np.int64))
 
     def load(self, state: Tensor | None) -> None:
-        """Sets the generator's state."""
-        if state is not None:
-            self._generator.set_state(state)
+        """Takes key and number of draws."""
+        if state is None:
+            raise ValueError(
+                f"noise of kind '{self.kind}' must go on from a saved state, got none: it had another source"
+            )
+        words = state.numpy().view(np.uint64)
+        self._key, self._draws = words[:2].copy(), int(words[2])
 
 
 class SecureNoise:
-    """The operating system's cryptographic generator; slower, and never the same twice."""
+    """Exact discrete Gaussians from the operating system's generator; slower, and never the same twice."""
 
     kind: Kind = "secure"
+    exact = True
 
-    def normal(self, size: int, like: Tensor) -> Float[Tensor, " size"]:
-        """Half the sum of four independent draws by inversion, in float64 before the cast."""
-        bits = torch.frombuffer(bytearray(os.urandom(8 * 4 * max(size, 1))), dtype=torch.int64)
-        # The upper 52 bits, centred in their cells: uniform on (0, 1) without the end points.
-        uniform = ((bits >> 12).double() + (2.0**51 + 0.5)) / 2.0**52
-        draws = torch.special.ndtri(uniform).view(4, max(size, 1))[:, :size]
-        return (draws.sum(dim=0) / math.sqrt(4)).to(like)
+    def unit(self, std: float) -> float:
+        """The standard deviation over 2^30, a division without rounding."""
+        return _checked(std) / EXACT_SCALE
+
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Integer sums are added to exactly; float64 ones, for which nothing is claimed, are rounded to units first."""
+        unit = self.unit(std)
+        whole = sums if sums.dtype == torch.int64 else (sums.double() / unit).clamp(-(2.0**60), 2.0**60).round().long()
+        drawn = discrete_gaussian.draw(len(sums), EXACT_SCALE).to(sums.device)
+        return (whole + drawn).double() * unit
 
     def state(self) -> Tensor | None:
         """Nothing: the stream has no state."""
@@ -128,15 +193,39 @@ class SecureNoise:
 
 
 def seeded(seed: int) -> Noise:
-    """Reproducible noise for experiments; the seed is a secret of whoever makes a privacy claim with it."""
-    return GeneratorNoise(keyed(seed), "seeded")
+    """Reproducible noise for experiments; the seed is a secret of whoever makes a privacy claim with it.
+
+    Args:
+        seed: any number of bits; all of them count.
+
+    Raises:
+        ValueError: for a negative seed.
+    """
+    if seed < 0:
+        raise ValueError(f"the seed of noise must be at least 0, got {seed}")
+    return PhiloxNoise(hashlib.sha256(f"noise/{seed}".encode()).digest()[:_KEY_BYTES], "seeded")
+
+
+def from_generator(generator: torch.Generator) -> Noise:
+    """Reproducible noise whose key is drawn from a generator; a second call gives another stream."""
+    words = torch.randint(0, 256, (_KEY_BYTES,), generator=generator, device=generator.device)
+    return PhiloxNoise(bytes(words.tolist()), "seeded")
 
 
 def from_os() -> Noise:
-    """Noise from a generator whose state follows from 512 bits of the operating system, not from a seed of 32."""
-    return GeneratorNoise(filled(os.urandom(_KEY_BYTES)), "os") if fills_states() else secure()
+    """Noise under a key from the operating system, which a checkpoint keeps."""
+    return PhiloxNoise(os.urandom(_KEY_BYTES), "os")
 
 
 def secure() -> Noise:
-    """Noise drawn from the operating system's cryptographic generator."""
+    """Exact noise from the operating system's cryptographic generator."""
     return SecureNoise()
+
+
+def _checked(std: float) -> float:
+    if not SMALLEST_STD <= std <= LARGEST_STD:  # false for NaN
+        raise ValueError(
+            f"the noise's standard deviation must be between 2^-100 and 2^100, got {std}; "
+            "it is the noise multiplier times the bound's norm over the root of the block's share"
+        )
+    return std

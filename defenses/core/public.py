@@ -1,7 +1,8 @@
 """Public examples as methods see them: per-example gradients by position, and which positions are drawn.
 
-Reading public data costs no privacy, on two conditions that no code can check: they are disjoint from the private
-data, and truly public. Whoever reads them leaves a mark here, so that a record can say that a result rests on them.
+Reading public data costs no privacy, on two conditions: they are disjoint from the private data, and truly public.
+Equal examples are found and refused; that near copies are, or that somebody's data are public, no code can check.
+Whoever reads them leaves a mark here, so that a record can say that a result rests on them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from .keys import keyed
+from .record_draws import record_keys
 
 
 @runtime_checkable
@@ -74,6 +76,23 @@ class ToyRows:
         self.used = True
         key = int(chosen[0]) if len(chosen) else 0
         return torch.randn(len(chosen), self._dim, generator=keyed(key))
+
+
+def refuse_shared(private: Tensor, public: Tensor) -> None:
+    """Raises `ValueError` where an input of the private data is one of the public data too, whatever the labels.
+
+    Args:
+        private: inputs [n, ...].
+        public: inputs [m, ...].
+    """
+    if private.shape[1:] != public.shape[1:] or private.dtype != public.dtype:
+        return
+    found = torch.isin(record_keys(public), record_keys(private))
+    if bool(found.any()):
+        raise ValueError(
+            f"public examples must be none of the private ones, got {int(found.sum())} of {len(public)} whose inputs "
+            "are the same; leave them out of one of the two"
+        )
 
 
 def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:

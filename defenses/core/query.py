@@ -1,7 +1,8 @@
 """What is asked of each example: its gradient, usually; a difference of two, or a question about one.
 
 A query gets the example's gradients at any parameter point it names and answers one row per example. It must
-treat every row by itself; the shared tests of all defenses check that on every catalogued method.
+treat every row by itself; the shared tests of all defenses check that on every catalogued method, and a claim names a
+query that is none of these (`verified.py`).
 """
 
 from __future__ import annotations

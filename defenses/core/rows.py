@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from .record_draws import current_keys, entries, one_pass
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, classes], targets) -> one loss per example [n]; a mean over a batch of one is the same."""
 
@@ -127,20 +129,23 @@ def per_example_gradients(
     # batch is one example.
     inputs = inputs.contiguous()
     point = layout.unflatten(layout.read(model) if parameters is None else parameters)
+    keys = current_keys()
 
     if len(inputs) == 1:
         # Plain autograd is 1.5 times as fast as vmap over one example; attacks call this thousands of times.
-        with torch.enable_grad():
+        with torch.enable_grad(), one_pass():
             leaves = {name: p.detach().requires_grad_() for name, p in point.items()}
             value = loss(outputs_at(leaves, inputs), targets).sum()
             search = inputs.requires_grad or targets.requires_grad
             only = torch.autograd.grad(value, list(leaves.values()), create_graph=search, materialize_grads=True)
         return torch.cat([gradient.reshape(1, -1) for gradient in only], dim=1)
 
-    def example_loss(at: dict[str, Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
-        return loss(outputs_at(at, one_input.unsqueeze(0)), one_target.unsqueeze(0)).sum()
+    def example_loss(at: dict[str, Tensor], one_input: Tensor, one_target: Tensor, key: Tensor | None) -> Tensor:
+        with entries(None if key is None else key.unsqueeze(0)), one_pass():
+            return loss(outputs_at(at, one_input.unsqueeze(0)), one_target.unsqueeze(0)).sum()
 
-    gradients = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")(point, inputs, targets)
+    over = (None, 0, 0, None if keys is None else 0)
+    gradients = vmap(grad(example_loss), in_dims=over, randomness="different")(point, inputs, targets, keys)
     sizes = zip(layout.names, layout.sizes, strict=True)
     return torch.cat([gradients[name].reshape(len(inputs), size) for name, size in sizes], dim=1)
 

@@ -9,11 +9,13 @@ Guarantee:
     every record at most once an epoch, so E epochs are an E-fold Gaussian under zero-out (a record is
     replaced by one that contributes nothing); a shuffled order is a mixture of fixed ones. `fixed` and `full`
     are charged in every step. Assumes that the sampler's key stays secret (for `poisson`; the others do not
-    rely on it).
+    rely on it): it is drawn from the operating system unless one is given. Who can compute the key knows who took part,
+    and amplification protects nobody from them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,7 +24,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from .defense import seed_from
 from .keys import keyed
 
 Kind = Literal["poisson", "shuffle", "partition", "fixed", "full"]
@@ -77,7 +78,9 @@ class Sampling:
             return torch.arange(examples)
         epoch, position = divmod(step, self.steps_per_epoch)
         tag = {"shuffle": epoch, "partition": 0}.get(self.kind, step)
-        generator = keyed(seed_from(key, self.kind, tag))
+        # All bits of the key count, and no step's generator tells that of another.
+        digest = hashlib.sha256(f"sample/{key}/{self.kind}/{tag}".encode()).digest()
+        generator = keyed(int.from_bytes(digest, "big"))
         if self.kind == "poisson":
             # float64 coins: float32 has only 2^24 values, too coarse for small rates.
             coins = torch.rand(examples, generator=generator, dtype=torch.float64)

@@ -34,24 +34,24 @@ def added_up(plan: StepPlan, gradients: Gradients) -> tuple[Tensor, ...]:
     return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients))
 
 
-def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], like: Tensor) -> tuple[Tensor, ...]:
+def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.device) -> tuple[Tensor, ...]:
     """The sum over micro-batches of each block, before any noise: private.
 
     Args:
         plan: the step's plan.
         parts: sums of each micro-batch; empty for an empty batch.
-        like: device and dtype of the result.
+        device: of the result.
 
     Returns:
-        One vector [size] per block.
+        One float64 vector [size] per block, to which noise may be added in place.
     """
     if len(parts) == 1:
-        return tuple(part.to(like.dtype) for part in parts[0])
-    zeros = [torch.zeros(b.codec.size, dtype=torch.float64, device=like.device) for b in plan.blocks]
+        return tuple(part.double() for part in parts[0])
+    zeros = tuple(torch.zeros(b.codec.size, dtype=torch.float64, device=device) for b in plan.blocks)
     for part in parts:
         for total, summand in zip(zeros, part, strict=True):
             total += summand
-    return tuple(total.to(like.dtype) for total in zeros)
+    return zeros
 
 
 def clipped_sums(plan: StepPlan, batches: Sequence[Gradients], like: Tensor) -> tuple[Tensor, ...]:
@@ -65,4 +65,5 @@ def clipped_sums(plan: StepPlan, batches: Sequence[Gradients], like: Tensor) -> 
     Returns:
         One vector [size] per block.
     """
-    return totals(plan, [added_up(plan, gradients) for gradients in batches], like)
+    sums = totals(plan, [added_up(plan, gradients) for gradients in batches], like.device)
+    return tuple(total.to(like.dtype) for total in sums)

@@ -4,20 +4,20 @@ The division is by the expected batch, a public constant. Momentum, Adam and sch
 they are free. Nothing here looks at a loss value: length, rate and schedule are fixed before a run starts.
 
 Guarantee:
-    `Run.claim` is derived from the plans that were executed. Relation and sampler as in `sampling.py`;
-    released: every noisy block of every step. A step interrupted halfway is done again from the last
-    checkpoint: with `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces
-    one nobody saw.
+    `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
+    `sampling.py`; released: every noisy block of every step, and of the model its trained parameters alone (what
+    forward passes change besides is refused). A step interrupted halfway is done again from the last checkpoint: with
+    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw. Whether it
+    would be the same release is known from a digest of all that it depends on (`fingerprint.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,12 +29,15 @@ from . import checkpoint as disk
 from .augment import Augmentation
 from .defense import Context, Defense, State, StepPlan, seed_from
 from .engine import Engine
+from .engines import Untrained
+from .fingerprint import architecture, digest, source_digest
 from .ledger import Claim, Ledger
 from .noise import Kind, Noise, from_os
-from .public import PublicGradients
-from .rows import Layout, Loss, cross_entropy
+from .public import PublicGradients, refuse_shared
+from .rows import Loss, cross_entropy
 from .sampling import Sampling
 from .transcript import Observer, Step, Transcript
+from .verified import unverified
 
 Examples = tuple[Tensor, Tensor] | Dataset[Any]
 Schedule = Callable[[int, int], float]
@@ -60,7 +63,9 @@ class Run:
         engine: how the sums were computed.
         noise: which kind of noise was drawn; `none` when the multiplier is 0.
         public_used: whether public examples were read.
-        remarks: of the plans executed, each once.
+        remarks: of the plans executed, each once, and marks of what took part and is none of ours.
+        unverified: the same in sentences.
+        key_given: whether the sampler's key was given, and not drawn from the operating system.
     """
 
     model: nn.Module
@@ -73,10 +78,31 @@ class Run:
     noise: Kind | Literal["none"]
     public_used: bool = False
     remarks: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    key_given: bool = False
 
     def claim(self, delta: float) -> Claim:
-        """The guarantee of the run at `delta`."""
-        return self.ledger.claim(delta)
+        """The guarantee of the run at `delta`, with what it assumes."""
+        return replace(self.ledger.claim(delta), assumes=tuple(self._assumptions()), unverified=self.unverified)
+
+    def _assumptions(self) -> Iterator[str]:
+        if self.noise != "none":
+            yield _ASSUMED[self.noise]
+        amplified = self.ledger.sampling.kind == "poisson" and self.ledger.sampling.rate < 1
+        if amplified and self.key_given:
+            yield "the sampler's key was given: amplification protects from nobody who knows it"
+        elif amplified:
+            yield "the sampler's key, drawn from the operating system, stays secret"
+        if self.public_used:
+            yield "the public examples are public, and tell nothing of the private ones"
+
+
+_ASSUMED = {
+    "seeded": "the noise follows from a seed: the claim holds for nobody who knows or guesses it",
+    "os": "nobody tells the stream of the generator Philox, under a key from the operating system, from fair bits; "
+    "sums are those of exact arithmetic up to float32 rounding",
+    "secure": "the operating system's random bits are fair and independent",
+}
 
 
 def train(
@@ -113,7 +139,7 @@ def train(
     """Trains a model in place under a defense.
 
     Args:
-        model: refused when it mixes examples.
+        model: refused when it mixes examples, or changes anything but its gradients in a forward pass.
         examples: the private data: (inputs [n, ...], labels [n]), or a map-style dataset of such pairs, which is
             read into memory once.
         defense: with its noise multiplier set.
@@ -125,15 +151,15 @@ def train(
         optimizer: a name, or a function of the parameters; it sees releases only.
         schedule: factor of the learning rate by step.
         loss: per-example loss.
-        public: (inputs, labels) for methods that use public data, disjoint from `examples`.
+        public: (inputs, labels) for methods that use public data; refused where an input is one of `examples`.
         noise: secret source; keyed by the operating system where None.
-        seed: key of the public randomness (masks); drawn where None.
-        sampler_key: secret key of the sampler; keyed by the operating system where None.
+        seed: key of the public randomness (masks, views, dropout); drawn where None.
+        sampler_key: secret key of the sampler; drawn from the operating system where None.
         expected_batch: the public constant that sums are divided by; sample rate times number of examples where
             None, which takes that number for public.
         microbatch: most examples that are worked on at a time; None for what fits the memory budget.
         memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
-        engine: how clipped sums are computed: "auto", "layerwise", "torch.func", "opacus" or "backpack".
+        engine: how clipped sums are computed: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
         augmentation: views of each example, whose gradients are averaged and then bounded once.
         device: where to compute.
         observer: how much the transcript keeps of a step.
@@ -141,7 +167,8 @@ def train(
         observe_only: numbers of the other steps that it keeps; None for all of them.
         observe_memory: bytes that these may take; no further ones are kept where they would outgrow it. None for any
             number.
-        checkpoint: file to resume from if it exists, and to write to.
+        checkpoint: file to resume from if it exists, and to write to. What the run computes must then be of a kind that
+            can be looked into: functions of plain values, no open files.
         checkpoint_every: steps between writes; an epoch where None.
         progress: called with (steps done, steps) after each step.
 
@@ -149,8 +176,8 @@ def train(
         The trained model with its ledger and transcript.
 
     Raises:
-        ValueError: for an uncalibrated defense, a model that mixes examples, sizes that do not fit, or a
-            checkpoint of another run.
+        ValueError: for an uncalibrated defense, a model that must not be trained, sizes that do not fit, public
+            examples among the private ones, or a checkpoint of another run.
     """
     sigma = defense.calibrated_multiplier
     if (epochs is None) == (steps is None):
@@ -160,6 +187,11 @@ def train(
         raise ValueError(f"a run must have at least one step, got {total}")
     inputs, labels = _checked(examples, "examples", device)
     public_data = None if public is None else _checked(public, "public", device)
+    if public_data is not None:
+        refuse_shared(inputs, public_data[0])
+    divisor = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
+    if not (math.isfinite(divisor) and divisor > 0):
+        raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
     model.to(device).train()
     source = noise or from_os()
     runner = Engine(
@@ -170,6 +202,7 @@ def train(
         memory_budget=memory_budget,
         engine=engine,
         augmentation=augmentation,
+        expected_batch=sampling.expected_batch(len(inputs)),
     )
     layout, trained = runner.layout, [p for p in model.parameters() if p.requires_grad]
     updater = _optimizer(optimizer, trained, lr, momentum)
@@ -178,24 +211,31 @@ def train(
     ledger = Ledger(sampling)
     only = None if observe_only is None else frozenset(observe_only)
     transcript = Transcript(observer, layout, frozenset(observe_always), only, observe_memory)
-    remarks: dict[str, None] = {}
-    # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
-    # noise on another sum would give the difference of the two away.
-    divisor = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
-    if not (math.isfinite(divisor) and divisor > 0):
-        raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
-    settings = (total, lr, momentum, optimizer, schedule, loss, model, observer, source.kind, divisor)
-    how = (engine, augmentation, sorted(observe_always), only and sorted(only), observe_memory)
-    data = (inputs, labels, *(public_data or ()))
-    mark = _fingerprint(defense, sampling, layout, data, (*settings, *how, seed, sampler_key))
+    remarks: dict[str, str] = unverified(noise=source, augmentation=augmentation, sampling=sampling)
+    mark = ""
+    if checkpoint is not None:
+        # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
+        # noise on another sum would give the difference of the two away.
+        settings = (total, lr, momentum, optimizer, schedule, loss, observer, source.kind, divisor, microbatch)
+        how = (engine, memory_budget, augmentation, sorted(observe_always), only and sorted(only), observe_memory)
+        data = (inputs, labels, *(public_data or ()))
+        made_of = (source_digest(), defense, sampling, layout, dict(architecture(model)))
+        mark = digest(*made_of, *settings, *how, *data, seed, sampler_key)
     coins = secrets.randbits(63) if seed is None else seed
-    key = secrets.randbits(63) if sampler_key is None else sampler_key
+    key = secrets.randbits(256) if sampler_key is None else sampler_key
+
+    def draws() -> int:
+        """The public seed of what is drawn inside models and views, in the step under way."""
+        return seed_from(coins, "draws", context.step)
 
     def one_off(plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
-        ledger.record(plan, noise_multiplier, step=context.step, one_off=True)
-        return runner.run(plan, inputs, labels, noise_multiplier, coins=context.coins("views at the start")).noisy
+        remarks.update(unverified(plan=plan))
+        ledger.record(plan, noise_multiplier, step=context.step, one_off=True, exact=source.exact)
+        return runner.run(plan, inputs, labels, noise_multiplier, coins=seed_from(coins, "draws at the start")).noisy
 
-    readable = None if public_data is None else PublicGradients(lambda x, y: runner.gradients(x, y)(None), *public_data)
+    readable = None
+    if public_data is not None:
+        readable = PublicGradients(lambda x, y: runner.gradients(x, y, coins=draws())(None), *public_data)
     context = Context(
         step=0,
         steps=total,
@@ -216,7 +256,7 @@ def train(
         model.load_state_dict(saved["model"])
         updater.load_state_dict(saved["optimizer"])
         source.load(saved["noise"])
-        ledger.entries, remarks = saved["entries"], dict.fromkeys(saved["remarks"])
+        ledger.entries, remarks = saved["entries"], remarks | saved["remarks"]
         transcript.load(saved["transcript"])
         if readable is not None:
             readable.used = saved["public_used"]
@@ -239,24 +279,26 @@ def train(
                 "noise": source.state(),
                 "entries": ledger.entries,
                 "transcript": transcript.state(),
-                "remarks": tuple(remarks),
+                "remarks": dict(remarks),
                 "public_used": readable is not None and readable.used,
                 "update": context.update,
             }
             disk.save(content, checkpoint)
 
-    between_steps, done = True, first
+    between_steps, done, rest = True, first, Untrained(model)
     try:
         for step in range(first, total):
             between_steps = False
             before = layout.read(model)
             context = context.at(step, parameters=before)
             batch = sampling.indices(step, len(inputs), key).to(device)
-            with _layer_coins(coins, step, context.device):
+            with _global_coins(coins, step, context.device):
                 state, plan = defense.plan(state, context)
-                out = runner.run(plan, inputs[batch], labels[batch], sigma, coins=context.coins(f"views {step}"))
-            ledger.record(plan, sigma, step=step)
-            remarks |= dict.fromkeys(plan.remarks)
+                out = runner.run(plan, inputs[batch], labels[batch], sigma, coins=draws())
+            ledger.record(plan, sigma, step=step, exact=source.exact)
+            remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
+            if step == first or step + 1 == total:
+                rest.check()
             transcript.record(Step(step, before, sigma, divisor, sampling.rate, plan, out.noisy))
             update = plan.post(out.total / divisor)
             for group, rate in zip(updater.param_groups, base_rates, strict=True):
@@ -277,9 +319,22 @@ def train(
         raise
     updater.zero_grad(set_to_none=True)
     runner.rest()
-    kind = source.kind if sigma > 0 else "none"
-    used = readable is not None and readable.used
-    return Run(model.eval(), ledger, transcript, state, coins, key, runner.name, kind, used, tuple(remarks))
+    if runner.unverified:
+        remarks["unverified_model"] = runner.unverified
+    return Run(
+        model=model.eval(),
+        ledger=ledger,
+        transcript=transcript,
+        state=state,
+        seed=coins,
+        sampler_key=key,
+        engine=runner.name,
+        noise=source.kind if sigma > 0 else "none",
+        public_used=readable is not None and readable.used,
+        remarks=tuple(remarks),
+        unverified=tuple(sentence for sentence in remarks.values() if sentence),
+        key_given=sampler_key is not None,
+    )
 
 
 def _checked(examples: Examples, argument: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
@@ -329,8 +384,8 @@ def _schedule(schedule: str | Schedule) -> Schedule:
 
 
 @contextmanager
-def _layer_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Keys the global generators (dropout draws from them), so that a resumed run draws the same."""
+def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Keys the global generators, so that a method of somebody's that draws from them does so again when resumed."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         number = seed_from(seed, "layers", step)
@@ -338,23 +393,6 @@ def _layer_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
         if on_gpu:
             torch.cuda.manual_seed(number)
         yield
-
-
-def _fingerprint(
-    defense: Defense, sampling: Sampling, layout: Layout, data: Sequence[Tensor], settings: Sequence[object]
-) -> str:
-    words = [defense, sampling, asdict(layout), *map(_plain, settings), *(tensor.shape for tensor in data)]
-    digest = hashlib.sha256(repr(words).encode())
-    for tensor in data:
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return f"{seed_from(digest.hexdigest()):016x}"
-
-
-def _plain(setting: object) -> object:
-    # A function's repr holds its address, which changes from process to process; two lambdas have one name.
-    code = getattr(setting, "__code__", None)
-    name = getattr(setting, "__qualname__", setting)
-    return name if code is None else (name, code.co_code.hex(), repr(code.co_consts), code.co_names)
 
 
 def _to(state: State, device: torch.device | str) -> State:

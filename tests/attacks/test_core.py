@@ -1,5 +1,6 @@
 """Targets, narrowing, results and priors: what they refuse, and what a view withholds."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -18,12 +19,14 @@ from attacks.core import (
     Requirements,
     Transcript,
     attack,
+    checked_reconstruction,
+    checked_scores,
     narrow,
     offer,
     total_variation,
 )
 
-from . import toys
+from . import toys, walker
 
 UPDATE = toys.update_target()[0]
 
@@ -36,6 +39,11 @@ UPDATE = toys.update_target()[0]
         ({"input_high": 0.0}, "input_low must be below input_high"),
         ({"divisor": 0.0}, "divisor must be positive"),
         ({"sample_rate": 2.0}, r"sample_rate must be in \(0, 1\], got 2"),
+        (
+            {"sample_rate": 0.5},
+            "participation must be 'known' where sample_rate is 1 and nowhere else, got 'known' at 0.5",
+        ),
+        ({"participation": "independent"}, "participation must be 'known' where .* got 'independent' at 1"),
         ({"labels": torch.tensor([4])}, r"labels must be in \[0, 4\), got 4"),
         ({"batch_size": 2}, "labels must be one an example: 1 for a batch of 2"),
         ({"noise_std": torch.ones(3)}, "noise_std must have one entry a released coordinate"),
@@ -100,6 +108,75 @@ def test_steps_and_final_model_of_a_narrowed_transcript_are_narrowed_too():
         _ = view.final.population
 
 
+class Auditor:
+    """Somebody with a secret, whose methods are handed out."""
+
+    def __init__(self, secret: torch.Tensor) -> None:
+        self.secret = secret
+
+    def answer(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.flatten(1)[:, :4] * 0
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.answer(inputs)
+
+
+def ways_to_hand_out_a_function(secret: torch.Tensor) -> list:
+    auditor, cached = Auditor(secret), functools.lru_cache(Auditor(secret).answer)
+    return [auditor, auditor.answer, functools.partial(auditor.answer), functools.partial(torch.mul, secret), cached]
+
+
+@pytest.mark.parametrize("way", range(5))
+def test_a_view_has_functions_and_not_what_they_belong_to(way):
+    secret = torch.tensor([41.0, 42.0, 43.0])
+    function = ways_to_hand_out_a_function(secret)[way]
+    assert any(one is secret for one in walker.reached(function))  # the walk would find it
+    view = narrow(replace(toys.model_target()[0], logits=function), Requirements(access=Access.BLACK_BOX))
+    assert not any(one is secret for one in walker.reached(view))
+    if way < 2:
+        assert view.logits(torch.zeros(1, 1, 4, 4)).shape == (1, 4)
+
+
+def test_a_function_takes_no_tensor_that_would_be_shown_the_weights():
+    view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
+    inputs = torch.zeros(2, 1, 4, 4)
+    assert view.logits(inputs).shape == view.logits(inputs=torch.nn.Parameter(inputs)).shape == (2, 4)
+    with pytest.raises(TypeError, match="a target's functions take plain tensors, got Spy"):
+        view.logits(inputs.as_subclass(Spy))
+
+
+def test_a_view_has_tensors_and_not_what_they_were_cut_from():
+    whole = toys.examples(50, (1, 4, 4), seed=3)
+    cut = Examples(ids=whole.ids[:10], inputs=whole.inputs[:10], labels=whole.labels[:10])
+    target = replace(toys.model_target()[0], candidates=cut, parameters={"w": whole.inputs[3]})
+    left = whole.inputs[40].numpy().tobytes()
+    assert any(left in walker.memory(one) for one in walker.reached(target))  # the walk would find it
+    view = narrow(target, Requirements(access=Access.WHITE_BOX))
+    assert not any(left in walker.memory(one) for one in walker.reached(view))
+    assert view.candidates is not None and torch.equal(view.candidates.inputs, cut.inputs)
+    assert view.parameters is not None and torch.equal(view.parameters["w"], whole.inputs[3])
+
+
+def test_a_view_has_steps_and_not_who_makes_them():
+    target, _ = toys.transcript(noise=1.0, steps=2)
+
+    class Source:
+        secret = torch.tensor([41.0, 42.0, 43.0])
+
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            return iter(target.steps)
+
+    source = Source()
+    lazy = replace(target, steps=source)
+    assert any(one is source for one in walker.reached(lazy))  # the walk would find it
+    view = narrow(lazy, Requirements(access=Access.ALL_STEPS))
+    assert not any(one is source or isinstance(one, Source) for one in walker.reached(view))
+    assert len(view.steps) == 2 and [step.step for step in view.steps] == [0, 1]  # pyright: ignore[reportArgumentType]
+
+
 def test_a_black_box_has_no_parameters():
     target, _ = toys.model_target()
     with pytest.raises(AccessError, match=r"Access\.WHITE_BOX.*ModelAccess\.parameters"):
@@ -141,6 +218,8 @@ def test_a_function_of_another_shape_is_not_an_attack():
         ({"labels": torch.zeros(1)}, "labels must be int64, one an input"),
         ({"objective": float("inf")}, "objective must be finite"),
         ({"restarts": 0}, "restarts must be at least 1"),
+        ({"inputs": torch.zeros(1, 3, dtype=torch.complex64)}, "inputs must be finite floats"),
+        ({"history": torch.zeros(3, 10)}, r"history must be \[restarts, iterations\] with 1 restarts, got \[3, 10\]"),
     ],
 )
 def test_a_reconstruction_that_is_none_is_refused(change, sentence):
@@ -156,12 +235,120 @@ def test_a_reconstruction_that_is_none_is_refused(change, sentence):
         ({"scores": torch.zeros(3, dtype=torch.float64)}, "scores must be one an id"),
         ({"scores": torch.full((2,), float("inf"), dtype=torch.float64)}, "scores must be finite"),
         ({"ids": torch.zeros(2, dtype=torch.int64)}, "ids must be distinct"),
+        ({"ids": torch.arange(2).double()}, "ids must be int64"),
     ],
 )
 def test_scores_that_cannot_be_ranked_are_refused(change, sentence):
     good = MembershipScores(ids=torch.arange(2), scores=torch.zeros(2, dtype=torch.float64), exact=False)
     with pytest.raises(ValueError, match=sentence):
         replace(good, **change)
+
+
+IDS = torch.tensor([30, 10, 20])
+
+
+def scores_of(ids, **changes) -> MembershipScores:
+    ids = torch.as_tensor(ids)
+    given = {"ids": ids, "scores": ids.double() / 10, "exact": False}
+    return MembershipScores(**given | changes)
+
+
+def test_scores_come_back_in_the_order_of_the_candidates():
+    found = checked_scores(scores_of([10, 20, 30]), IDS)
+    assert found.ids.tolist() == [30, 10, 20] and found.scores.tolist() == [3.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ([10, 20], "got 2: 0 are of no candidate, and 1 candidates have no score"),
+        ([10, 20, 40], "got 3: 1 are of no candidate, and 1 candidates have no score"),
+        ([10, 20, 30, 40], "got 4: 1 are of no candidate, and 0 candidates have no score"),
+        ([-1, -2, -3], "got 3: 3 are of no candidate, and 3 candidates have no score"),
+    ],
+)
+def test_scores_of_others_than_the_candidates_are_refused(ids, sentence):
+    with pytest.raises(ValueError, match=f"ids must be those of the 3 candidates, each once, {sentence}"):
+        checked_scores(scores_of(ids), IDS)
+
+
+def test_an_answer_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="a membership attack must return MembershipScores, got Tensor"):
+        checked_scores(torch.zeros(3), IDS)
+    with pytest.raises(TypeError, match="a reconstruction attack must return Reconstruction, got MembershipScores"):
+        checked_reconstruction(scores_of([1]), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "field", "check"),
+    [
+        (scores_of([10, 20, 30]), "dependence", lambda answer: checked_scores(answer, IDS)),
+        (
+            Reconstruction(inputs=torch.zeros(1, 3), labels=torch.zeros(1, dtype=torch.int64), objective=0.0),
+            "status",
+            lambda answer: checked_reconstruction(answer, 1),
+        ),
+    ],
+)
+def test_a_word_that_no_answer_has_is_refused(answer, field, check):
+    object.__setattr__(answer, field, "splendid")  # what goes on to a board as a flag
+    with pytest.raises((ValueError, TypeError), match="splendid"):  # while tests run, types are checked first
+        check(answer)
+
+
+class Spy(torch.Tensor):
+    """Is told of every operation that it takes part in, with what it is compared to."""
+
+
+def test_an_answer_in_tensors_of_a_class_of_its_own_is_refused_before_it_is_compared_with_anything():
+    spying = scores_of(IDS.as_subclass(Spy))
+    with pytest.raises(TypeError, match="ids must be a plain tensor, got Spy"):
+        checked_scores(spying, IDS)
+    picture = Reconstruction(
+        inputs=torch.zeros(1, 3).as_subclass(Spy), labels=torch.zeros(1, dtype=torch.int64), objective=0.0
+    )
+    with pytest.raises(TypeError, match="inputs must be a plain tensor, got Spy"):
+        checked_reconstruction(picture, 1)
+
+
+def test_an_answer_that_was_changed_after_its_own_checks_is_checked_again():
+    changed = scores_of([10, 20, 30])
+    changed.scores[0] = float("nan")
+    with pytest.raises(ValueError, match="scores must be finite"):
+        checked_scores(changed, IDS)
+    answer = scores_of([10, 20, 30])
+    copy = checked_scores(answer, IDS)
+    answer.scores.zero_()
+    assert copy.scores.tolist() == [3.0, 1.0, 2.0]
+
+
+def test_an_attack_that_scores_somebody_else_is_refused_where_it_was_called():
+    @attack(access=Access.BLACK_BOX)
+    def inventive(target: ModelAccess, coins: torch.Generator) -> MembershipScores:
+        """Adds candidates of its own that it is sure about."""
+        assert target.candidates is not None
+        made_up = torch.arange(20_000) + 10**6
+        scores = torch.cat([torch.zeros(len(target.candidates)), -torch.ones(len(made_up))]).double()
+        target.candidates.ids.copy_(made_up[: len(target.candidates)])  # as if they had been asked about
+        return MembershipScores(
+            ids=torch.cat([target.candidates.ids, made_up[400:]]), scores=scores[:20_000], exact=True
+        )
+
+    with pytest.raises(
+        ValueError, match="ids must be those of the 400 candidates, each once, got 20000: 20000 are of no"
+    ):
+        inventive(toys.model_target()[0])
+
+
+def test_an_attack_that_returns_more_guesses_than_the_batch_has_examples_is_refused_where_it_was_called():
+    @attack(access=Access.UPDATE, knows=Knows.POPULATION)
+    def prolific(target: Observation, coins: torch.Generator) -> Reconstruction:
+        """Returns everything that the batch might be."""
+        assert target.population is not None
+        return Reconstruction(inputs=target.population.inputs, labels=target.population.labels, objective=0.0)
+
+    with pytest.raises(ValueError, match="inputs must be at most as many as the batch has examples, 1, got 16"):
+        prolific(UPDATE)
 
 
 def test_total_variation_by_hand():

@@ -14,12 +14,27 @@ from . import toys
 
 def test_scores_of_a_transcript_are_the_sums_of_the_scores_of_its_steps():
     target, _ = toys.transcript(noise=1.0, steps=3)
-    steps = [replace(step, sample_rate=0.3) for step in target.steps]
+    steps = [replace(step, sample_rate=0.3, participation="independent") for step in target.steps]
     target = replace(target, steps=steps)
     summed = sum((one_step_likelihood_ratio(step).scores for step in steps), torch.zeros(()))
     result = likelihood_ratio(target)
     torch.testing.assert_close(result.scores, summed)
     assert result.exact and not result.deterministic and result.dependence == "per_model"
+
+
+@pytest.mark.parametrize("last", ["known", "independent", "dependent"])
+def test_it_is_the_most_powerful_test_unless_who_joins_a_step_depends_on_others(last):
+    """One step of batches that are dealt is enough: the product is then not the likelihood ratio of the run."""
+    target, _ = toys.transcript(noise=1.0, steps=3)
+    rates = {"known": 1.0, "independent": 0.3, "dependent": 0.3}
+    first, second, third = target.steps
+    steps = [
+        replace(first, sample_rate=0.3, participation="independent"),
+        second,
+        replace(third, sample_rate=rates[last], participation=last),
+    ]
+    assert likelihood_ratio(replace(target, steps=steps)).exact is (last != "dependent")
+    assert one_step_likelihood_ratio(steps[-1]).exact is (last != "dependent")
 
 
 def test_a_lazy_transcript_is_read_one_step_at_a_time():

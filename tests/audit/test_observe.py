@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core import Examples, Knows, Observation, Requirements
+from attacks.core import Examples, Knows, Observation, Requirements, granted
 from attacks.core.requires import Access
 from attacks.likelihood_ratio import likelihood_ratio
 from audit import catalog
+from audit.candidates import Candidates
 from audit.observe import GroundTruth, Observed, RunView, World, model_access, observe, observe_run
 from defenses.core import (
     Block,
@@ -27,11 +28,17 @@ from defenses.core import (
     Subspace,
     clip,
     cross_entropy,
+    fixed,
+    full,
+    partition,
     poisson,
     seeded,
+    shuffle,
     train,
 )
 from defenses.core.noise import Kind
+
+from ..attacks import walker
 
 _DRAW = torch.Generator().manual_seed(0)
 PEOPLE = Examples(
@@ -143,8 +150,9 @@ def trained(name: str, sigma: float, *, noise=None):
     )
 
 
-def view_of(run, candidates=PEOPLE, **changes) -> RunView:
-    view = RunView(run, WORLD, candidates, some(MEMBERS), SAMPLING)
+def view_of(run, asked=PEOPLE, **changes) -> RunView:
+    # Under their own names and in their own order, so that a test can say who is who.
+    view = RunView(run, WORLD, some(MEMBERS), SAMPLING, Candidates(asked.ids, asked.ids, asked))
     return replace(view, **changes)
 
 
@@ -184,7 +192,7 @@ def test_two_part_and_masked_releases_have_their_own_lengths():
 
 @each
 def test_simulate_is_differentiable_in_inputs_and_in_label_probabilities(name):
-    seen = view_of(trained(name, 0.0)).at(2, sample_rate=1.0)
+    seen = view_of(trained(name, 0.0)).at(2, participation_known=True)
     for size in (1, 3):
         inputs = some(range(size)).inputs.clone().requires_grad_()
         logits = torch.zeros(size, 3).requires_grad_()
@@ -195,7 +203,7 @@ def test_simulate_is_differentiable_in_inputs_and_in_label_probabilities(name):
 
 @each
 def test_class_numbers_are_probabilities_of_one(name):
-    seen = view_of(trained(name, 0.0)).at(2, sample_rate=1.0)
+    seen = view_of(trained(name, 0.0)).at(2, participation_known=True)
     batch = some(range(5))
     sharp = nn.functional.one_hot(batch.labels, 3).float()
     torch.testing.assert_close(seen.simulate(batch.inputs, sharp), seen.simulate(batch.inputs, batch.labels))
@@ -252,7 +260,7 @@ def test_logits_are_those_of_the_model_at_that_step(name):
 
 
 def test_contributions_of_the_same_inputs_under_other_labels_are_others():
-    seen = view_of(trained("dp_sgd", 1.0)).at(0, sample_rate=1.0)
+    seen = view_of(trained("dp_sgd", 1.0)).at(0, participation_known=True)
     batch = some(range(4))
     first = seen.contributions(batch.inputs, batch.labels).clone()
     other = seen.contributions(batch.inputs, (batch.labels + 1) % 3)
@@ -303,8 +311,8 @@ def test_a_step_that_nobody_joined_leaves_its_noise():
 def test_who_is_asked_about_changes_nothing_for_the_others():
     run = trained("dpdr", 1.0)
     few = some([3, 25, 7])
-    everyone = view_of(run).at(2, sample_rate=1.0).others_removed
-    asked = view_of(run, few).at(2, sample_rate=1.0).others_removed
+    everyone = view_of(run).at(2, participation_known=True).others_removed
+    asked = view_of(run, few).at(2, participation_known=True).others_removed
     assert everyone is not None and asked is not None
     torch.testing.assert_close(asked(), everyone()[[3, 25, 7]])
 
@@ -319,9 +327,48 @@ def test_the_steps_of_a_run_can_be_read_again_and_know_their_rate():
     view = view_of(trained("dp_sgd", 1.0))
     assert len(view) == len(list(view)) == len(list(view)) == STEPS
     assert {seen.sample_rate for seen in view} == {0.4}
-    assert view.at(1, sample_rate=1.0).sample_rate == 1.0
+    assert view.at(1, participation_known=True).sample_rate == 1.0
     seen = observe_run(view)
     torch.testing.assert_close(likelihood_ratio(seen).scores, likelihood_ratio(seen).scores)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (poisson(0.4), "independent"),
+        (shuffle(0.4), "dependent"),
+        (partition(0.4), "dependent"),
+        (fixed(0.4), "dependent"),
+        (poisson(1.0), "known"),
+        (shuffle(1.0), "known"),
+        (fixed(1.0), "known"),
+        (full(), "known"),
+    ],
+)
+def test_a_step_says_what_is_known_of_who_takes_part(sampling, expected):
+    view = view_of(trained("dp_sgd", 1.0), sampling=sampling)
+    assert view.at(1).participation == expected
+    assert view.at(1).sample_rate == sampling.rate
+    assert view.at(1, participation_known=True).participation == "known"
+    assert likelihood_ratio(observe_run(view)).exact is (expected != "dependent")
+
+
+def test_what_an_attack_writes_into_reaches_neither_the_run_nor_what_is_left_of_it():
+    run = trained("pcdp", 1.0)
+    view = view_of(run)
+    before = view.at(2).others_removed
+    assert before is not None
+    expected, steps = before().clone(), copy.deepcopy(run.transcript.steps)
+    seen = view.at(2)
+    assert seen.others_removed is not None
+    seen.contributions(PEOPLE.inputs, PEOPLE.labels).fill_(1e6)
+    inputs = PEOPLE.inputs[:2].clone().requires_grad_()
+    walker.vandalised(walker.reached([seen.simulate(inputs, PEOPLE.labels[:2]), seen.logits(inputs), seen.released]))
+    torch.testing.assert_close(seen.others_removed(), expected, rtol=0, atol=0)
+    for step, earlier in zip(run.transcript.steps, steps, strict=True):
+        assert torch.equal(step.parameters, earlier.parameters)
+        assert step.noisy is not None and earlier.noisy is not None
+        assert all(torch.equal(a, b) for a, b in zip(step.noisy, earlier.noisy, strict=True))
 
 
 def test_a_run_that_kept_no_releases_is_refused():
@@ -381,7 +428,7 @@ def test_what_an_attack_without_the_informed_adversarys_knowledge_gets_leads_to_
 
     run = trained("dp_sgd", 1.0)
     view = view_of(run, some(OUTSIDERS))
-    seen = view.at(1, sample_rate=1.0)
+    seen = view.at(1, participation_known=True)
     narrowed = narrow(seen, Requirements(access=Access.UPDATE, knows=Knows.DEFENSE))
     assert holds(seen, some(MEMBERS).inputs)  # by others_removed, which is withheld
     assert not holds(narrowed, some(MEMBERS).inputs)
@@ -391,8 +438,8 @@ def test_a_white_box_is_a_copy_and_a_black_box_has_no_parameters():
     run = trained("sgd", 0.0)
     view = view_of(run)
     before = copy.deepcopy(run.model.state_dict())
-    assert model_access(run.model, view).parameters is None
-    box = model_access(run.model, view, white_box=True)
+    assert model_access(view).parameters is None
+    box = model_access(view, white_box=True)
     assert box.parameters is not None
     for parameter in box.parameters.values():
         parameter.zero_()
@@ -402,7 +449,7 @@ def test_a_white_box_is_a_copy_and_a_black_box_has_no_parameters():
 
 
 def test_the_truth_is_about_membership_or_about_reconstruction():
-    truth = GroundTruth(members=torch.tensor([3, 5]))
+    truth = GroundTruth(members=torch.tensor([3, 5]), candidates=torch.tensor([3, 4, 5]))
     assert truth.membership(torch.tensor([5, 4, 3])).tolist() == [True, False, True]
     with pytest.raises(ValueError, match="about reconstruction, it has no members"):
         GroundTruth(inputs=torch.zeros(1, 2), labels=torch.zeros(1, dtype=torch.int64)).membership(torch.tensor([1]))
@@ -410,7 +457,7 @@ def test_the_truth_is_about_membership_or_about_reconstruction():
 
 def test_gradients_that_would_not_fit_into_memory_are_refused_with_the_number_that_would(monkeypatch):
     run = trained("dp_sgd", 1.0)
-    seen = view_of(run).at(0, sample_rate=0.4)
+    seen = view_of(run).at(0)
     dim = run.transcript.layout.dim
     monkeypatch.setattr("audit.observe._MOST", 8 * dim)
     assert seen.contributions(PEOPLE.inputs[:8], PEOPLE.labels[:8]).shape[0] == 8
@@ -418,3 +465,5 @@ def test_gradients_that_would_not_fit_into_memory_are_refused_with_the_number_th
         ValueError, match=f"gradients of 9 examples in {dim} parameters .* task.candidates to 4 or fewer"
     ):
         seen.contributions(PEOPLE.inputs[:9], PEOPLE.labels[:9])
+    with pytest.raises(ValueError, match=f"gradients of 30 examples in {dim} parameters"):
+        granted(seen.others_removed)()

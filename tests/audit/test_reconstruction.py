@@ -122,8 +122,9 @@ def test_truths_that_were_not_reconstructed_score_at_the_floor():
         score(IMAGES[[2]])
 
 
-def test_more_reconstructions_than_truths_are_matched_to_the_best():
-    assert score(IMAGES, IMAGES[[1]], LABELS[[1]])["psnr"].value == 120
+def test_more_reconstructions_than_truths_are_refused_because_the_truth_would_pick_the_best():
+    with pytest.raises(ValueError, match="at most as many as the batch has examples, 1, got 4: the truth would pick"):
+        score(IMAGES, IMAGES[[1]], LABELS[[1]])
 
 
 def test_labels_are_compared_as_a_multiset():

@@ -186,10 +186,37 @@ def test_more_noise_than_claimed_is_said_and_violates_nothing(suite_of, monkeypa
     assert outcomes(suite_of(CONTROLLED))[None].flags == ["noise_1.5x_of_claimed"]
 
 
-def test_the_order_of_candidates_says_nothing_about_who_is_a_member(private):
+def test_scores_lie_beside_a_record_in_the_order_of_the_data_set(private):
     for attack in ("likelihood_ratio", "one_step_likelihood_ratio"):
         ids = private[attack].arrays["id"]
-        assert (ids[1:] > ids[:-1]).all()  # ids are positions in the data set, dealt to the pools at random
+        assert (ids[1:] > ids[:-1]).all()
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "partition", "fixed", "full"])
+def test_the_ratio_of_a_run_is_called_the_most_powerful_test_where_it_is_one(suite_of, sampling):
+    text = CONTROLLED.replace("batch = 70", f'batch = 70, sampling = "{sampling}"').replace(
+        "controls = true", "controls = false"
+    )
+    text = text.replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    found = outcomes(suite_of(text))
+    flagged = {name for name, outcome in found.items() if "not_most_powerful" in outcome.flags}
+    assert flagged == ({"likelihood_ratio"} if sampling in ("shuffle", "partition", "fixed") else set())
+    assert not [outcome.error for outcome in found.values() if outcome.error]
+
+
+def test_what_scores_mean_is_not_the_attacks_own_word(suite_of, site):
+    source = """
+from attacks.core import Access, MembershipScores, ModelAccess, attack
+
+@attack(access=Access.BLACK_BOX)
+def boaster(target: ModelAccess, coins) -> MembershipScores:
+    \"\"\"Says that its scores are decisions, and the best there are.\"\"\"
+    ids = target.candidates.ids
+    return MembershipScores(ids=ids, scores=ids.double(), exact=True, deterministic=True)
+"""
+    site.add("attacks", "boaster", source)
+    found = outcomes(suite_of(CONTROLLED.replace(ATTACKS, '{ name = "boaster" }')))
+    assert remarks(found["boaster"]) == []
 
 
 def test_what_one_update_may_show_is_not_amplified_by_sampling(private):

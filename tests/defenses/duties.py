@@ -1,6 +1,7 @@
 """What every defense owes, stated over a factory, so that a method of a test is held to it like the catalogue.
 
-A factory takes a noise multiplier and returns a defense of a small network: 6 inputs, 4 hidden units, 3 classes.
+A factory takes a noise multiplier and returns a defense of a small network: 6 inputs, 4 hidden units, 3 classes. It is
+trained in two worlds: as it is, and on views of images with dropout in the network.
 """
 
 import math
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from defenses.core import (
     Context,
+    CropAndFlip,
     Defense,
     Engine,
     Layout,
@@ -32,6 +34,7 @@ from defenses.core import (
     poisson,
     predict,
     release,
+    secure,
     seeded,
     train,
 )
@@ -55,12 +58,50 @@ def network() -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
+def network_with_dropout() -> nn.Sequential:
+    """The same weights behind a flattening layer, with dropout on the hidden units."""
+    plain = network()
+    return nn.Sequential(nn.Flatten(), plain[0], plain[1], nn.Dropout(0.4), plain[2])
+
+
 LAYOUT = Layout.of(network())
 DIM = LAYOUT.dim
 
 
-def trained(defense: Defense, **settings: Any) -> Run:
+@dataclass(frozen=True)
+class World:
+    """What is trained on what.
+
+    Attributes:
+        network: makes a fresh one.
+        data: the private examples.
+        public: examples of the same kind.
+        settings: of `train` and `Engine`, besides.
+    """
+
+    network: Callable[[], nn.Sequential]
+    data: tuple[Tensor, Tensor]
+    public: tuple[Tensor, Tensor]
+    settings: dict[str, Any]
+
+
+def _as_images(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return data[0].view(-1, 1, 3, 2), data[1]
+
+
+PLAIN = World(network, DATA, PUBLIC, {})
+DRAWN = World(
+    network_with_dropout,
+    _as_images(DATA),
+    _as_images(PUBLIC),
+    {"augmentation": CropAndFlip(views=2, padding=1)},
+)
+WORLDS = {"plain": PLAIN, "views and dropout": DRAWN}
+
+
+def trained(defense: Defense, world: World | None = None, **settings: Any) -> Run:
     """A short run that is a function of its settings alone."""
+    world = World(network, DATA, PUBLIC, {}) if world is None else world
     usual = {
         "sampling": POISSON,
         "steps": STEPS,
@@ -70,14 +111,14 @@ def trained(defense: Defense, **settings: Any) -> Run:
         "seed": 2,
         "sampler_key": 3,
         "observer": "updates",
-        "public": PUBLIC,
+        "public": world.public,
     }
-    return train(network(), DATA, defense, **usual | settings)
+    return train(world.network(), world.data, defense, **usual | world.settings | settings)
 
 
 def parameters(run: Run) -> Tensor:
     """The trained weights as one vector, on the CPU."""
-    return LAYOUT.read(run.model).cpu()
+    return Layout.of(run.model).read(run.model).cpu()
 
 
 @dataclass(frozen=True)
@@ -108,8 +149,8 @@ def history(defense: Defense, *, steps: int = STEPS, rows: Tensor | None = None,
         context = context.at(step)
         state, plan = defense.plan(state, context)
         moments.append(Moment(context, plan))
-        sums = clipped_sums(plan, [at_points(rows)], rows)
-        out = add_noise(plan, sums, defense.calibrated_multiplier, noise)
+        sums = clipped_sums(plan, [at_points(rows)], torch.zeros(0, dtype=torch.float64))
+        out = add_noise(plan, sums, defense.calibrated_multiplier, noise, rows.dtype)
         update = plan.post(out.total / context.expected_batch)
         state = defense.observe(state, context, out.noisy, update)
         assert context.parameters is not None
@@ -179,6 +220,33 @@ def check_bound_is_reached(plan: StepPlan) -> None:
     assert float(whitened.norm(dim=1).max()) > 0.999
 
 
+def check_removal(factory: Factory, world: World) -> None:
+    """In a real batch too, with whatever is drawn in it, removing an example takes off its contribution and no more."""
+    inputs, labels = world.data
+    for moment in (history(factory(1.0))[i] for i in (0, 1, STEPS - 1)):
+        engine = Engine(world.network().train(), expected_batch=len(inputs), **world.settings)
+
+        def summed(chosen: list[int], engine: Engine = engine, plan: StepPlan = moment.plan) -> tuple[Tensor, ...]:
+            return engine.run(plan, inputs[chosen], labels[chosen], 0.0, coins=9).noisy
+
+        everybody = list(range(len(inputs)))
+        whole = summed(everybody)
+        for removed in (0, 7, len(inputs) - 1):
+            without, alone = summed([i for i in everybody if i != removed]), summed([removed])
+            moved = [a - b for a, b in zip(whole, without, strict=True)]
+            for change, own in zip(moved, alone, strict=True):
+                torch.testing.assert_close(change, own, rtol=1e-4, atol=1e-5)
+            blocks = zip(moved, moment.plan.blocks, strict=True)
+            whitened = [float(change.norm()) / block.noise_std(1.0) for change, block in blocks]
+            if math.isfinite(moment.plan.sensitivity):
+                assert math.hypot(*whitened) <= 1 + FLOAT
+
+
+def noise_of(seed: int, size: int, std: float) -> Tensor:
+    """What the first release with this seed is with sums of zero, in float32."""
+    return seeded(seed).add(torch.zeros(size, dtype=torch.float64), std).float()
+
+
 # --- noise -----------------------------------------------------------------------------------------------------
 
 
@@ -245,42 +313,58 @@ def check_same_run(one: Run, other: Run) -> None:
     assert same(spaces(one), spaces(other))
 
 
-def check_ledger(factory: Factory) -> None:
+def check_ledger(factory: Factory, world: World | None = None) -> None:
     """The plans that were executed are charged like the plans of a dry run."""
     for sampling in (POISSON, partition(1 / PER_EPOCH)):
-        run = trained(factory(2.0), sampling=sampling)
+        run = trained(factory(2.0), world, sampling=sampling)
         expected = predict(factory(2.0), sampling=sampling, steps=STEPS)
         assert run.ledger.entries == expected.entries
         assert run.ledger.steps == STEPS
-        assert run.claim(1e-5) == expected.claim(1e-5)
+        assert run.ledger.claim(1e-5) == expected.claim(1e-5)
+        assert run.unverified == ()
 
 
-def check_seeds(factory: Factory) -> None:
+def check_exact_noise(factory: Factory, world: World | None = None) -> None:
+    """Exact noise trains the same defense, example by example, and is charged as what it is."""
+    run = trained(factory(2.0), world, noise=secure())
+    expected = predict(factory(2.0), sampling=POISSON, steps=STEPS)
+    assert run.ledger.claim(1e-5).epsilon == pytest.approx(expected.claim(1e-5).epsilon, rel=1e-9)
+    noisy = factory(2.0).calibrated_multiplier > 0
+    assert run.noise == ("secure" if noisy else "none")
+    assert run.engine.startswith("one_by_one") is noisy
+    proved = math.isfinite(expected.claim(1e-5).epsilon)
+    assert all(entry.exact for entry in run.ledger.entries) is proved
+    for step in run.transcript.steps:
+        assert step.plan is not None and step.noisy is not None
+        assert all(values.isfinite().all() for values in step.noisy)
+
+
+def check_seeds(factory: Factory, world: World | None = None) -> None:
     """The seeds decide everything; another noise, where there is noise, is another run."""
-    check_same_run(trained(factory(1.0)), trained(factory(1.0)))
+    check_same_run(trained(factory(1.0), world), trained(factory(1.0), world))
     noisy = factory(1.0).calibrated_multiplier > 0
-    other = trained(factory(1.0), noise=seeded(99))
-    assert torch.equal(parameters(other), parameters(trained(factory(1.0)))) is not noisy
+    other = trained(factory(1.0), world, noise=seeded(99))
+    assert torch.equal(parameters(other), parameters(trained(factory(1.0), world))) is not noisy
 
 
-def check_microbatches(factory: Factory) -> None:
+def check_microbatches(factory: Factory, world: World | None = None) -> None:
     """How many rows are in memory at a time changes nothing, up to the rounding of float32 gradients."""
-    whole = trained(factory(1.0))
+    whole = trained(factory(1.0), world)
     for size in (1, 5):
-        cut = trained(factory(1.0), microbatch=size)
+        cut = trained(factory(1.0), world, microbatch=size)
         torch.testing.assert_close(parameters(cut), parameters(whole), rtol=1e-4, atol=1e-5)
         assert cut.ledger.entries == whole.ledger.entries
         assert same(spaces(cut)[:1], spaces(whole)[:1])
 
 
-def check_empty_batches(factory: Factory) -> None:
+def check_empty_batches(factory: Factory, world: World | None = None) -> None:
     """A step without examples is a step: charged, recorded, and pure noise."""
     rare = Sampling("poisson", 1e-4)
     assert all(rare.indices(step, len(DATA[0]), 3).numel() == 0 for step in range(3))
-    run = trained(factory(1.0), sampling=rare, steps=3)
+    run = trained(factory(1.0), world, sampling=rare, steps=3)
     assert run.ledger.steps == len(run.transcript.steps) == 3
     noisy = factory(1.0).calibrated_multiplier > 0
-    assert torch.equal(parameters(run), LAYOUT.read(network())) is not noisy
+    assert torch.equal(parameters(run), LAYOUT.read(network())) is not noisy  # both networks start alike
 
 
 class _Stop:
@@ -294,41 +378,40 @@ class _Stop:
             raise KeyboardInterrupt
 
 
-def interrupted(defense: Defense, path: Path, *, after: int, **settings: Any) -> Run:
+def interrupted(defense: Defense, path: Path, world: World | None = None, *, after: int, **settings: Any) -> Run:
     """A run that is interrupted once, between two steps, and taken up from its checkpoint by another process."""
     with pytest.raises(KeyboardInterrupt):
-        trained(defense, checkpoint=path, progress=_Stop(after), noise=seeded(1), **settings)
+        trained(defense, world, checkpoint=path, progress=_Stop(after), noise=seeded(1), **settings)
     # Another noise source on purpose: the stream must come from the checkpoint.
-    return trained(defense, checkpoint=path, noise=seeded(777), **settings)
+    return trained(defense, world, checkpoint=path, noise=seeded(777), **settings)
 
 
-def check_interruptions(factory: Factory, folder: Path) -> None:
+def check_interruptions(factory: Factory, folder: Path, world: World | None = None) -> None:
     """A run interrupted after any step and resumed equals the one that was not, for every kind of optimizer."""
     for name, momentum in (("sgd", 0.5), ("adam", 0.0)):
         settings = {"optimizer": name, "momentum": momentum, "schedule": "cosine"}
-        whole = trained(factory(1.0), **settings)
+        whole = trained(factory(1.0), world, **settings)
         for after in range(1, STEPS + 1):
-            resumed = interrupted(factory(1.0), folder / f"{name}{after}", after=after, **settings)
+            resumed = interrupted(factory(1.0), folder / f"{name}{after}", world, after=after, **settings)
             check_same_run(resumed, whole)
 
 
-def check_interruption_inside_a_step(factory: Factory, folder: Path) -> None:
+def check_interruption_inside_a_step(factory: Factory, folder: Path, world: World | None = None) -> None:
     """A step that was broken off is done again from the last checkpoint, with the same noise."""
-    fuse = [math.inf]
-
-    def schedule(step: int, steps: int) -> float:  # called between the release and the optimizer
-        if step >= fuse[0]:
-            raise KeyboardInterrupt
-        return 1.0
-
-    whole = trained(factory(1.0), schedule=schedule)
+    whole, take_step = trained(factory(1.0), world), torch.optim.SGD.step
     for broken in range(STEPS):
-        path = folder / f"step{broken}"
-        fuse[0] = broken
-        with pytest.raises(KeyboardInterrupt):
-            trained(factory(1.0), schedule=schedule, checkpoint=path, checkpoint_every=1)
-        fuse[0] = math.inf
-        check_same_run(trained(factory(1.0), schedule=schedule, checkpoint=path), whole)
+        path, calls = folder / f"step{broken}", []
+
+        def stopping(self: Any, closure: Any = None, broken: int = broken, calls: list[int] = calls) -> Any:
+            calls.append(1)
+            if len(calls) > broken:  # the release is there, and nothing has come of it
+                raise KeyboardInterrupt
+            return take_step(self, closure)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(torch.optim.SGD, "step", stopping)
+            trained(factory(1.0), world, checkpoint=path, checkpoint_every=1)
+        check_same_run(trained(factory(1.0), world, checkpoint=path), whole)
 
 
 def check_device(factory: Factory, folder: Path, device: str) -> None:

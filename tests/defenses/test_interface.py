@@ -226,7 +226,7 @@ def test_ranking_and_update_see_the_same_draw_and_dropped_coordinates_are_noise_
         return release(ranked(sigma), rows, context, state=state, noise=seeded(5))
 
     noisy, quiet = released(rows, 2.0), released(rows, 0.0)
-    draw = 2.0 * 0.5 * seeded(5).normal(duties.DIM, rows)
+    draw = duties.noise_of(5, duties.DIM, 2.0 * 0.5)
     torch.testing.assert_close(noisy.noisy[0] - quiet.noisy[0], draw)
     assert torch.equal(noisy.noisy[0][:20], released(torch.zeros(0, duties.DIM), 2.0).noisy[0][:20])  # no signal
     assert torch.equal(noisy.total[:20], torch.zeros(20))

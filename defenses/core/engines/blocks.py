@@ -32,6 +32,8 @@ _SMALL = 1e-20
 
 def served(block: Block) -> bool:
     """Whether a block's sum is had without rows; exact types, because a subclass may compute something else."""
+    if type(block.bound) is not Bound:
+        return False
     if type(block.query) is NormWithin:
         return True
     return type(block.query) is Gradient and type(block.codec) in (Everything, Coordinates, Subspace, Complement)

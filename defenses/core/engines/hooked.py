@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 
+from ..record_draws import entries, one_pass
 from ..rows import Layout, Loss
 from .interface import PerExample, Unsupported
 
@@ -142,13 +143,14 @@ class Hooked(PerExample, ABC):
         if not self._probed:
             self._examples = len(inputs) + 1
             devices = [inputs.device] if inputs.is_cuda else []
-            with torch.no_grad(), torch.random.fork_rng(devices):
+            with torch.no_grad(), torch.random.fork_rng(devices), entries(None):
                 self._copy(torch.cat([inputs, inputs[:1]]))
             self._probed = True
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         try:
-            return self._copy(inputs)
+            with one_pass():
+                return self._copy(inputs)
         except RuntimeError as error:
             if "BackwardHookFunction" not in str(error):
                 raise

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from ..record_draws import one_pass
 from ..rows import Loss
 from .interface import Unsupported
 from .room import Room
@@ -93,7 +94,7 @@ def record(
 
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), one_pass():
             total = _losses(loss, forward(inputs.detach()), targets.detach()).sum()
     finally:
         for handle in handles:

@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import cast
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_where_the_grid_of_pld_is_too_coarse_rdp_is_claimed_by_name():
 
 
 def test_beyond_the_time_limit_rdp_stands_in_by_name():
-    slow = [Gaussian(1.0, 0.05, 1)]
+    slow = [Gaussian(0.1, 1.0 + 0.1 * i, 1) for i in range(30)]
     found = epsilon(slow, DELTA, time_limit=0.01)
     assert found.value == found.rdp == rdp_epsilon(slow, DELTA)
     assert found.accountant.startswith("RDP (dp-accounting")
@@ -131,11 +132,51 @@ def test_beyond_the_time_limit_rdp_stands_in_by_name():
 
 @pytest.mark.slow
 def test_within_the_time_limit_the_other_process_computes_the_same():
-    large = [Gaussian(1.0, 0.075, 1)]
-    found = epsilon(large, DELTA)
-    assert found.rdp > 100  # or it would not have been another process
-    assert found.value == pld_epsilon(large, DELTA)
-    assert found.value == pytest.approx(exact(0.075), rel=1e-3)
+    many = [Gaussian(0.1, 1.0 + 0.1 * i, 1) for i in range(30)]  # or it would not have been another process
+    found = epsilon(many, DELTA)
+    assert found.value == pld_epsilon(many, DELTA) < found.rdp
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 0.01, 0.3, 1.0, 22.0, 1e4, 1e8])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+def test_one_gaussian_without_sampling_has_its_closed_form_rounded_up_and_at_once(sigma, delta):
+    found = epsilon([Gaussian(1.0, sigma, 1)], delta)
+    assert "closed form" in found.accountant or found.value == 0
+
+    def spent(at):
+        """delta(epsilon), to 60 digits."""
+        with mpmath.workdps(60):
+            s, e = mpmath.mpf(sigma), mpmath.mpf(at)
+            half = 1 / (2 * s)
+            return mpmath.ncdf(half - e * s) - mpmath.exp(e) * mpmath.ncdf(-half - e * s)
+
+    assert spent(found.value) <= delta
+    if found.value > 1e-8:
+        assert spent(found.value * (1 - 3e-6) - 3e-9) > delta  # no more than it has to be
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.1, 0.5, 1000), (0.5, 0.3, 100), (0.05, 0.05, 10)])
+def test_a_large_epsilon_is_found_on_a_coarser_grid_that_costs_nothing_of_it(rate, sigma, steps):
+    event = [Gaussian(rate, sigma, steps)]
+    found = epsilon(event, DELTA)
+    assert found.accountant.startswith("PLD") and 100 < found.value < found.rdp
+    # Both are upper bounds; the finer one need not be the smaller, because more of it is cut off.
+    assert found.value == pytest.approx(pld_epsilon(event, DELTA, found.value / 1e6), rel=1e-4)
+
+
+def test_a_sampled_event_never_costs_more_than_one_that_is_not():
+    # The grid of the accountant is coarser than this epsilon.
+    found = epsilon([Gaussian(0.999, 2e4, 1)], 1e-10)
+    assert found.value <= epsilon([Gaussian(1.0, 2e4, 1)], 1e-10).value
+    assert "sampling not counted" in found.accountant
+
+
+@pytest.mark.parametrize(
+    "event", [(0.1, 0.0, 1), (0.1, math.nan, 1), (0.1, math.inf, 1), (0.0, 1.0, 1), (0.1, 1.0, -1)]
+)
+def test_an_event_that_is_none_is_refused(event):
+    with pytest.raises(ValueError, match="a Gaussian event must have a positive finite noise multiplier"):
+        Gaussian(*event)
 
 
 # --- the block rule ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Views of examples: averaged, then bounded once; drawn for the whole batch, applied to each entry by itself."""
+"""Views of examples: averaged, then bounded once; drawn for each record by itself, wherever it lies."""
 
 import pytest
 import torch
@@ -15,9 +15,11 @@ from defenses.core import (
     cross_entropy,
     full,
     per_example_gradients,
+    seed_from,
     seeded,
     train,
 )
+from defenses.core.record_draws import record_keys, words
 from defenses.dp_sgd import dp_sgd
 
 COINS = 5
@@ -34,8 +36,10 @@ def images(n=6):
     return torch.randn(n, 2, 6, 6, generator=coins, dtype=torch.float64), torch.arange(n) % 3
 
 
-def coins():
-    return torch.Generator().manual_seed(COINS)
+def entry_words(inputs, labels, views, count):
+    """The random words of every view, as the engine has them."""
+    keys = words(record_keys(inputs, labels), views, seed_from(COINS, "entries")).flatten()
+    return words(keys, count, seed_from(COINS, "views"))
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "torch.func"])
@@ -44,8 +48,8 @@ def test_gradients_of_views_are_averaged_and_then_bounded_once(engine, microbatc
     (inputs, labels), views, model = images(), CropAndFlip(views=3, padding=2), network()
     runner = Engine(model, engine=engine, augmentation=views, microbatch=microbatch)
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.2)))
-    total = runner.run(plan, inputs, labels, 0.0, coins=coins()).total
-    seen = views.apply(inputs.repeat_interleave(3, dim=0), views.draw(18, coins()))
+    total = runner.run(plan, inputs, labels, 0.0, coins=COINS).total
+    seen = views.apply(inputs.repeat_interleave(3, dim=0), views.draw(entry_words(inputs, labels, 3, 3)))
     each = per_example_gradients(model, cross_entropy, runner.layout, seen, labels.repeat_interleave(3))
     rows = each.view(6, 3, -1).mean(dim=1)
     torch.testing.assert_close(total, clipped_sums(plan, [lambda _: rows], rows)[0], rtol=1e-11, atol=1e-13)
@@ -58,7 +62,7 @@ def test_one_example_adds_at_most_the_clip_norm_whatever_its_views(example):
     inputs, labels = images()
     runner = Engine(network(), augmentation=CropAndFlip(views=4))
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.1)))
-    alone = runner.run(plan, inputs[example : example + 1], labels[example : example + 1], 0.0, coins=coins()).total
+    alone = runner.run(plan, inputs[example : example + 1], labels[example : example + 1], 0.0, coins=COINS).total
     assert 0.099 < float(alone.norm()) <= 0.1 * (1 + 1e-12)
 
 
@@ -71,12 +75,30 @@ def test_crops_are_windows_of_the_reflected_image_and_flips_are_mirrors():
     assert torch.equal(cut.apply(image, torch.tensor([[2, 0, 0]])), padded[:, :, 2:6, 0:4])
 
 
+def test_views_of_a_record_do_not_depend_on_who_else_is_there():
+    inputs, labels = images()
+    runner = Engine(network(), augmentation=CropAndFlip(views=4))
+    plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.1)))
+
+    def summed(chosen):
+        return runner.run(plan, inputs[chosen], labels[chosen], 0.0, coins=COINS).total
+
+    everybody = list(range(6))
+    for removed in everybody:
+        rest = [i for i in everybody if i != removed]
+        torch.testing.assert_close(summed(everybody) - summed(rest), summed([removed]), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(summed(rest[::-1]), summed(rest), rtol=1e-9, atol=1e-12)
+    other = runner.run(plan, inputs, labels, 0.0, coins=COINS + 1).total  # the coins do count
+    assert float((other - summed(everybody)).norm()) > 0.01
+
+
 def test_every_shift_is_drawn_and_half_are_flipped():
-    drawn = CropAndFlip(padding=2).draw(5000, coins())
+    some = words(torch.arange(5000), 3, COINS)
+    drawn = CropAndFlip(padding=2).draw(some)
     assert drawn[:, :2].unique().tolist() == [0, 1, 2, 3, 4]
     # 5000 fair coins: 2500 +- 35; a fresh seed leaves 5 of these in under once in a million.
     assert abs(int(drawn[:, 2].sum()) - 2500) < 180
-    assert not CropAndFlip(padding=2, flip=False).draw(100, coins())[:, 2].any()
+    assert not CropAndFlip(padding=2, flip=False).draw(some)[:, 2].any()
 
 
 @pytest.mark.parametrize(

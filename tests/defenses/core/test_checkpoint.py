@@ -1,8 +1,11 @@
 """A checkpoint is whole or refused, belongs to its run, runs no code, and is never lost by a refusal."""
 
+import functools
 import os
 import pickle
 import stat
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import GradientDifference, Ledger, Offset, StepPlan, poisson, secure, shuffle
+from defenses.core import CropAndFlip, GradientDifference, Ledger, Offset, StepPlan, poisson, secure, shuffle
 from defenses.core import checkpoint as disk
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
@@ -75,6 +78,78 @@ def test_other_data_or_another_model_is_another_run(halfway, monkeypatch):
             refused(halfway, "belongs to another run")
     monkeypatch.setattr(duties, "network", lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)))
     refused(halfway, "belongs to another run")  # the same parameters, another function of them
+
+
+def by_closure(value):
+    def loss(outputs, targets):
+        return value * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    return loss
+
+
+def with_default(outputs, targets, value=1.0):
+    return value * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def rate(value):
+    return lambda step, steps: value
+
+
+def adam(value):
+    return lambda parameters: torch.optim.Adam(parameters, betas=(0.9, value))
+
+
+class Weighted:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, outputs, targets):
+        return self.value * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def weights(value):
+    return nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, value]), reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("setting", "make"),
+    [
+        ("loss", by_closure),
+        ("loss", weights),
+        ("loss", Weighted),
+        ("loss", lambda value: functools.partial(with_default, value=value)),
+        ("schedule", rate),
+        ("optimizer", adam),
+    ],
+)
+def test_a_function_of_another_content_is_another_run(tmp_path, setting, make):
+    """Resumed, it would draw the same noise on another sum: the difference of the two releases has none."""
+    path = tmp_path / "c"
+    plain: dict[str, Any] = {"momentum": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=path, progress=duties._Stop(3), **{setting: make(0.5)}, **plain)
+    refused(path, "belongs to another run", **{setting: make(0.25)}, **plain)
+    resumed = duties.trained(DEFENSE, checkpoint=path, **{setting: make(0.5)}, **plain)
+    duties.check_same_run(resumed, duties.trained(DEFENSE, **{setting: make(0.5)}, **plain))
+
+
+def test_another_augmentation_is_another_run(tmp_path):
+    path = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, duties.DRAWN, checkpoint=path, progress=duties._Stop(3))
+    for other in (CropAndFlip(views=2, padding=0), CropAndFlip(views=3, padding=1), None):
+        with pytest.raises(ValueError, match="belongs to another run"):
+            duties.trained(DEFENSE, duties.DRAWN, checkpoint=path, augmentation=other)
+
+
+def test_what_cannot_be_looked_into_is_refused_before_anything_is_released(tmp_path):
+    def loss(outputs, targets, lock=threading.Lock()):  # noqa: B008  a thing that hides its content
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(ValueError, match=r"is of type _thread\.lock, into which nothing can look"):
+        duties.trained(DEFENSE, loss=loss, checkpoint=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    duties.trained(DEFENSE, loss=loss)  # without a checkpoint there is nothing to compare
 
 
 def test_a_refused_run_can_still_be_resumed(halfway):
@@ -159,7 +234,7 @@ def fingerprint(path):
         disk.load(path, fingerprint="")
     payload = path.read_bytes()[len(disk._MAGIC) + 32 :]
     at = payload.index(b"fingerprint")
-    return payload[at:].split(b"X\x10\x00\x00\x00", 1)[1][:16].decode()
+    return payload[at:].split(b"X\x40\x00\x00\x00", 1)[1][:64].decode()
 
 
 def test_folders_are_made(tmp_path):
@@ -193,11 +268,11 @@ def test_everything_of_the_core_that_a_plan_or_a_state_holds_comes_back(tmp_path
 
 
 def test_with_secure_noise_a_resumed_run_goes_on_with_fresh_noise(tmp_path):
-    settings = {"steps": 4, "seed": 1, "sampler_key": 2}
+    settings: dict[str, Any] = {"steps": 4, "seed": 1, "sampler_key": 2}
     path = tmp_path / "c"
     with pytest.raises(KeyboardInterrupt):
-        duties.trained(DEFENSE, checkpoint=path, progress=duties._Stop(2), **settings | {"noise": secure()})
-    run = duties.trained(DEFENSE, checkpoint=path, **settings | {"noise": secure()})
+        duties.trained(DEFENSE, checkpoint=path, progress=duties._Stop(2), noise=secure(), **settings)
+    run = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
     assert run.noise == "secure"
     assert run.ledger.steps == len(run.transcript.steps) == 4
 

@@ -20,6 +20,7 @@ from defenses.core import (
     clipped_sums,
     contributions,
     cross_entropy,
+    from_generator,
     per_example_gradients,
     release,
     seeded,
@@ -41,7 +42,7 @@ def test_a_run_is_the_sum_of_bounded_gradients_plus_one_draw_of_noise():
     inputs, labels = duties.DATA
     out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs, labels, 2.0)
     rows = per_example_gradients(duties.network(), cross_entropy, duties.LAYOUT, inputs, labels)
-    expected = clip(0.3)(rows).sum(dim=0) + 0.6 * seeded(3).normal(duties.DIM, LIKE)
+    expected = clip(0.3)(rows).sum(dim=0) + duties.noise_of(3, duties.DIM, 0.6)
     torch.testing.assert_close(out.total, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(out.noisy[0], out.total)
 
@@ -85,7 +86,7 @@ def test_a_row_that_is_broken_where_nothing_is_released_counts_as_zero_too():
 def test_an_empty_batch_is_pure_noise():
     inputs, labels = duties.DATA
     out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs[:0], labels[:0], 2.0)
-    assert torch.equal(out.total, 2.0 * 0.3 * seeded(3).normal(duties.DIM, LIKE))
+    assert torch.equal(out.total, duties.noise_of(3, duties.DIM, 2.0 * 0.3))
     silent = Engine(duties.network()).run(PLAIN, inputs[:0], labels[:0], 0.0)
     assert torch.equal(silent.total, torch.zeros(duties.DIM))
 
@@ -104,9 +105,10 @@ def test_noise_is_drawn_in_the_released_space_and_apart_for_every_block():
     assert [values.numel() for values in out.noisy] == [2, 1]
     assert out.total[[1, 3]].tolist() == [0.0, 0.0]
     assert torch.equal(out.total[[0, 2]], out.noisy[0])  # the count is no part of the update
-    draw = seeded(0).normal(3, LIKE)
-    torch.testing.assert_close(out.noisy[0], draw[:2] / 0.8**0.5)
-    torch.testing.assert_close(out.noisy[1], 1.5 + draw[2:] * 0.5 / 0.2**0.5)
+    source = seeded(0)
+    torch.testing.assert_close(out.noisy[0].double(), source.add(torch.zeros(2, dtype=torch.float64), 1 / 0.8**0.5))
+    sums = torch.full((1,), 1.5, dtype=torch.float64)
+    torch.testing.assert_close(out.noisy[1].double(), source.add(sums, 0.5 / 0.2**0.5))
 
 
 def test_a_block_that_does_not_update_is_released_and_not_added():
@@ -161,7 +163,8 @@ def test_a_release_works_on_rows_or_on_gradients_as_a_function():
     assert torch.equal(release(quiet, rows, context).total, release(quiet, lambda point: rows, context).total)
     noisy = dp_sgd(noise_multiplier=1.0)
     by_generator = release(noisy, rows, context, noise=torch.Generator().manual_seed(4)).total
-    assert torch.equal(by_generator, release(noisy, rows, context, noise=seeded(4)).total)
+    source = from_generator(torch.Generator().manual_seed(4))
+    assert torch.equal(by_generator, release(noisy, rows, context, noise=source).total)
 
 
 @pytest.mark.parametrize("size", [0, -3])

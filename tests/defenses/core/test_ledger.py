@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from defenses.core import (
     Block,
     Context,
     Defense,
+    Engine,
     Everything,
     Ledger,
     Stateless,
@@ -27,7 +29,10 @@ from defenses.core import (
     train,
     unbounded,
 )
-from defenses.core.accounting import Gaussian, epsilon
+from defenses.core.accounting import Gaussian, epsilon, gaussian_epsilon
+from defenses.core.discrete_gaussian import probabilities
+from defenses.core.engine import add_noise
+from defenses.core.ledger import Entry
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.noisy_sgd import noisy_sgd
@@ -184,8 +189,8 @@ def test_a_prediction_sees_a_bound_that_is_dropped_on_the_way():
 
 
 def test_a_prediction_counts_steps_that_it_did_not_run():
-    ledger = predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=123_456)
-    assert ledger.steps == 123_456
+    ledger = predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=12_345)
+    assert ledger.steps == 12_345
     assert len(ledger.entries) == 1
 
 
@@ -281,11 +286,98 @@ def test_a_release_of_its_own_is_charged_on_all_the_data_and_is_no_step():
     assert run.ledger.entries == ledger.entries
 
 
+NO_MULTIPLIERS = [-1.0, math.nan, math.inf, -math.inf, 1e-200, 1e-7, 1e10]
+no_multiplier = pytest.mark.parametrize("sigma", NO_MULTIPLIERS)
+
+
+@no_multiplier
+def test_a_multiplier_that_draws_no_noise_is_never_charged_as_if_it_did(sigma):
+    """Whatever takes a multiplier takes 0, for which nothing is proved, or a number of a size that is really drawn."""
+    plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+    message = r"noise_multiplier must be 0 for no noise, or in \[1e-06, 1e\+09\], got"
+    ledger = Ledger(full())
+    with pytest.raises(ValueError, match=message):
+        ledger.record(plan, sigma, step=0)
+    assert ledger.entries == []
+    with pytest.raises(ValueError, match=message):
+        dp_sgd(noise_multiplier=sigma)
+    with pytest.raises(ValueError, match=message):
+        plan.blocks[0].noise_std(sigma)
+    with pytest.raises(ValueError, match=message):
+        add_noise(plan, [torch.zeros(4, dtype=torch.float64)], sigma, seeded(0), torch.float32)
+    with pytest.raises(ValueError, match=message):
+        Engine(duties.network(), noise=seeded(0)).run(plan, *duties.DATA, sigma)
+    with pytest.raises(ValueError, match=message):
+        predict(Defense(WithStart(own=sigma), 1.0), sampling=poisson(0.1), steps=2)
+    with pytest.raises(ValueError, match=message):
+        train(duties.network(), duties.DATA, Defense(WithStart(own=sigma), 1.0), sampling=poisson(0.1), steps=2)
+    with pytest.raises(ValueError, match=message):
+        Entry(0, 1, sigma, full())
+
+
+def test_no_noise_at_all_proves_nothing_wherever_it_is_asked_for():
+    plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+    for zero in (0, 0.0, -0.0):
+        ledger = Ledger(full())
+        ledger.record(plan, zero, step=0)
+        assert ledger.claim(DELTA).epsilon == math.inf
+    with pytest.raises(ValueError, match="an event without noise must have no noise multiplier"):
+        Entry(0, 1, 0.0, full())
+
+
+def test_exact_noise_is_an_event_of_its_own_and_costs_no_less():
+    plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+    claims = []
+    for exact in (False, True):
+        ledger = Ledger(poisson(0.1))
+        for step in range(50):
+            ledger.record(plan, 1.3, step=step, exact=exact)
+        claims.append(ledger.claim(DELTA))
+    assert claims[0].events[0].startswith("50 x Gaussian, noise 1.3")
+    assert claims[1].events[0].startswith("50 x discrete Gaussian, noise 1.3")
+    # The accountant itself moves by more than the 1e-12 that separates the two.
+    assert claims[0].epsilon * (1 - 1e-9) <= claims[1].epsilon <= claims[0].epsilon * (1 + 1e-9)
+    alone = [Ledger(full()), Ledger(full())]
+    for ledger, exact in zip(alone, (False, True), strict=True):
+        ledger.record(plan, 1.3, step=0, exact=exact)
+    assert alone[0].claim(DELTA).epsilon < alone[1].claim(DELTA).epsilon
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(4.0, 3), (10.0, 17), (31.0, 20)])
+def test_one_dimension_of_discrete_gaussian_noise_costs_no_more_than_is_charged(scale, shift):
+    # On a grid so coarse that everything can be added up, with the 8 that the ledger's lemma takes off the variance.
+    integers = np.arange(-400, 400)
+    out, joined = probabilities(integers, scale), probabilities(integers - shift, scale)
+    charged = gaussian_epsilon(math.sqrt(scale**2 - 8) / shift, DELTA)
+    spent = float(np.maximum(joined - math.exp(charged) * out, 0).sum())
+    assert spent <= DELTA
+    same = gaussian_epsilon(scale / shift, DELTA)  # on a finer grid the two are one
+    assert float(np.maximum(joined - math.exp(same * 0.97) * out, 0).sum()) > DELTA
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5])
+@pytest.mark.parametrize("epsilon_", [1e-3, 0.01, 3.0, 300.0, 1000.0])
+@pytest.mark.parametrize("sampling", [full(), shuffle(0.1), partition(0.1)])
+def test_without_amplification_any_epsilon_is_calibrated_at_once(sampling, epsilon_, delta):
+    steps = 20
+    found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=sampling, steps=steps)
+    claim = predict(found, sampling=sampling, steps=steps).claim(delta)
+    assert epsilon_ * (1 - 1e-4) - 2e-9 <= claim.epsilon <= epsilon_
+    assert "closed form" in claim.accountant
+
+
+@pytest.mark.parametrize(("epsilon_", "delta"), [(0.01, 1e-12), (300.0, 1e-5)])
+def test_with_amplification_small_and_large_epsilons_are_calibrated_too(epsilon_, delta):
+    found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=poisson(0.3), steps=2)
+    claim = predict(found, sampling=poisson(0.3), steps=2).claim(delta)
+    assert 0.9 * epsilon_ <= claim.epsilon <= epsilon_
+
+
 def test_calibration_leaves_a_release_of_its_own_as_it_is():
     found = calibrate(Defense(WithStart(own=4.0)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
     claimed = predict(found, sampling=poisson(0.1), steps=20).claim(DELTA).epsilon
     assert 2.98 < claimed <= 3.0
-    with pytest.raises(ValueError, match="needs a noise multiplier above"):
+    with pytest.raises(ValueError, match=r"epsilon must be above .*, which releases of their own spend"):
         calibrate(Defense(WithStart(own=0.5)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
 
 

@@ -1,15 +1,15 @@
-"""Noise is standard normal from every source, never repeats by accident, and can be taken up again."""
+"""Noise is normal from every source, on a public grid, never repeats by accident, and can be taken up again."""
 
 import math
-import os
 import threading
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from defenses.core import from_os, keyed, noise, secure, seeded
-from defenses.core.noise import GeneratorNoise
+from defenses.core import from_generator, from_os, secure, seeded
+from defenses.core.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, PhiloxNoise
 
 ALARM = 1e-8
 SOURCES = {"seeded": lambda: seeded(5), "os": from_os, "secure": secure}
@@ -17,13 +17,19 @@ each = pytest.mark.parametrize("kind", SOURCES)
 N = 200_000
 
 
+def drawn(source, size, std=1.0):
+    """Noise alone: what is added to a sum of zeros."""
+    return source.add(torch.zeros(size, dtype=torch.float64), std)
+
+
 @each
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_are_standard_normal(kind, dtype):
-    draws = SOURCES[kind]().normal(N, torch.zeros(1, dtype=dtype))
-    assert draws.dtype == dtype
-    values = draws.double().numpy()
+@pytest.mark.parametrize("std", [1.0, 3.7e-8, 5e6])
+def test_draws_are_normal_with_the_standard_deviation_asked_for(kind, std):
+    draws = drawn(SOURCES[kind](), N, std)
+    assert draws.dtype == torch.float64
+    values = draws.numpy() / std
     assert stats.kstest(values, "norm").pvalue > ALARM
+    assert stats.kstest(values * 2 / 3, "norm").pvalue < ALARM  # the test has power
     # Moments: the k-th has variance (E z^2k - (E z^k)^2) / n.
     for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs((values**power).mean() - expected) < 6 * math.sqrt(variance / N)
@@ -31,90 +37,137 @@ def test_draws_are_standard_normal(kind, dtype):
 
 @each
 def test_tails_are_there_and_finite(kind):
-    draws = SOURCES[kind]().normal(N, torch.zeros(1))
+    draws = drawn(SOURCES[kind](), N)
     assert draws.isfinite().all()
     beyond = int((draws.abs() > 3.5).sum())
     expected = 2 * stats.norm.sf(3.5) * N
     assert abs(beyond - expected) < 6 * math.sqrt(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_a_billion_draws_reach_beyond_where_single_precision_ends_as_often_as_they_should(kind):
+    # Float32 Box-Muller noise ends at sqrt(2 * 24 * ln 2) = 5.768 standard deviations, where a Gaussian has 8 of 10^9.
+    source, edges = SOURCES[kind](), (4.0, 5.0, 5.768)
+    counts = dict.fromkeys(edges, 0)
+    for _ in range(100):
+        draws = drawn(source, 10**7).abs()
+        for edge in edges:
+            counts[edge] += int((draws > edge).sum())
+    for edge, count in counts.items():
+        expected = 2 * stats.norm.sf(edge) * 10**9
+        assert stats.poisson.cdf(count, expected) > 1e-6 and stats.poisson.sf(count - 1, expected) > 1e-6, (edge, count)
+    assert counts[5.768] > 0
+
+
 @each
 def test_draws_do_not_depend_on_earlier_ones(kind):
     source = SOURCES[kind]()
-    a, b = (source.normal(N, torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    a, b = (drawn(source, N) for _ in range(2))
     for x, y in ((a, b), (a[1:], a[:-1]), (a.square() - 1, b.square() - 1)):
         scale = float(x.std() * y.std()) * math.sqrt(len(x))
         assert abs(float(x @ y)) < 6 * scale
 
 
-def test_secure_draws_are_not_on_the_grid_of_one_uniform():
-    draws = secure().normal(100_000, torch.zeros(1, dtype=torch.float64))
-    assert draws.unique().numel() == 100_000
+@each
+@pytest.mark.parametrize("std", [1.0, 0.3, 10.0, 2.0**-90])
+def test_noisy_sums_are_multiples_of_a_unit_that_follows_from_the_noise_alone(kind, std):
+    source = SOURCES[kind]()
+    unit = source.unit(std)
+    assert std * 2.0**-31 < unit < std * 2.0**-17
+    for size in (1.0, 1e-6, 1e6):  # whatever the sum is
+        sums = size * std * torch.randn(1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        whole = sums / unit if kind != "secure" else (sums / unit).round().long()
+        noisy = source.add(sums.clone() if kind != "secure" else whole, std)
+        assert torch.equal((noisy / unit).round() * unit, noisy)
 
 
-@pytest.mark.parametrize(("byte", "sign"), [(0x00, 0), (0xFF, 0), (0x80, -1), (0x7F, 1)])
-def test_secure_draws_use_all_of_their_bits_and_stay_finite_at_the_ends(byte, sign, monkeypatch):
-    # The largest and smallest 64-bit words, little end first, are half a cell of 2^-52 away from 0 and 1.
-    word = bytes([0xFF if sign > 0 or byte == 0xFF else 0x00] * 7 + [byte])
-    monkeypatch.setattr(os, "urandom", lambda n: word * (n // 8))
-    draw = float(secure().normal(1, torch.zeros(1, dtype=torch.float64)))
-    furthest = 2 * float(stats.norm.isf(2.0**-53))  # four equal draws over two
-    assert draw == pytest.approx(sign * furthest, abs=1e-6)
+def test_floats_are_rounded_to_the_nearest_unit():
+    source, plain = seeded(3), seeded(3)
+    sums = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = np.random.Generator(np.random.Philox(key=plain._key)).standard_normal(1000)  # type: ignore[attr-defined]
+    exact = sums.numpy() + 0.7 * draws
+    noisy = source.add(sums.clone(), 0.7).numpy()
+    assert np.abs(noisy - exact).max() <= source.unit(0.7) / 2
+    assert np.abs(noisy - exact).max() > source.unit(0.7) / 3
+
+
+def test_exact_noise_is_added_to_whole_numbers_without_rounding():
+    whole = torch.randint(-(2**50), 2**50, (1000,), generator=torch.Generator().manual_seed(0))
+    noisy = secure().add(whole, EXACT_SCALE)  # the unit is 1
+    difference = noisy - whole.double()
+    assert torch.equal(difference, difference.round())
+    assert float(difference.std()) == pytest.approx(EXACT_SCALE, rel=0.2)
 
 
 def test_a_seed_decides_and_two_seeds_differ():
-    like = torch.zeros(1)
-    assert torch.equal(seeded(5).normal(9, like), seeded(5).normal(9, like))
-    assert not torch.equal(seeded(5).normal(9, like), seeded(6).normal(9, like))
+    assert torch.equal(drawn(seeded(5), 9), drawn(seeded(5), 9))
+    assert not torch.equal(drawn(seeded(5), 9), drawn(seeded(6), 9))
+    assert not torch.equal(drawn(seeded(5), 9), drawn(seeded(5 + 2**32), 9))
+    assert not torch.equal(drawn(seeded(5), 9), drawn(seeded(5 + 2**200), 9))
+
+
+def test_a_generator_decides_and_goes_on():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (drawn(from_generator(generator), 9) for _ in range(2))
+    assert torch.equal(first, drawn(from_generator(torch.Generator().manual_seed(0)), 9))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("source", [from_os, secure])
 def test_what_the_operating_system_keys_never_comes_twice(source):
-    assert not torch.equal(source().normal(9, torch.zeros(1)), source().normal(9, torch.zeros(1)))
+    assert not torch.equal(drawn(source(), 9), drawn(source(), 9))
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 16, 33])
 @each
 def test_any_number_of_draws_can_be_had(kind, size):
-    assert SOURCES[kind]().normal(size, torch.zeros(3)).shape == (size,)
+    assert drawn(SOURCES[kind](), size).shape == (size,)
 
 
-def test_a_stream_is_taken_up_where_its_state_was_saved():
-    source, like = seeded(5), torch.zeros(1)
-    source.normal(7, like)
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_a_stream_is_taken_up_where_its_state_was_saved(kind):
+    source = SOURCES[kind]()
+    drawn(source, 7)
     state = source.state()
-    expected = [source.normal(20, like), source.normal(3, like)]
+    expected = [drawn(source, 20), drawn(source, 3)]
     other = from_os()
     other.load(state)
-    assert all(torch.equal(other.normal(len(e), like), e) for e in expected)
+    assert all(torch.equal(drawn(other, len(e)), e) for e in expected)
+
+
+def test_a_stream_is_not_taken_up_without_its_state():
+    with pytest.raises(ValueError, match="noise of kind 'seeded' must go on from a saved state, got none"):
+        seeded(1).load(None)
 
 
 def test_a_secure_stream_has_no_state_to_save():
     source = secure()
     assert source.state() is None
     source.load(None)
-    assert source.normal(4, torch.zeros(1)).shape == (4,)
+    assert drawn(source, 4).shape == (4,)
 
 
-def test_noise_leaves_the_global_generator_alone():
+def test_noise_leaves_the_global_generators_alone():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    seeded(1).normal(10, torch.zeros(1))
-    secure().normal(10, torch.zeros(1))
+    before = repr(np.random.get_state())  # noqa: NPY002  the one that must not move
+    for source in (seeded(1), from_os(), secure()):
+        drawn(source, 10)
     assert torch.equal(torch.rand(3), expected)
+    assert repr(np.random.get_state()) == before  # noqa: NPY002
 
 
-LONG = 2 * 2**20 + 12_345  # drawn in three parts
+LONG = 2 * 2**17 + 12_345  # drawn in three parts
 
 
-@pytest.mark.parametrize("kind", ["seeded", "os"])
+@each
 def test_a_long_draw_is_standard_normal_and_no_part_of_it_comes_twice(kind):
     source = SOURCES[kind]()
-    values = source.normal(LONG, torch.zeros(1))
-    assert values.isfinite().all()
-    assert stats.kstest(values[:: LONG // N].double().numpy(), "norm").pvalue > ALARM
-    starts = [values[: 2**20], values[2**20 : 2**21], values[2**21 :], source.normal(LONG, torch.zeros(1))[: 2**20]]
+    values = drawn(source, LONG)
+    assert stats.kstest(values.numpy(), "norm").pvalue > ALARM
+    starts = [values[: 2**17], values[2**17 : 2**18], values[2**18 :], drawn(source, LONG)[: 2**17]]
     for i, one in enumerate(starts):
         for other in starts[:i]:
             size = min(len(one), len(other))
@@ -122,60 +175,68 @@ def test_a_long_draw_is_standard_normal_and_no_part_of_it_comes_twice(kind):
 
 
 def test_a_long_draw_is_the_same_on_any_number_of_threads_and_after_a_resumption():
-    source, like, before = seeded(5), torch.zeros(1), torch.get_num_threads()
+    source, before = seeded(5), torch.get_num_threads()
     state = source.state()
     try:
         torch.set_num_threads(1)
-        alone = [source.normal(LONG, like), source.normal(3, like)]
+        alone = [drawn(source, LONG), drawn(source, 3)]
         torch.set_num_threads(3)
         source.load(state)
-        assert all(torch.equal(source.normal(len(values), like), values) for values in alone)
+        assert all(torch.equal(drawn(source, len(values)), values) for values in alone)
     finally:
         torch.set_num_threads(before)
 
 
-def test_large_seeds_that_agree_in_their_lower_32_bits_differ():
-    like = torch.zeros(1)
-    assert not torch.equal(seeded(5).normal(9, like), seeded(5 + 2**32).normal(9, like))
+def test_a_long_draw_takes_no_more_threads_than_torch_has(monkeypatch):
+    before, seen, change = torch.get_num_threads(), [], PhiloxNoise._change
 
+    def looked_at(self, part, *rest):
+        seen.append((threading.get_ident(), len(part)))
+        change(self, part, *rest)
 
-def test_where_states_cannot_be_filled_the_operating_systems_noise_is_the_secure_one(monkeypatch):
-    monkeypatch.setattr(noise, "fills_states", lambda: False)
-    assert from_os().kind == "secure"
-    assert seeded(3).normal(LONG, torch.zeros(1)).shape == (LONG,)
-
-
-@pytest.mark.parametrize("size", [7, LONG])
-def test_noise_that_is_added_in_place_is_the_noise_that_would_have_been_drawn(size):
-    one, other = (GeneratorNoise(keyed(8), "seeded") for _ in range(2))
-    values = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    expected = torch.add(values, one.normal(size, values), alpha=2.5)
-    assert other.add(values, 2.5) is values
-    assert torch.equal(values, expected)
-    assert torch.equal(one.normal(5, values), other.normal(5, values))
-
-
-def test_long_noise_may_be_added_to_what_is_traced():
-    like = torch.zeros(LONG)
-    expected = seeded(8).normal(LONG, like)
-    rows = torch.zeros(LONG, requires_grad=True)
-    assert torch.equal(GeneratorNoise(keyed(8), "seeded").add(rows * 1.0, 1.0), expected)
-    with torch.inference_mode():
-        assert torch.equal(GeneratorNoise(keyed(8), "seeded").add(torch.zeros(LONG), 1.0), expected)
-
-
-def test_a_long_draw_takes_no_more_threads_than_torch_has():
-    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(PhiloxNoise, "_change", looked_at)
     try:
         torch.set_num_threads(2)
-        source = GeneratorNoise(keyed(8), "seeded")
-        source._visit(torch.zeros(LONG), lambda piece, _: seen.append((threading.get_ident(), len(piece))))
+        drawn(seeded(1), LONG)
     finally:
         torch.set_num_threads(before)
     assert len({thread for thread, _ in seen}) <= 2
-    assert sum(size for _, size in seen) == LONG and max(size for _, size in seen) <= 2**15
+    assert sum(size for _, size in seen) == LONG and max(size for _, size in seen) <= 2**17
+
+
+def test_what_a_thread_raises_is_raised(monkeypatch):
+    def broken(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(PhiloxNoise, "_change", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        drawn(seeded(1), LONG)
+
+
+@pytest.mark.parametrize("size", [7, LONG])
+def test_what_cannot_be_changed_in_place_gets_the_same_noise(size):
+    sums = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = seeded(8).add(sums.clone(), 2.5)
+    traced = sums.clone().requires_grad_()
+    torch.testing.assert_close(seeded(8).add(traced, 2.5).detach(), expected, rtol=0, atol=seeded(8).unit(2.5))
+    with torch.inference_mode():
+        assert torch.equal(seeded(8).add(sums.clone(), 2.5), expected)
+
+
+@each
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, SMALLEST_STD / 2, LARGEST_STD * 2])
+def test_a_standard_deviation_that_floats_cannot_carry_is_refused(kind, std):
+    source = SOURCES[kind]()
+    with pytest.raises(ValueError, match="the noise's standard deviation must be between"):
+        source.add(torch.zeros(3, dtype=torch.float64), std)
+
+
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_sums_in_single_precision_are_refused(kind):
+    with pytest.raises(ValueError, match=r"sums must be float64 for noise of kind .*, got torch\.float32"):
+        SOURCES[kind]().add(torch.zeros(3), 1.0)
 
 
 def test_seeds_below_nought_are_refused():
-    with pytest.raises(ValueError, match="key must be at least 0"):
+    with pytest.raises(ValueError, match="the seed of noise must be at least 0, got -1"):
         seeded(-1)

@@ -205,7 +205,7 @@ def test_a_release_of_its_own_is_noised_on_all_data_and_charged_once(sampling, t
     # What was released is the noisy sum over everybody, and a resumed run does not release it again.
     inputs, labels = duties.DATA
     rows = per_example_gradients(duties.network(), cross_entropy, duties.LAYOUT, inputs, labels)
-    noisy = clip(1.0)(rows).sum(dim=0) + 4.0 * seeded(1).normal(duties.DIM, rows)
+    noisy = clip(1.0)(rows).sum(dim=0) + duties.noise_of(1, duties.DIM, 4.0)
     assert set(run.state.tolist()) == set(noisy.abs().argsort()[-10:].tolist())
     resumed = duties.interrupted(defense, tmp_path / "c", after=2, sampling=sampling)
     duties.check_same_run(resumed, run)
@@ -226,7 +226,9 @@ def test_calibration_pays_for_a_release_of_its_own_first():
     for _, epsilon in (dear, cheap):
         assert 3.0 * (1 - 2e-3) <= epsilon <= 3.0
     assert dear[0].calibrated_multiplier > cheap[0].calibrated_multiplier
-    with pytest.raises(ValueError, match=r"epsilon 3\.0 needs a noise multiplier above"):
+    with pytest.raises(
+        ValueError, match=r"epsilon must be above .*, which releases of their own spend at their own noise, got 3\.0"
+    ):
         reached(0.5)  # more than all of it is gone before the first step
 
 

@@ -30,7 +30,7 @@ from .duties import by_loop
 FALLS_BACK = {
     "attention": "no layerwise: no known layer holds the parameter 'attention.in_proj_weight'",
     "batch_second": "no layerwise: layer 'inner' must have the batch as its first dimension",
-    "positions_without_a_batch": "no layerwise: differs from the reference by",
+    "positions_without_a_batch": "no layerwise: layer 'places' must have the batch as its first dimension",
     "prelu": "no layerwise: no known layer holds the parameter '1.weight', which is one of a PReLU",
     "tied_by_function": "no layerwise: differs from the reference by",
     "weight_used_by_function": "no layerwise: differs from the reference by",
@@ -113,21 +113,11 @@ def test_a_layer_that_mixes_examples_in_training_alone_never_gets_a_batch():
     assert engine.name == "layerwise"
 
 
-class Restless(nn.Module):
-    """Draws in every pass, unlike dropout in a way that no type shows."""
-
-    def forward(self, inputs):
-        return inputs + torch.randn_like(inputs)
-
-
-@pytest.mark.parametrize(
-    ("layer", "note"), [(nn.Dropout(0.5), "layerwise"), (Restless(), "torch.func (no layerwise: differs")]
-)
-def test_what_a_layer_draws_in_the_check_does_not_move_the_run(layer, note):
-    model = nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3))
+def test_what_is_drawn_in_the_check_does_not_move_the_run():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
     inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
     before = torch.random.get_rng_state()
-    assert choose("auto", model, cross_entropy, Layout.of(model), inputs, targets).note.startswith(note)
+    assert choose("auto", model, cross_entropy, Layout.of(model), inputs, targets).note == "layerwise"
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -139,7 +129,7 @@ def test_it_runs_once_for_data_of_one_shape(monkeypatch):
     monkeypatch.setattr(PerExample, "__init__", lambda self, *a: (checks.append(1), whole(self, *a))[1])
     for _ in range(3):
         engine.run(plan, made.inputs, made.targets, 0.0)
-    assert len(checks) == 2  # the engine itself, and its twin on the float64 copy
+    assert len(checks) == 3  # the engine itself, and on the float64 copy its twin and the reference
 
 
 def test_a_model_that_fails_on_synthetic_rows_runs_by_the_reference():
@@ -152,9 +142,31 @@ def test_a_model_that_fails_on_synthetic_rows_runs_by_the_reference():
     model = nn.Sequential(Picky(4, 3))
     inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
     choice = choose("auto", model, cross_entropy, Layout.of(model), inputs, targets)
-    assert choice.note == "torch.func (not checked: no float64 here)"
-    with pytest.raises(ValueError, match="engine 'layerwise' could not be checked on synthetic rows in float64"):
+    assert choice.note == "torch.func (no layerwise: not checked in float64: no float64 here)"
+    assert choice.unverified == ""  # it was tried in float32
+    with pytest.raises(
+        ValueError, match="engine 'layerwise' cannot run this model: not checked in float64: no float64"
+    ):
         choose("layerwise", model, cross_entropy, Layout.of(model), inputs, targets)
+
+
+def test_a_model_that_fails_on_made_up_rows_altogether_gets_one_example_at_a_time_and_is_told_of():
+    class Pickier(nn.Linear):
+        def forward(self, input):
+            if input.abs().max() > 1:
+                raise RuntimeError("too large")
+            return super().forward(input)
+
+    model = nn.Sequential(Pickier(4, 3))
+    data = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    choice = choose("auto", model, cross_entropy, Layout.of(model), *data)
+    assert choice.note == "one_by_one (not checked: too large)"
+    assert choice.unverified == "the model fails on made-up examples: too large"
+    run = train(model, data, dp_sgd(noise_multiplier=1.0), sampling=full(), steps=1)
+    assert run.remarks == ("unverified_model",)
+    assert run.claim(1e-5).unverified == (choice.unverified,)
+    with pytest.raises(ValueError, match=r"engine 'torch\.func' could not be checked on made-up examples: too large"):
+        choose("torch.func", model, cross_entropy, Layout.of(model), *data)
 
 
 @pytest.mark.parametrize("name", [n for n in names() if n != "auto"])

@@ -1,0 +1,101 @@
+"""Candidates of a membership test: as the auditor knows them, and as an attack gets them.
+
+What an attack gets tells nothing of where an example came from: copies, in an order and under ids that are drawn for
+the cell. A data set's own ids would tell members where they are dealt by position (a test set that stands in for
+non-members has the highest), and with them the half of the candidates that chooses thresholds. Answers come back
+under the data set's ids, so that records, halves and comparisons across cells go by those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from attacks.core import Examples, MembershipScores, checked_scores
+from defenses.core import keyed
+
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Whom a membership test is about.
+
+    Attributes:
+        ids: in the data set, in the order in which an attack gets the candidates; the auditor's.
+        aliases: the ids that an attack gets in their place, in the same order; the auditor's, too.
+        given: what an attack gets, and may write into: nobody else reads it.
+    """
+
+    ids: Int[Tensor, " n"]
+    aliases: Int[Tensor, " n"]
+    given: Examples
+
+    @classmethod
+    def draw(cls, examples: Examples, key: int) -> Candidates:
+        """Candidates in a random order, under random ids of 63 bits, in the order of those.
+
+        Args:
+            examples: with the ids of the data set.
+            key: of the cell: nothing but the order and the aliases follows from it.
+        """
+        coins, count, device = keyed(key), len(examples), examples.ids.device
+        order = torch.randperm(count, generator=coins).to(device)
+        aliases = _distinct(count, coins).to(device)
+        given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
+        return cls(examples.ids[order], aliases, given)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def answers(self, result: object) -> MembershipScores:
+        """What an attack returned, under the ids of the data set and in the order of those.
+
+        Raises:
+            TypeError: it is something else than scores.
+            ValueError: it has a score for somebody else, or none for a candidate.
+        """
+        scores = checked_scores(result, self.aliases)
+        order = self.ids.argsort()
+        return replace(scores, ids=self.ids[order], scores=scores.scores[order])
+
+
+def copied(examples: Examples) -> Examples:
+    """Public examples for an attack: copies, numbered from 0 instead of by their place in the data set."""
+    numbers = torch.arange(len(examples), device=examples.ids.device)
+    return Examples(ids=numbers, inputs=examples.inputs.clone(), labels=examples.labels.clone())
+
+
+def refuse_comparison(name: str, together: MembershipScores, alone: MembershipScores) -> None:
+    """Refuses an informed attack that scores a candidate by what it was given about the others.
+
+    Each candidate stands for an adversary of its own, who knows everybody else. What such adversaries know together,
+    the noise of the step that they share, would cancel for every candidate that took no part, whatever its scale.
+
+    Args:
+        name: of the attack.
+        together: its scores of all candidates.
+        alone: its score of one of them, when it was asked about nobody else.
+
+    Raises:
+        ValueError: the two differ by more than rounding.
+    """
+    (among,) = together.scores[together.ids == alone.ids]
+    (by_itself,) = alone.scores
+    spread = float(together.scores.std(correction=0))
+    if abs(float(among - by_itself)) > 0.01 * spread + 1e-4 * abs(float(among)):
+        raise ValueError(
+            f"{name} must score a candidate by what is left without everybody else, and not by what is left for other "
+            f"candidates: the score of one is {float(among):.6g} among the others and {float(by_itself):.6g} alone"
+        )
+
+
+def _distinct(count: int, coins: torch.Generator) -> Int[Tensor, " count"]:
+    """Random numbers, each once, in rising order."""
+    while True:
+        drawn = torch.randint(_MOST, (count,), generator=coins).sort().values
+        if count < 2 or bool((drawn.diff() > 0).all()):
+            return drawn

@@ -1,0 +1,212 @@
+"""Exact draws from the discrete Gaussian, from the operating system's random bits.
+
+The discrete Gaussian of scale s has probability proportional to exp(-k^2 / 2 s^2) at every integer k: Canonne, Kamath
+& Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020. The way to draw it follows Karney, "Sampling
+Exactly from the Normal Distribution", ACM TOMS 2016, with integers for his real deviates. A magnitude is h M + l, with
+M a power of two: h by inversion of the discrete Gaussian of scale s / M on 0, 1, 2, ..., l uniform below M, and the
+pair kept with probability exp(-(2 h l M + l^2) / 2 s^2); then a sign, where one of the two zeros is thrown away.
+
+Every comparison of a uniform number with a probability looks at 32 random bits first. Where those do not decide, which
+happens a few times in 10^8, more bits are drawn and the probability is computed to as many digits as it takes. So no
+probability is rounded, however small, and there is no largest value.
+
+Guarantee:
+    Draws are independent and have exactly the stated probabilities, if the bits of `os.urandom` are independent and
+    fair. How long a draw takes depends on what is drawn (rejections, further bits), and nothing hides that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+LARGEST = 2.0**35
+"""The largest scale: sign and lower part of a magnitude share 32 random bits."""
+
+_COARSE = 16  # the scale of h is in [16, 32): a table of a few hundred, and 97 draws of 100 are kept
+_PART = 2**17  # draws that one thread makes at a time
+_PIECE = 2**15  # of which so many are worked on at once, to stay in the cache
+_DIGITS = 60  # of the table, which ends where less than 10^-60 is left
+_WORD = 2**32
+
+
+def draw(size: int, scale: float) -> Int64[Tensor, " size"]:
+    """Independent draws.
+
+    Args:
+        size: how many.
+        scale: s, in (0, 2^35]: the standard deviation, up to 10^-7 of it from s = 1 on.
+
+    Raises:
+        ValueError: for a scale outside of its range.
+    """
+    table = _table(float(scale))
+    values = np.empty(size, dtype=np.int64)
+    parts = [values[start : start + _PART] for start in range(0, size, _PART)]
+    if len(parts) < 2:
+        for part in parts:
+            _fill(part, table)
+    else:
+        with ThreadPoolExecutor(min(torch.get_num_threads(), len(parts))) as pool:
+            list(pool.map(lambda part: _fill(part, table), parts))
+    return torch.from_numpy(values)
+
+
+def probabilities(values: np.ndarray, scale: float) -> np.ndarray:
+    """The probability of each of these integers, in float64.
+
+    Args:
+        values: integers.
+        scale: s.
+    """
+    reach = math.ceil(40 * scale) + 40
+    total = math.fsum(math.exp(-k * k / (2 * scale**2)) for k in range(-reach, reach + 1))
+    return np.exp(-np.square(values.astype(np.float64)) / (2 * scale**2)) / total
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a scale's draws need.
+
+    Attributes:
+        scale: s.
+        step: M, a power of two.
+        edges: floor(2^32 F(k)) for k = 0, 1, ..., F being the distribution of h; uint32.
+        guide: for each value of a random number's upper 16 bits the least h that may belong to it; those whose
+            edges share their upper bits are marked by `split`.
+        split: where the upper 16 bits do not decide.
+    """
+
+    scale: float
+    step: int
+    edges: np.ndarray
+    guide: np.ndarray
+    split: np.ndarray
+
+
+@lru_cache(maxsize=16)
+def _table(scale: float) -> _Table:
+    if not 0 < scale <= LARGEST:
+        raise ValueError(f"the scale of a discrete Gaussian must be in (0, 2^35], got {scale}")
+    step = 2 ** max(0, math.floor(math.log2(scale / _COARSE)))
+    below = _cumulative(scale / step, _DIGITS)
+    edges = np.array([int(value * _WORD) for value in below], dtype=np.uint64)
+    edges = np.minimum(edges, _WORD - 1).astype(np.uint32)  # the last ones differ from 1 by less than 2^-32
+    starts = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
+    guide = np.searchsorted(edges, starts, side="right")
+    split = guide != np.searchsorted(edges, starts | np.uint32(0xFFFF), side="right")
+    # An edge at the very start of a bucket is one that 32 bits may not tell from what lies below.
+    split |= np.isin(starts, edges)
+    return _Table(scale, step, edges, guide.astype(np.int64), split)
+
+
+@lru_cache(maxsize=64)
+def _cumulative(scale: float, digits: int) -> tuple[Decimal, ...]:
+    """The distribution of h at 0, 1, 2, ..., to this many digits, until less than 10^-digits is left."""
+    with localcontext() as context:
+        context.prec = digits
+        variance = 2 * Decimal(scale) ** 2
+        weights, k = [Decimal(1)], 0
+        while weights[-1] > Decimal(10) ** -digits:
+            k += 1
+            weights.append((-(Decimal(k) ** 2) / variance).exp())
+        total, below, found = sum(weights), Decimal(0), []
+        for weight in weights:
+            below += weight
+            found.append(below / total)
+    return tuple(found)
+
+
+def _fill(values: np.ndarray, table: _Table) -> None:
+    """Draws until the array is full; rejected draws are drawn anew."""
+    for start in range(0, len(values), _PIECE):
+        piece = values[start : start + _PIECE]
+        done = 0
+        while done < len(piece):
+            wanted = len(piece) - done
+            found = _propose(wanted + wanted // 16 + 8, table)[:wanted]
+            piece[done : done + len(found)] = found
+            done += len(found)
+
+
+def _propose(count: int, table: _Table) -> np.ndarray:
+    """The kept ones of `count` proposals, in order."""
+    words = np.frombuffer(os.urandom(12 * count), dtype=np.uint32).reshape(3, count)
+    high = _inverted(words[0], table)
+    negative = words[2] >> np.uint32(31) == 1
+    if table.step == 1:
+        return np.where(negative, -high, high)[~(negative & (high == 0))]
+    low = (words[2] & np.uint32(table.step - 1)).astype(np.int64)
+    keep = _kept(words[1], high, low, table)
+    values = high * table.step + low
+    keep &= ~(negative & (values == 0))
+    return np.where(negative, -values, values)[keep]
+
+
+def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
+    """The h of each uniform number that begins with these 32 bits: how many values of F are at most as large."""
+    upper = words >> np.uint32(16)
+    found = table.guide[upper]
+    doubtful = np.flatnonzero(table.split[upper])
+    if len(doubtful):
+        some = words[doubtful]
+        right = np.searchsorted(table.edges, some, side="right")
+        found[doubtful] = right
+        # F(k) lies in the cell of the number itself: further bits decide.
+        tied = np.flatnonzero(np.searchsorted(table.edges, some, side="left") != right)
+        for place in tied:
+            found[doubtful[place]] = _inverted_slowly(int(some[place]), table)
+    return found
+
+
+def _inverted_slowly(word: int, table: _Table) -> int:
+    """The same for one number, of which as many further bits are drawn as it takes."""
+    prefix, bits, digits = word, 32, _DIGITS
+    while True:
+        prefix, bits = (prefix << 64) | int.from_bytes(os.urandom(8), "big"), bits + 64
+        digits = max(digits, bits * 4 // 10 + 30)
+        below = _cumulative(table.scale / table.step, digits)
+        with localcontext() as context:
+            context.prec = digits + 10
+            error = Decimal(10) ** (10 - digits)
+            low, high = Decimal(prefix) / 2**bits, Decimal(prefix + 1) / 2**bits
+            sure = sum(value + error <= low for value in below)
+            possible = sum(value - error < high for value in below)
+        if sure == possible and sure < len(below):
+            return sure
+
+
+def _kept(words: np.ndarray, high: np.ndarray, low: np.ndarray, table: _Table) -> np.ndarray:
+    """Whether uniform numbers that begin with these 32 bits are below exp(-(2 h l M + l^2) / 2 s^2)."""
+    fraction, scale = low / table.step, table.scale / table.step
+    bound = np.exp(-(2.0 * high + fraction) * fraction / (2 * scale**2)) * _WORD
+    # The exponential in float64 is good to 10^-14, which is 10^-5 of a cell here.
+    keep = words < bound - 1.001
+    for place in np.flatnonzero(keep != (words < bound + 0.001)):
+        keep[place] = _kept_slowly(int(words[place]), int(high[place]), int(low[place]), table)
+    return keep
+
+
+def _kept_slowly(word: int, high: int, low: int, table: _Table) -> bool:
+    """The same for one number, of which as many further bits are drawn as it takes."""
+    prefix, bits = word, 32
+    while True:
+        digits = bits * 4 // 10 + 30
+        with localcontext() as context:
+            context.prec = digits + 10
+            exponent = Decimal((2 * high * table.step + low) * low) / (2 * Decimal(table.scale) ** 2)
+            bound, error = (-exponent).exp(), Decimal(10) ** -digits
+            if Decimal(prefix + 1) / 2**bits <= bound - error:
+                return True
+            if Decimal(prefix) / 2**bits >= bound + error:
+                return False
+        prefix, bits = (prefix << 64) | int.from_bytes(os.urandom(8), "big"), bits + 64

@@ -1,0 +1,289 @@
+"""A digest of whatever decides a computation: values, functions with all that they refer to, modules, data.
+
+A run that is resumed draws the noise of its interrupted step again. On another sum that would be fatal: the difference
+of the two releases has no noise. So a checkpoint keeps a digest of all that a release depends on, down to the values
+that a loss function has closed over, and what cannot be looked into is refused.
+
+Functions are looked into down to their code, defaults, closures and the globals that they name. Of PyTorch, NumPy and
+the standard library the name alone counts, and of this package the name and `source_digest`. What is not seen: state
+behind a C extension, in a file, or in a module that a function reaches by attribute (`settings.WEIGHT`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import enum
+import functools
+import hashlib
+import io
+import logging
+import pathlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_PACKAGE = __name__.partition(".")[0]
+_BY_NAME = frozenset({_PACKAGE, "torch", "numpy", "torchvision", *sys.stdlib_module_names})
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    slice,
+    range,
+    type(...),
+)
+
+
+class UnknownContent(ValueError):
+    """Something that cannot be looked into; the message says where it is and of what type."""
+
+
+@functools.cache
+def source_digest() -> str:
+    """A SHA-256 over the source files of this package: two versions of a method do not pass for one."""
+    found = hashlib.sha256()
+    folder = pathlib.Path(__file__).parents[__name__.count(".") - 1]
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def digest(*values: object, strict: bool = True) -> str:
+    """A hexadecimal SHA-256 that is the same for the same content, in every process.
+
+    Args:
+        values: of any kind.
+        strict: whether what cannot be looked into is an error; otherwise its type stands for it.
+
+    Raises:
+        UnknownContent: when strict, naming the place and the type.
+    """
+    walker = _Walker(strict)
+    for position, value in enumerate(values):
+        walker.add(value, f"[{position}]")
+    return walker.found.hexdigest()
+
+
+def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
+    """What a model is apart from the values that a checkpoint restores: (place, content).
+
+    Classes with their code, settings, shapes, which parameters are trained, the mode; of buffers that are not saved the
+    values too.
+    """
+    saved = set(model.state_dict())
+    for name, module in model.named_modules():
+        yield f"{name}:class", type(module)
+        for key, value in own_attributes(module).items():
+            yield f"{name}.{key}", value
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield name, (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        yield name, (tuple(buffer.shape), buffer.dtype) if name in saved else buffer
+
+
+def own_attributes(module: nn.Module) -> dict[str, object]:
+    """A module's attributes that are no parameters, buffers or submodules, and the hooks that take part in its call."""
+    before, after = vars(module)["_forward_pre_hooks"], vars(module)["_forward_hooks"]
+    own: dict[str, object] = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+    # The keys under which hooks are kept are numbers of the process.
+    return own | {"hooks before": [*before.values()], "hooks after": [*after.values()]}
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+class _Walker:
+    """Feeds a hash with a tree of content; what was met before is named by its number, so that cycles end."""
+
+    def __init__(self, strict: bool) -> None:
+        self.found = hashlib.sha256()
+        self._strict = strict
+        self._met: dict[int, int] = {}
+        self._kept: list[object] = []  # so that no address is used twice meanwhile
+
+    def add(self, value: object, place: str) -> None:
+        """Takes one value in."""
+        if isinstance(value, _PLAIN) and type(value).__module__ in ("builtins", "torch"):
+            return self._say(type(value).__name__, repr(value))
+        if not isinstance(value, tuple):  # whether equal constants are one object is the compiler's affair
+            if id(value) in self._met:
+                return self._say("again", self._met[id(value)])
+            self._met[id(value)] = len(self._met)
+            self._kept.append(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+            return self._say("array", value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+        if isinstance(value, enum.Enum):
+            return self._say("enum", _name(type(value)), value.name)
+        if isinstance(value, pathlib.PurePath):
+            return self._say("path", str(value))
+        if isinstance(value, Mapping):
+            return self._mapping(value, place)
+        if isinstance(value, (list, tuple)):
+            self._say(_name(type(value)), len(value))
+            for position, one in enumerate(value):
+                self.add(one, f"{place}[{position}]")
+            return None
+        if isinstance(value, (set, frozenset)):
+            return self._say(_name(type(value)), *sorted(digest(one, strict=self._strict) for one in value))
+        return self._object(value, place)
+
+    def _object(self, value: object, place: str) -> None:
+        if isinstance(value, types.ModuleType):
+            return self._say("module", value.__name__)
+        if isinstance(value, type):
+            return self._class(value, place)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, place)
+        if isinstance(value, types.MethodType):
+            self.add(value.__func__, f"{place}.__func__")
+            return self.add(value.__self__, f"{place}.__self__")
+        if isinstance(value, functools.partial):
+            return self.add((value.func, value.args, value.keywords), f"{place}.partial")
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)):
+            return self._say("builtin", getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value)))
+        if isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
+            inner = [getattr(value, key, None) for key in ("fget", "fset", "__func__", "func")]
+            return self.add(inner, place)
+        if isinstance(value, types.CodeType):
+            return self._code(value, place)
+        if isinstance(value, logging.Logger) or (
+            _by_name(type(value)) and callable(value) and hasattr(value, "__name__")
+        ):
+            return self._say("named", _name(type(value)), getattr(value, "__name__", getattr(value, "name", "")))
+        if isinstance(value, torch.Generator):
+            return self.add((str(value.device), value.get_state()), place)
+        if isinstance(value, nn.Module):
+            self.add(type(value), f"{place}:class")
+            return self.add((own_attributes(value), dict(value.named_parameters()), dict(value.named_buffers())), place)
+        if dataclasses.is_dataclass(value):
+            self.add(type(value), f"{place}:class")
+            # What does not take part in comparisons is memory, and no setting.
+            compared = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value) if f.compare}
+            never = all(not f.compare for f in dataclasses.fields(value))
+            return self.add(vars(value) if never and hasattr(value, "__dict__") else compared, place)
+        return self._instance(value, place)
+
+    def _instance(self, value: object, place: str) -> None:
+        content = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+        content |= getattr(value, "__dict__", {})
+        # What is written in Python keeps all it has in these two places; what is not may have more, behind them.
+        if isinstance(value, io.IOBase) or (
+            not content and not hasattr(value, "__dict__") and type(value) is not object
+        ):
+            if self._strict:
+                raise UnknownContent(
+                    f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
+                    "tell whether a resumed run computes the same; use plain values, or train without a checkpoint"
+                )
+            return self._say("opaque", _name(type(value)))
+        self.add(type(value), f"{place}:class")
+        return self.add(content, place)
+
+    def _tensor(self, value: Tensor) -> None:
+        plain = value.detach()
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        if plain.dtype == torch.bfloat16:
+            plain = plain.view(torch.int16)
+        content = plain.cpu().contiguous().resolve_conj().resolve_neg().numpy().tobytes()
+        self._say("tensor", str(value.dtype), tuple(value.shape), content)
+
+    def _mapping(self, value: Mapping[Any, Any], place: str) -> None:
+        self._say(_name(type(value)), len(value))
+        keyed = sorted(((digest(key, strict=self._strict), key) for key in value), key=lambda pair: pair[0])
+        for name, key in keyed:
+            self._say("key", name)
+            self.add(value[key], f"{place}[{key!r}]")
+
+    def _function(self, value: types.FunctionType, place: str) -> None:
+        self._say("function", _name(value))
+        if _by_name(value):
+            return
+        place = f"{place} ({value.__qualname__})"
+        self._code(value.__code__, place)
+        self.add(value.__defaults__, f"{place} defaults")
+        self.add(value.__kwdefaults__, f"{place} defaults")
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # a name that is not bound yet
+                content = None
+            self.add(content, f"{place} variable '{name}'")
+        for name in sorted(_globals_of(value.__code__)):
+            if name in value.__globals__:
+                self._say("global", name)
+                self.add(value.__globals__[name], f"{place} global '{name}'")
+
+    def _code(self, code: types.CodeType, place: str) -> None:
+        self._say(
+            "code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_flags
+        )
+        for constant in code.co_consts:
+            self.add(constant, place)
+
+    def _class(self, value: type, place: str) -> None:
+        self._say("class", _name(value))
+        if _by_name(value):
+            return
+        for base in value.__bases__:
+            self.add(base, place)
+        for name, member in sorted(vars(value).items()):
+            kinds = (
+                types.FunctionType,
+                property,
+                staticmethod,
+                classmethod,
+                functools.cached_property,
+                *_PLAIN,
+                Tensor,
+            )
+            text = name.startswith("__") and isinstance(member, (str, type(None)))
+            # What `dataclass` writes follows from the fields.
+            written = isinstance(member, types.FunctionType) and member.__code__.co_filename == "<string>"
+            if isinstance(member, kinds) and not text and not written:
+                self._say("member", name)
+                self.add(member, f"{place}.{name}")
+
+    def _say(self, *words: object) -> None:
+        for word in words:
+            content = word if isinstance(word, bytes) else repr(word).encode()
+            self.found.update(f"{len(content)}:".encode() + content)
+
+
+def _slots(kind: type) -> list[str]:
+    declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    return [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """The global names that a function's code reads, those of functions defined inside it included."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals_of(constant)
+    return names
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _by_name(value: Any) -> bool:
+    """Whether a function or class comes from a library whose content its name stands for."""
+    return (value.__module__ or "").partition(".")[0] in _BY_NAME

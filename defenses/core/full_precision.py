@@ -1,0 +1,58 @@
+"""Float32 that is float32: the shortcuts of matrix units and of autocast are switched off, or refused.
+
+A norm and the sum that it bounds are computed by different products. In TF32 or bfloat16 each of them is off by a
+thousandth, and what was scaled to the bound is then longer than it by as much. PyTorch takes TF32 for convolutions on a
+GPU unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_EXACT = "ieee"
+backends: Any = torch.backends  # whose switches the type checker does not know
+_SWITCHES = (
+    backends.cuda.matmul,
+    backends.cudnn.conv,
+    backends.cudnn.rnn,
+    backends.mkldnn.matmul,
+    backends.mkldnn.conv,
+    backends.mkldnn.rnn,
+)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of float32 matrices and convolutions are computed in float32 meanwhile, whatever was set before."""
+    before = [switch.fp32_precision for switch in _SWITCHES]
+    for switch in _SWITCHES:
+        switch.fp32_precision = _EXACT
+    try:
+        yield
+    finally:
+        for switch, value in zip(_SWITCHES, before, strict=True):
+            switch.fp32_precision = value
+
+
+def refuse_autocast(device: torch.device) -> None:
+    """Raises `ValueError` inside of `torch.autocast`, which rounds a layer's inputs and a row's products."""
+    if torch.is_autocast_enabled(device.type):
+        raise ValueError(
+            f"gradients must be computed in full precision, got torch.autocast('{device.type}'): "
+            "in half precision a bounded gradient is longer than its bound; call this outside of it"
+        )
+
+
+def refuse_half_precision(model: nn.Module) -> None:
+    """Raises `ValueError` for a trained parameter that is neither float32 nor float64."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"trained parameters must be float32 or float64, got {parameter.dtype} for '{name}': in half precision "
+                "a bounded gradient is longer than its bound; convert the model with model.float()"
+            )
