@@ -27,6 +27,7 @@ from defenses.core import (
     Defense,
     Sampling,
     ToyRows,
+    calibrate,
     group_norm_instead,
     noise_multiplier,
     predict,
@@ -454,6 +455,9 @@ def defend(request: dict[str, Any], examples: int) -> tuple[Defense, bool]:
     if "noise_multiplier" in budget:
         return defense.with_noise(float(budget["noise_multiplier"])), False
     sampling, steps = planned(request, examples)
-    sigma = noise_multiplier(epsilon=budget["epsilon"], delta=budget["delta"], sampling=sampling, steps=steps)
-    proved = predict(defense.with_noise(sigma), sampling=sampling, steps=steps).claim(budget["delta"]).epsilon
-    return defense.with_noise(sigma), not math.isfinite(proved)
+    wanted = {"epsilon": budget["epsilon"], "delta": budget["delta"], "sampling": sampling, "steps": steps}
+    proved = predict(defense.with_noise(1.0), sampling=sampling, steps=steps).claim(budget["delta"]).epsilon
+    if math.isfinite(proved):
+        # What the method releases once, beside its steps, is a part of the budget.
+        return calibrate(defense, **wanted), False
+    return defense.with_noise(noise_multiplier(**wanted)), True

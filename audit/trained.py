@@ -125,6 +125,11 @@ class TrainedModel:
     def _sampling(self) -> tuple[Sampling, int]:
         return planned(self._request, len(self._trained_on))
 
+    @property
+    def _sampler_key(self) -> int | None:
+        """None, for a key from the operating system, where the noise is: one made of the request is no secret."""
+        return None if self._request.get("noise") == "secure" else seed_of(self._request, "sampler")
+
     @cached_property
     def _run(self) -> Run:
         request, splits = self._request, self._splits
@@ -143,7 +148,7 @@ class TrainedModel:
             public=(public.inputs, public.labels) if len(public) else None,
             noise=noise_for(request),
             seed=seed_of(request, "coins"),
-            sampler_key=seed_of(request, "sampler"),
+            sampler_key=self._sampler_key,
             engine=task.get("engine", "auto"),
             device=self._device,
             observer="updates",

@@ -92,6 +92,8 @@ class Claim:
         as_if_poisson: what the claim would be had the batches been Poisson; None when they were.
         events: the mechanisms executed, in words.
         reason: why epsilon is infinite (then required), or a remark on the accounting.
+        assumes: what the guarantee rests on beyond the mathematics, a sentence each.
+        unverified: parts of the run that are none of leakbench's, a sentence each; the claim takes their word.
     """
 
     epsilon: float | None
@@ -105,6 +107,8 @@ class Claim:
     as_if_poisson: float | None = None
     events: tuple[str, ...] = ()
     reason: str | None = None
+    assumes: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         conform(self)

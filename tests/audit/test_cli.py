@@ -101,7 +101,7 @@ def test_an_infinite_epsilon_is_null_with_its_reason(document, command, name, wh
 def test_epsilon_in_words_has_the_numbers_of_the_document(command):
     code, out, err = command(*planned(), "--sampling", "shuffle", "--set", "clip_norm=2.0")
     assert (code, err) == (0, "")
-    assert "zero_out" in out and "by RDP" in out and "by      PLD" in out and "event   " in out
+    assert "zero_out" in out and "by RDP" in out and "by      closed form" in out and "event   " in out
     assert "as if the sampling were Poisson, as papers do, it would be 2.75" in out
 
 

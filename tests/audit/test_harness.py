@@ -121,7 +121,7 @@ def test_what_lies_beside_a_record_gives_its_numbers_again(results):
 def test_the_positive_control_leaks_and_the_negative_one_does_not(results):
     _, records = results
     positive = of(records, "sgd", "likelihood_ratio", "positive").metrics["auc"]
-    assert positive.low is not None and positive.low > 0.7
+    assert positive.low is not None and positive.low > 0.65
     for attack in ("likelihood_ratio", "loss_threshold"):
         negative = of(records, "sgd", attack, "negative").metrics["auc"]
         assert negative.low is not None and negative.low <= 0.5

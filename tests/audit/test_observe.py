@@ -121,10 +121,15 @@ class Overheard:
     def __init__(self, seed: int) -> None:
         self.source, self.draws = seeded(seed), []
         self.kind: Kind = self.source.kind
+        self.exact = self.source.exact
 
-    def normal(self, size: int, like: Tensor) -> Tensor:
-        self.draws.append(self.source.normal(size, like))
-        return self.draws[-1]
+    def unit(self, std: float) -> float:
+        return self.source.unit(std)
+
+    def add(self, sums: Tensor, std: float) -> Tensor:
+        noisy = self.source.add(sums.clone(), std)
+        self.draws.append(((noisy - sums) / std).float())
+        return noisy
 
     def state(self) -> Tensor | None:
         return self.source.state()
@@ -273,12 +278,14 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
     """Against the noise as it was drawn, and against leaving each candidate out by brute force."""
     noise = Overheard(1)
     run = trained(name, 1.0, noise=noise)
+    draws = torch.cat(noise.draws) if noise.draws else torch.zeros(0)
     for at, seen in enumerate(view_of(run)):
         assert seen.others_removed is not None and seen.noise_std is not None
         took_part = batch_of(at)
         assert took_part and set(took_part) != set(MEMBERS)
         remainder = seen.others_removed()
-        drawn = noise.draws[at] * seen.noise_std if noise.draws else torch.zeros(len(seen.released))
+        drawn, draws = draws.split([len(seen.released), len(draws) - len(seen.released)]) if len(draws) else (0, draws)
+        drawn = drawn * seen.noise_std
         own = seen.contributions(PEOPLE.inputs, PEOPLE.labels)
         for z in range(0, len(PEOPLE), 4):
             expected = drawn + own[z] if z in took_part else drawn

@@ -14,7 +14,7 @@ from audit.evidence import gaussian_epsilon, largest_auc
 from audit.outcome import Outcome
 from audit.trained import TrainedModel
 from benchmarks import data
-from defenses.core.noise import GeneratorNoise
+from defenses.core.noise import PhiloxNoise
 
 from .conftest import SUITE
 
@@ -170,8 +170,8 @@ def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_not(suite_of, monkeypatch, scale):
-    real = GeneratorNoise.normal
-    monkeypatch.setattr(GeneratorNoise, "normal", lambda self, size, like: scale * real(self, size, like))
+    real = PhiloxNoise.add
+    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, scale * std))
     for outcome in outcomes(suite_of(CONTROLLED)).values():
         if scale == 1:
             assert remarks(outcome) == []
@@ -181,8 +181,8 @@ def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_no
 
 
 def test_more_noise_than_claimed_is_said_and_violates_nothing(suite_of, monkeypatch):
-    real = GeneratorNoise.normal
-    monkeypatch.setattr(GeneratorNoise, "normal", lambda self, size, like: 1.5 * real(self, size, like))
+    real = PhiloxNoise.add
+    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, 1.5 * std))
     assert outcomes(suite_of(CONTROLLED))[None].flags == ["noise_1.5x_of_claimed"]
 
 
