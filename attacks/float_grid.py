@@ -18,7 +18,7 @@ import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from .core import Access, Knows, MembershipScores, Observation, attack, granted
 
@@ -52,7 +52,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     std = std[noisy].double()
     remainder = granted(target.others_removed)().detach()[:, noisy]
     own = target.contributions(candidates.inputs, candidates.labels).detach()[:, noisy]
-    sums = target.released.detach()[noisy].double() * target.divisor
+    sums = target.released.detach()[None, noisy].double() * target.divisor
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
     for left, mine in zip(remainder.split(some), own.split(some), strict=True):
         with_it = evidence(left.double() - mine.double(), sums, std)
@@ -65,13 +65,13 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
 
 
 def evidence(
-    noise: Float[Tensor, "n m"], sums: Float[Tensor, " m"], std: Float[Tensor, " m"]
+    noise: Float[Tensor, "n m"], sums: Float[Tensor, "#n m"], std: Float[Tensor, " m"]
 ) -> Float[Tensor, "grids n"]:
     """How well supposed noise fits each of four grids.
 
     Args:
         noise: on the undivided sums, one supposition a row; float64.
-        sums: the undivided release, whose own rounding is what blurs the grid.
+        sums: the undivided release, of each supposition or of all; its own rounding is what blurs the grid.
         std: of the noise.
 
     Returns:
@@ -116,22 +116,24 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
         turned = (_spacing(angle) / 2, spread / torch.hypot(first, second).clamp(min=1e-30))
         fading = math.prod(torch.sinc(2 * UNIFORMS / (2 * math.pi) * by) for by in turned)
         phase = angle / (2 * math.pi) * UNIFORMS
-        for number, some in enumerate(torch.arange(blocks).split(WINDOW)):
-            inside = slice(int(some[0]), int(some[-1]) + 1)
-            table[shift, :, number] = _resonance(phase[:, inside].flatten(1), fading[:, inside].flatten(1))
-    return table.amax(dim=0).sum(dim=1) / math.sqrt(windows)
+        # The last window is filled up with pairs that tell nothing.
+        missing = -blocks % WINDOW
+        inside = -(-blocks // WINDOW)
+        by_window = (nn.functional.pad(x.flatten(1), (0, missing * BLOCK // 2)) for x in (phase, fading))
+        table[shift, :, :inside] = _resonance(*(x.unflatten(1, (inside, -1)) for x in by_window))
+    return table.amax(dim=0).clamp(min=-1e30).sum(dim=1) / math.sqrt(windows)
 
 
-def _resonance(phase: Float[Tensor, "n m"], fading: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
+def _resonance(phase: Float[Tensor, "*rows m"], fading: Float[Tensor, "*rows m"]) -> Float[Tensor, "*rows"]:
     """How well phases agree with whole numbers, in standard deviations of what a continuum would give.
 
     Args:
         phase: a number's place on the grid, in steps.
         fading: what rounding leaves of the agreement, on average; numbers with 0 tell nothing.
     """
-    weight = fading.square().sum(dim=1)
-    found = (fading * torch.cos(2 * math.pi * phase)).sum(dim=1) / (weight / 2).sqrt()
-    return torch.where(weight > 0, found, -math.inf)
+    weight = fading.square().sum(dim=-1)
+    found = (fading * torch.cos(2 * math.pi * phase)).sum(dim=-1) / (weight / 2).sqrt()
+    return torch.where(weight > 1e-9, found, -math.inf)
 
 
 def _spacing(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -219,11 +219,11 @@ class Observed:
         return outputs(self._model, self._layout, inputs, parameters=self._step.parameters)
 
 
-def _refuse_too_many(examples: int, dim: int) -> None:
-    most = _MOST // dim
+def _refuse_too_many(examples: int, dim: int, width: int = 4) -> None:
+    most = 4 * _MOST // (width * dim)
     if examples > max(most, 1):
         raise ValueError(
-            f"gradients of {examples} examples in {dim} parameters take {4 * examples * dim / 2**30:.1f} GiB, and "
+            f"gradients of {examples} examples in {dim} parameters take {width * examples * dim / 2**30:.1f} GiB, and "
             f"{4 * _MOST / 2**30:.0f} are allowed; set task.candidates to {max(most // 2, 1)} or fewer, or take a "
             "smaller model"
         )
@@ -306,27 +306,28 @@ class RunView:
 
     def _others_removed(self, step: Step, candidates: Candidates) -> Float[Tensor, "n m"]:
         """What is left of a step's sums without everybody but one candidate, for each of them."""
-        _refuse_too_many(len(candidates), self.run.transcript.layout.dim)
+        _refuse_too_many(len(candidates), self.run.transcript.layout.dim, width=8)
         noise, own = self._left_over(step, candidates)
         return own.add_(noise)
 
     def _left_over(self, step: Step, candidates: Candidates | None) -> tuple[Tensor, Tensor]:
         """A step's sums without everybody's contribution [m], and the candidates' own contributions to it [n, m].
 
-        Computed from the private data alone: rows that an attack asks for are rows that it may change.
+        Computed from the private data alone: rows that an attack asks for are rows that it may change. In float64,
+        because the last digits of a float32 release tell more than its noise hides.
         """
         private, layout = self.private, self.run.transcript.layout
         seen = Observed(step, self.run.model, layout, self.world.loss)
         took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
         asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
-        own = seen.sums.new_zeros(len(asked), seen.sums.numel())
+        own = seen.sums.new_zeros(len(asked), seen.sums.numel(), dtype=torch.float64)
         total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
         for part in took_part.split(max(1, _ROWS // layout.dim)):
             rows = seen.contributions(private.inputs[part], private.labels[part])
             total += rows.sum(dim=0, dtype=torch.float64)
             is_asked = torch.isin(private.ids[part], asked)
-            own[place[torch.searchsorted(asked, private.ids[part][is_asked])]] = rows[is_asked]
-        return seen.sums - total.to(seen.sums.dtype), own
+            own[place[torch.searchsorted(asked, private.ids[part][is_asked])]] = rows[is_asked].double()
+        return seen.sums.double() - total, own
 
 
 def participation(sampling: Sampling) -> Participation:

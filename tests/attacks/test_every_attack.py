@@ -48,6 +48,8 @@ def of_kind(kind: str) -> list[str]:
 
 def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
     """A target of the class that the attack needs, with every field filled, that gives its members away."""
+    if one.name == "float_grid":  # does not look at what the other toys give away
+        return toys.rounded_step(seed=seed)
     if one.target is Observation:
         return toys.membership_step(seed=seed, noise=0.2)
     if one.target is Transcript:

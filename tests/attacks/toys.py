@@ -89,9 +89,8 @@ class Step:
         def others_removed() -> Tensor:
             candidates = granted["candidates"]
             assert isinstance(candidates, Examples)
-            took_part = candidates.ids[:, None] == self.batch.ids[None]
-            others = own.sum(0) - took_part.to(own) @ own
-            return released * self.divisor - others
+            took_part = (candidates.ids[:, None] == self.batch.ids[None]).double()
+            return (released * self.divisor).double() - (own.double().sum(0) - took_part @ own.double())
 
         if "candidates" in granted:
             granted = {"others_removed": others_removed, **granted}
@@ -161,6 +160,23 @@ def membership_step(*, seed: int = 0, noise: float, count: int = 400) -> tuple[O
         noise_std=torch.full((dim,), noise),
         clip_norm=1.0,
         divisor=float(count // 2),
+        seed=seed + 2,
+    )
+    return step.observe(**everything(step, candidates=candidates)), member
+
+
+def rounded_step(*, seed: int = 0, noise: float = 100.0, count: int = 400) -> tuple[Observation, Tensor]:
+    """As `membership_step`, undivided and under so much noise that the digits of float32 alone tell who took part."""
+    model = linear_net((1, 16, 16), seed=seed)
+    dim = sum(p.numel() for p in model.parameters())
+    candidates = examples(count, (1, 16, 16), seed=seed)
+    member = torch.randperm(count, generator=generator(seed + 1)) < count // 2
+    step = Step(
+        model=model,
+        batch=subset(candidates, member),
+        encoder=torch.eye(dim),
+        noise_std=torch.full((dim,), noise),
+        clip_norm=1.0,
         seed=seed + 2,
     )
     return step.observe(**everything(step, candidates=candidates)), member

@@ -1,0 +1,145 @@
+"""What is particular to the float grid: it finds noise in single precision, and nothing in ours."""
+
+import math
+import os
+
+import pytest
+import torch
+from opacus.optimizers.optimizer import _generate_noise
+from torch import Tensor
+
+from attacks.float_grid import evidence, float_grid
+from defenses.core import clip, from_os, secure, seeded
+from defenses.core.exact_sums import whole_units
+
+from . import toys
+
+DIM = 20_000
+
+
+def unit_rows(count: int, dim: int, seed: int = 0) -> Tensor:
+    rows = torch.randn(count, dim, generator=toys.generator(seed))
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def from_generator(rows: Tensor, std: float) -> Tensor:
+    """As leakbench did until 2026-11: PyTorch's normal in float32, scaled and added in float32."""
+    coins = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
+    return rows.sum(dim=0).add_(torch.empty(rows.shape[1]).normal_(generator=coins), alpha=std)
+
+
+def cast(rows: Tensor, std: float) -> Tensor:
+    """As leakbench's `secure` did until 2026-11: drawn in float64 from the system's bits, cast, added in float32."""
+    bits = torch.frombuffer(bytearray(os.urandom(32 * rows.shape[1])), dtype=torch.int64)
+    uniform = ((bits >> 12).double() + (2.0**51 + 0.5)) / 2.0**52
+    drawn = (torch.special.ndtri(uniform).view(4, -1).sum(dim=0) / 2).float()
+    return rows.sum(dim=0).add_(drawn, alpha=std)
+
+
+def opacus(rows: Tensor, std: float) -> Tensor:
+    sums = rows.sum(dim=0)
+    return sums + _generate_noise(std, sums)
+
+
+def opacus_secure(rows: Tensor, std: float) -> Tensor:
+    sums = rows.sum(dim=0)
+    return sums + _generate_noise(std, sums, secure_mode=True)
+
+
+def ours_os(rows: Tensor, std: float) -> Tensor:
+    return from_os().add(rows.double().sum(dim=0), std).float()
+
+
+def ours_secure(rows: Tensor, std: float) -> Tensor:
+    source = secure()
+    return source.add(sum_of_units(rows, source.unit(std)), std).float()
+
+
+def sum_of_units(rows: Tensor, unit: float) -> Tensor:
+    return torch.stack([whole_units(row[None].double(), clip(1.0), unit)[0] for row in rows]).sum(dim=0)
+
+
+def scores(release, std: float, releases: int, dim: int, others: int = 20) -> tuple[Tensor, Tensor]:
+    """Of one candidate over independent releases, with and without it."""
+    rows = unit_rows(others + 1, dim)
+    known, own = rows[:-1].double().sum(dim=0), rows[-1].double()
+    found = []
+    for some in (rows, rows[:-1]):
+        sums = torch.stack([release(some, std) for _ in range(releases)]).double()
+        left, spread = sums - known, torch.full((dim,), std, dtype=torch.float64)
+        with_it, without = evidence(left - own, sums, spread), evidence(left, sums, spread)
+        grid = torch.maximum(with_it, without).argmax(dim=0, keepdim=True)
+        found.append((with_it - without).gather(0, grid)[0])
+    return found[0], found[1]
+
+
+def auc(found: tuple[Tensor, Tensor]) -> float:
+    return toys.auc(torch.cat(found), torch.arange(2 * len(found[0])) < len(found[0]))
+
+
+@pytest.mark.parametrize("std", [2.0, 10.0])
+@pytest.mark.parametrize("release", [from_generator, cast, opacus, opacus_secure])
+def test_noise_in_single_precision_gives_every_release_away(release, std):
+    inside, outside = scores(release, std, 5, DIM)
+    assert inside.min() > 3 and outside.max() < -3
+
+
+@pytest.mark.parametrize("std", [2.0, 10.0])
+@pytest.mark.parametrize("release", [ours_os, ours_secure])
+def test_nothing_is_found_in_ours(release, std):
+    # 60 against 60 without any signal: std 0.053.
+    assert abs(auc(scores(release, std, 60, 2_000)) - 0.5) < 4 * 0.053
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("std", [2.0, 10.0])
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [
+        (from_generator, True),
+        (cast, True),
+        (opacus, True),
+        (opacus_secure, True),
+        (ours_os, False),
+        (ours_secure, False),
+    ],
+)
+def test_forty_releases_each_way_of_a_model_of_200_000_parameters(release, told, std):
+    found = auc(scores(release, std, 40, 200_000, others=100))
+    assert found == 1 if told else abs(found - 0.5) < 4 * 0.065
+
+
+def test_the_noise_of_a_continuum_gives_evidence_around_zero_whatever_its_size():
+    """Else the score would hold what Gaussian tests find already, and nothing could be learned from it."""
+    drawn = torch.randn(200, 4_000, generator=toys.generator(2), dtype=torch.float64)
+    sums = 0.98 * drawn  # finer than the noise where a power of two lies between them
+    average = []
+    for size in (0.5, 1.0, 1.7):
+        found = evidence(size * drawn, size * sums, torch.full((4_000,), 1.3, dtype=torch.float64))
+        for grid in found[:2]:
+            assert abs(grid.mean()) < 5 / 200**0.5 and 0.8 < grid.std() < 1.2
+        average.append(found[3].mean())  # the best of 16 places where blocks may begin: above zero, but no more
+    assert max(average) - min(average) < 5 * (2 / 200) ** 0.5
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7, 13])
+def test_pairs_are_found_wherever_a_tensor_begins(offset):
+    drawn = torch.cat([torch.zeros(offset), torch.randn(8_000, generator=toys.generator(1))]).double()[None]
+    assert evidence(drawn, drawn + 1e-3, torch.ones(drawn.shape[1], dtype=torch.float64))[3] > 20
+
+
+def test_fewer_numbers_than_a_block_show_no_pairs():
+    drawn = torch.randn(2, 5, generator=toys.generator(0), dtype=torch.float64)
+    found = evidence(drawn, drawn, torch.full((5,), 1.3, dtype=torch.float64))
+    assert (found[3] == -math.inf).all() and (found[1] > -math.inf).all()
+
+
+def test_a_release_without_noise_has_no_grid_to_ask():
+    target, _ = toys.membership_step(noise=0.0, count=20)
+    assert (float_grid(target).scores == 0).all()
+
+
+def test_the_key_of_seeded_noise_changes_nothing_about_it():
+    source = seeded(3)
+    release = lambda rows, std: source.add(rows.double().sum(dim=0), std).float()  # noqa: E731
+    assert abs(auc(scores(release, 10.0, 60, 2_000)) - 0.5) < 4 * 0.053
