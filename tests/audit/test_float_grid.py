@@ -59,5 +59,4 @@ def test_noise_in_single_precision_gives_everybody_away_whatever_is_claimed(sigm
 @pytest.mark.parametrize("noise", [lambda: seeded(1), secure])
 def test_ours_gives_nobody_away(noise, sigma):
     run, auc = found(noise(), sigma)
-    # One release, whose noise all candidates share; without a signal the std is that of 40 against 40, 0.065.
-    assert abs(auc.value - 0.5) < 4 * 0.065 and not run.unverified
+    assert auc.value == 0.5 and not run.unverified  # every score is 0
