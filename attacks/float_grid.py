@@ -124,7 +124,7 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
     angle = torch.atan2(second, first).remainder(2 * math.pi)
     # The angle was made in float32; what has been rounded since is seen from the pair's distance from 0.
     spread = torch.maximum(blur[:, :-half], blur[:, half:]) / torch.hypot(first, second).clamp(min=1e-30)
-    fading = math.prod(torch.sinc(2 * UNIFORMS / (2 * math.pi) * by) for by in (_spacing(angle) / 2, spread))
+    fading = torch.sinc(UNIFORMS / math.pi * _spacing(angle) / 2) * torch.sinc(UNIFORMS / math.pi * spread)
     agreement = fading * torch.cos(angle * UNIFORMS)
     # Pairs begin in eight of sixteen places that follow one another; which, decides where blocks begin.
     by_place = (_by_place(x) for x in (agreement, fading.square()))
