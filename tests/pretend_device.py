@@ -42,6 +42,7 @@ _NUMBERS = {"_local_scalar_dense", "equal"}  # what an operation answers to Pyth
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # Beside pointwise operations, those of which one argument may be a number that lies on the CPU.
 _TAKE_A_NUMBER = {"where", "fill", "fill_", "masked_fill", "masked_fill_", "index_fill", "index_fill_"}
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device}  # most of what arguments are, beside tensors
 
 
 @contextmanager
@@ -175,6 +176,8 @@ class _Met:
 
     def unwrapped(self, value: Any) -> Any:
         """The same with what is inside of the wrappers."""
+        if type(value) in _PLAIN:
+            return value
         if isinstance(value, OnDevice):
             self.wrappers[id(value.inner)] = value
             return value.inner

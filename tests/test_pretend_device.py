@@ -28,7 +28,7 @@ from . import pretend_device
 from .defenses import duties
 from .defenses.core.engines.architectures import problem
 from .defenses.core.engines.test_layerwise import KNOWN
-from .test_every_defense import FACTORIES, each, in_each_world
+from .test_every_defense import FACTORIES, NAMES
 
 HERE = torch.device("cpu")
 
@@ -147,9 +147,12 @@ def test_outside_of_its_context_nothing_is_made_there():
 # --- training --------------------------------------------------------------------------------------------------
 
 
-@in_each_world
-@each
+WORLDS = [(name, "plain") for name in NAMES] + [(name, "views and dropout") for name in ("dp_sgd", "pcdp")]
+
+
+@pytest.mark.parametrize(("name", "world"), WORLDS, ids=[f"{name}, {world}" for name, world in WORLDS])
 def test_every_defense_trains_there_as_on_the_cpu(device, name, world):
+    world = duties.WORLDS[world]
     expected = duties.trained(FACTORIES[name](1.0), world)
     found = duties.trained(FACTORIES[name](1.0), world, device=device)
     assert {p.device for p in found.model.parameters()} == {device}
@@ -307,9 +310,9 @@ def with_every_attack() -> str:
 
 
 def test_the_quick_suite_of_one_seed_runs_there_with_every_attack(device, tmp_path):
-    """Fewer steps, members and candidates than in the suite, and a multiplier instead of an epsilon to search for."""
+    """Fewer steps, members and candidates than in the suite, and nothing that takes long to account for."""
     budget = "budget={ noise_multiplier = 2.0, delta = 1e-5 }"
-    small = ("task.private=200", "task.batch=100", "task.epochs=1", "task.candidates=40")
+    small = ("task.private=60", "task.batch=60", "task.epochs=2", "task.candidates=30")
     suite = suites.load("quick").with_overrides(["seeds=[0]", *small, budget, with_every_attack()])
     found = run(suite, tmp_path / "there", device)
     assert {record.id: record.reason for record in found.values() if record.status == "failed"} == {}
