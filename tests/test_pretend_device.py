@@ -228,7 +228,11 @@ def test_every_engine_sums_there_as_on_the_cpu(device, engine):
     torch.testing.assert_close(total.cpu(), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+# Convolutions in one dimension go the way of those in two; one of them will do.
+LAYERS = [name for name in KNOWN if not name.startswith("conv1d") or name == "conv1d_everything"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
     sums = []
     for where in (HERE, device):
@@ -324,7 +328,10 @@ def test_the_quick_suite_of_one_seed_runs_there_with_every_attack(device, tmp_pa
     here = run(suite.select(defenses=["dpdr"]), tmp_path / "here", HERE)
     assert here
     for record in here.values():
-        assert values(found[record.id].metrics) == pytest.approx(values(record.metrics), rel=1e-4)
+        there, expected = values(found[record.id].metrics), values(record.metrics)
+        assert there.keys() == expected.keys()
+        for name in expected:
+            assert there[name] == pytest.approx(expected[name], rel=1e-4), name
 
 
 @pytest.mark.slow
