@@ -83,30 +83,31 @@ class OnDevice(Tensor):
     """A tensor that says it lies on the device."""
 
     # No attribute in `__dict__`: to the product it looks like a tensor with nothing attached to it.
-    __slots__ = ("inner",)
+    __slots__ = ("held",)
+    held: Tensor
     # What a wrapper does it does below autograd; without this every look at a shape would be a call in Python.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]  as Parameter
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> OnDevice:
+    def __new__(cls, held: Tensor) -> OnDevice:
         return Tensor._make_wrapper_subclass(
             cls,
-            inner.size(),
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            layout=inner.layout,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
             device=_registered(),
         )
 
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"OnDevice({self.inner})"
+        return f"OnDevice({self.held})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        copied: Tensor = OnDevice(self.inner.clone())
+        copied: Tensor = OnDevice(self.held.clone())
         if isinstance(self, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         memo[id(self)] = copied
@@ -114,16 +115,16 @@ class OnDevice(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A file holds what is on the device, and is read back to the CPU, as with `map_location="cpu"`."""
-        return self.inner.__reduce_ex__(protocol)
+        return self.held.__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
-        return self.inner.tolist()
+        return self.held.tolist()
 
     def untyped_storage(self) -> Any:
-        return self.inner.untyped_storage()
+        return self.held.untyped_storage()
 
     def data_ptr(self) -> int:
-        return self.inner.data_ptr()
+        return self.held.data_ptr()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -155,7 +156,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with no_dispatch():
             func(*args, **kwargs)  # the wrapper gets the new shape too
     for wrapper in met.wrappers.values():
-        if wrapper.shape != wrapper.inner.shape:
+        if wrapper.shape != wrapper.held.shape:
             raise NotImplementedError(f"{func}: a tensor on '{NAME}' cannot grow in place")
     return met.wrapped(found)
 
@@ -179,8 +180,8 @@ class _Met:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, OnDevice):
-            self.wrappers[id(value.inner)] = value
-            return value.inner
+            self.wrappers[id(value.held)] = value
+            return value.held
         if isinstance(value, (list, tuple)):
             return type(value)([self.unwrapped(part) for part in value])
         if isinstance(value, dict):

@@ -17,7 +17,7 @@ from benchmarks.speed.__main__ import app
 from benchmarks.speed.harness import Comparison, Outcome, Ratio, compare, interleaved
 from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
 from benchmarks.speed.networks import Workload, parameters
-from benchmarks.speed.ways import USUAL, WAYS, others_warnings
+from benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -370,7 +370,7 @@ def test_noise_is_compared_with_opacus_at_every_size():
     for compared in found["comparisons"]:
         assert [way["way"] for way in compared["ways"]] == list(noise.WAYS)
         assert all(way["rounds"] == 1 and way["times_the_cost_of_floor"]["median"] > 0 for way in compared["ways"])
-    assert {"os", "secure", compared["floor"], compared["peer"]} <= noise.WAYS.keys()
+        assert {"os", "secure", compared["floor"], compared["peer"]} <= noise.WAYS.keys()
     assert [table.columns[3:5] for table in report.tables(found)] == [
         ("times as fast as opacus secure mode", "times the cost of opacus")
     ] * 2
@@ -381,6 +381,7 @@ def test_a_step_with_exact_noise_is_a_way_that_is_timed_when_asked_for():
     load = Workload("cnn", 3, 2)
     taken = WAYS["secure"](load.model(), *load.data(), 1.0)
     taken()
+    assert isinstance(taken, Ours)
     assert taken.note.startswith("one_by_one")
 
 
