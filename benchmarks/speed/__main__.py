@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.speed [all|step|projection|masked]`, from the root of the checkout."""
+"""The command line: `python -m benchmarks.speed [all|step|noise|projection|masked]`, from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from . import masked, plot, projection, report, step
+from . import masked, noise, plot, projection, report, step
 
-Benchmark = Literal["all", "step", "projection", "masked"]
+Benchmark = Literal["all", "step", "noise", "projection", "masked"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -46,6 +46,8 @@ def speed(
     shared = {"device": device, "quick": quick, "rounds": rounds, "budget": budget, "memory": memory, "say": _say}
     if what in ("all", "step"):
         _finish(step.measure(**shared, cases=case or (), ways=way or (), sweeps=sweeps), out)
+    if what in ("all", "noise"):
+        _finish(noise.measure(**shared), out)
     if what in ("all", "masked"):
         _finish(masked.measure(**shared), out)
     if what in ("all", "projection"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from defenses.core import Block, Engine, Everything, StepPlan, clip, seeded
+from defenses.core import Block, Engine, Everything, Noise, StepPlan, clip, secure, seeded
 
 CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
@@ -55,15 +55,27 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_
     return Plain(arranged, inputs.contiguous(memory_format=layout), labels, noise_multiplier)
 
 
+def seeded_noise() -> Noise:
+    """Noise as `train` takes it, from the same generator, but with the key of every other run of a benchmark."""
+    return seeded(0)
+
+
 class Ours:
     """A step through `Engine.run`, as `train` takes it."""
 
     def __init__(
-        self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float, *, engine: str
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        noise_multiplier: float,
+        *,
+        engine: str,
+        noise: Callable[[], Noise] = seeded_noise,
     ) -> None:
-        """Takes what it trains, and which engine is to compute the clipped sums."""
+        """Takes what it trains, which engine is to compute the clipped sums, and where noise comes from."""
         self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
-        self.engine = Engine(model, noise=seeded(0), engine=engine)
+        self.engine = Engine(model, noise=noise(), engine=engine)
         self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM)))
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(self.trained, lr=LEARNING_RATE)
@@ -82,9 +94,9 @@ class Ours:
         self.optimizer.step()
 
 
-def ours(engine: str) -> Way:
-    """Our step with the sums by one engine."""
-    return lambda model, inputs, labels, noise: Ours(model, inputs, labels, noise, engine=engine)
+def ours(engine: str, noise: Callable[[], Noise] = seeded_noise) -> Way:
+    """Our step with the sums by one engine, and one kind of noise."""
+    return lambda model, inputs, labels, sigma: Ours(model, inputs, labels, sigma, engine=engine, noise=noise)
 
 
 class OpacusHooks:
@@ -92,9 +104,9 @@ class OpacusHooks:
 
     def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
         """Wraps the model and an optimizer."""
-        self.model = _opacus("grad_sample").GradSampleModule(model)
+        self.model = opacus_module("grad_sample").GradSampleModule(model)
         self.inputs, self.labels = inputs, labels
-        self.optimizer = _opacus("optimizers").DPOptimizer(
+        self.optimizer = opacus_module("optimizers").DPOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
             noise_multiplier=noise_multiplier,
             max_grad_norm=CLIP_NORM,
@@ -113,16 +125,18 @@ class OpacusGhost:
 
     def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
         """Wraps the model, an optimizer and the loss."""
-        wrap = _opacus("grad_sample.grad_sample_module_fast_gradient_clipping").GradSampleModuleFastGradientClipping
+        wrap = opacus_module(
+            "grad_sample.grad_sample_module_fast_gradient_clipping"
+        ).GradSampleModuleFastGradientClipping
         self.model = wrap(model, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
         self.inputs, self.labels = inputs, labels
-        self.optimizer = _opacus("optimizers.optimizer_fast_gradient_clipping").DPOptimizerFastGradientClipping(
+        self.optimizer = opacus_module("optimizers.optimizer_fast_gradient_clipping").DPOptimizerFastGradientClipping(
             torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
             noise_multiplier=noise_multiplier,
             max_grad_norm=CLIP_NORM,
             expected_batch_size=len(inputs),
         )
-        loss = _opacus("utils.fast_gradient_clipping_utils").DPLossFastGradientClipping
+        loss = opacus_module("utils.fast_gradient_clipping_utils").DPLossFastGradientClipping
         self.loss = loss(self.model, self.optimizer, nn.CrossEntropyLoss(), "mean")
 
     def __call__(self) -> None:
@@ -140,11 +154,13 @@ WAYS: dict[str, Way] = {
     "torch.func": ours("torch.func"),
     "opacus": ours("opacus"),
     "backpack": ours("backpack"),
+    "secure": ours("auto", secure),
     "opacus-hooks": OpacusHooks,
     "opacus-ghost": OpacusGhost,
 }
-# `auto` is `layerwise` for every network here, and says so in its note; timing both would say it twice.
-USUAL = tuple(way for way in WAYS if way != "layerwise")
+# `auto` is `layerwise` for every network here, and says so in its note; timing both would say it twice. Exact sums are
+# made one example at a time, which takes longer than all other ways together.
+USUAL = tuple(way for way in WAYS if way not in ("layerwise", "secure"))
 
 
 @contextmanager
@@ -155,7 +171,12 @@ def others_warnings() -> Iterator[None]:
         yield
 
 
-def _opacus(module: str) -> Any:
+def opacus_module(module: str) -> Any:
+    """A module of Opacus.
+
+    Raises:
+        ModuleNotFoundError: Opacus is not installed; names the extra.
+    """
     try:
         return importlib.import_module(f"opacus.{module}")
     except ModuleNotFoundError as error:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.speed import masked, memory, report, step, targets
+from benchmarks.speed import masked, memory, noise, report, step, targets
 from benchmarks.speed.__main__ import app
 from benchmarks.speed.harness import Comparison, Outcome, Ratio, compare, interleaved
 from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
 from benchmarks.speed.networks import Workload, parameters
-from benchmarks.speed.ways import USUAL, WAYS, others_warnings
+from benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -348,6 +348,41 @@ def test_masked_ways_agree_and_are_compared_with_a_target_for_large_layers():
     found = masked.measure(rounds=1, memory=False, sizes=[(2, 512, 512), (3, 8, 4)])
     assert [c["about"]["weights"] for c in found["comparisons"]] == [512 * 512, 32]
     assert [target["case"] for target in found["targets"]] == ["2 x 512 x 512"]
+
+
+@pytest.mark.parametrize("way", noise.WAYS)
+def test_every_kind_of_noise_is_added_to_the_same_sum_at_the_same_scale(way):
+    size = 100_000
+    draw = noise.build(size=size, way=way)
+    first, second = draw(), draw()
+    assert first.dtype == torch.float32
+    sums = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    for release in (first, second):
+        # The standard deviation of 100,000 draws is off by 0.0022, their mean by 0.0032; six times that.
+        assert (release - sums).std().item() == pytest.approx(noise.STD, rel=0.0135)
+        assert abs((release - sums).mean().item()) < 0.019
+    assert not torch.equal(first, second)
+
+
+def test_noise_is_compared_with_opacus_at_every_size():
+    found = noise.measure(rounds=1, memory=False, sizes=[100, 300])
+    assert [c["about"]["parameters"] for c in found["comparisons"]] == [100, 300]
+    for compared in found["comparisons"]:
+        assert [way["way"] for way in compared["ways"]] == list(noise.WAYS)
+        assert all(way["rounds"] == 1 and way["times_the_cost_of_floor"]["median"] > 0 for way in compared["ways"])
+        assert {"os", "secure", compared["floor"], compared["peer"]} <= noise.WAYS.keys()
+    assert [table.columns[3:5] for table in report.tables(found)] == [
+        ("times as fast as opacus secure mode", "times the cost of opacus")
+    ] * 2
+
+
+def test_a_step_with_exact_noise_is_a_way_that_is_timed_when_asked_for():
+    assert "secure" not in USUAL
+    load = Workload("cnn", 3, 2)
+    taken = WAYS["secure"](load.model(), *load.data(), 1.0)
+    taken()
+    assert isinstance(taken, Ours)
+    assert taken.note.startswith("one_by_one")
 
 
 def test_memory_is_asked_of_a_fresh_process_for_each_way(monkeypatch):

@@ -1,0 +1,132 @@
+"""What the noise of one step costs: ours of each kind against Opacus', from a sum in float32 to a release in float32.
+
+Opacus adds normals in float32, or, in its secure mode, half the sum of four of them. Ours are rounded to a public unit:
+`os` adds normals in float64, `secure` discrete Gaussians to whole numbers. What `secure` costs elsewhere, sums without
+rounding, is no part of this: a whole step with it is `--way secure` of the step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from defenses.core.keys import filled
+from defenses.core.noise import from_os, secure
+
+from . import report
+from .harness import Comparison, compare
+from .memory import Probe
+from .ways import opacus_module
+
+# Parameters of the networks that steps are timed on, roughly.
+SIZES = (26_000, 551_000, 11_000_000)
+QUICK_SIZES = SIZES[:2]
+STD = 1.0
+
+Draw = Callable[[], Tensor]
+"""One release: float32 [size]."""
+
+
+def _os(sums: Tensor) -> Draw:
+    source = from_os()
+    return lambda: source.add(sums.double(), STD).to(sums.dtype)
+
+
+def _secure(sums: Tensor) -> Draw:
+    source = secure()
+    whole = (sums.double() / source.unit(STD)).long()  # as exact sums come
+    return lambda: source.add(whole, STD).to(sums.dtype)
+
+
+def _float32(sums: Tensor) -> Draw:
+    generator = filled(os.urandom(64))
+    return lambda: sums + torch.empty(sums.shape, dtype=sums.dtype).normal_(0, STD, generator=generator).to(sums.device)
+
+
+def _opacus(sums: Tensor, *, secure_mode: bool) -> Draw:
+    draw = opacus_module("optimizers.optimizer")._generate_noise
+    return lambda: sums + draw(std=STD, reference=sums, secure_mode=secure_mode)
+
+
+PEER = "opacus secure mode"
+FLOOR = "opacus"
+WAYS: dict[str, Callable[[Tensor], Draw]] = {
+    "os": _os,
+    "secure": _secure,
+    "float32, key of the OS": _float32,
+    FLOOR: lambda sums: _opacus(sums, secure_mode=False),
+    PEER: lambda sums: _opacus(sums, secure_mode=True),
+}
+
+
+def build(*, size: int, way: str, device: str = "cpu") -> Draw:
+    """One way on a random sum.
+
+    Args:
+        size: of the sum.
+        way: one of `WAYS`.
+        device: "cpu" or "cuda".
+    """
+    return WAYS[way](torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device))
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    memory: bool | None = None,
+    sizes: Sequence[int] = (),
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Compares all ways at every size.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: of each comparison, at most; 15, or 3 where quick.
+        quick: the two smallest sizes and few rounds.
+        budget: seconds for the rounds of one comparison, 90 where None.
+        memory: whether peak memory is measured, in a process for each way; unless quick where None.
+        sizes: numbers in a release; the usual ones where empty.
+        say: told what comes next.
+    """
+    limit = rounds or (3 if quick else 15)
+    seconds = 90.0 if budget is None else budget
+    space = not quick if memory is None else memory
+    where = report.environment(device)
+    found: list[Comparison] = []
+    for size in sizes or (QUICK_SIZES if quick else SIZES):
+        name = f"noise-{size}"
+        say(f"noise: {size:,}")
+        probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
+        found.append(
+            compare(
+                name,
+                probes,
+                peer=PEER,
+                floor=FLOOR,
+                about={"parameters": size},
+                device=device,
+                rounds=limit,
+                budget=seconds,
+                memory=space,
+            )
+        )
+    return {
+        "benchmark": "noise",
+        "title": "The noise of one step",
+        "method": (
+            "From a sum in float32 to a noisy one in float32. `float32, key of the OS` is what this library's `os` "
+            "drew while it was not rounded to a unit, on one thread: what Opacus draws, under a longer key. All ways "
+            "run in turn, round by round; ratios are medians of the ratios within a round, with their first and last "
+            "decile. Extra memory: peak beyond the sum, in a process for each way."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "std": STD},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+    }

@@ -1,0 +1,343 @@
+"""Everything on a device that refuses to meet tensors of the CPU, so that what breaks on a GPU breaks here.
+
+What is compared with a run on the CPU is what the device computes with the same draws: they are drawn on the CPU for
+every device.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import audit
+from attacks.core import MembershipScores, Reconstruction
+from audit import catalog, harness
+from audit import suite as suites
+from audit.observe import GroundTruth
+from audit.reconstruction import score_reconstruction
+from audit.utility import score_utility
+from defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, cross_entropy, secure
+from defenses.core.engines import Layerwise, names
+from defenses.core.noise import PhiloxNoise
+from leaderboard.record import Metric, Record
+
+from . import pretend_device
+from .defenses import duties
+from .defenses.core.engines.architectures import problem
+from .defenses.core.engines.test_layerwise import KNOWN
+from .test_every_defense import FACTORIES, NAMES
+
+HERE = torch.device("cpu")
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    with pretend_device.device() as there:
+        yield there
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- the device itself -----------------------------------------------------------------------------------------
+
+MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "sum": lambda far, near: far + near,
+    "sum the other way": lambda far, near: near + far,
+    "in place": lambda far, near: far.add_(near),
+    "in place on the CPU": lambda far, near: near.add_(far),
+    "in place on a number of the CPU": lambda far, near: torch.zeros(()).add_(far.sum()),
+    "product": lambda far, near: far @ near.T,
+    "where": lambda far, near: torch.where(far > 0, far, near),
+    "concatenation": lambda far, near: torch.cat([far, near]),
+    "stack of numbers": lambda far, near: torch.stack([far.sum(), near.sum()]),
+    "index on the device of a tensor that is not": lambda far, near: near[torch.tensor([0], device=far.device)],
+    "assigned values": lambda far, near: far.__setitem__(torch.tensor([0]), near[:1]),
+    "mask": lambda far, near: far.masked_fill(near > 0, 0.0),
+    "gather": lambda far, near: far.gather(1, near.argsort(dim=1)),
+    "isin": lambda far, near: torch.isin(far, near),
+    "layer": lambda far, near: nn.Linear(4, 2)(far),
+    "result given": lambda far, near: torch.add(far, far, out=near),
+    "array": lambda far, near: far + torch.from_numpy(np.zeros((3, 4), dtype=np.float32)),
+    "gradient": lambda far, near: torch.autograd.grad((far * far.requires_grad_()).sum(), far, near.sum())[0] @ near.T,
+}
+
+
+@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
+def test_tensors_of_two_devices_do_not_meet(device, mix):
+    near = drawn(3, 4)
+    with pytest.raises(RuntimeError, match="of the CPU"):
+        mix(near.to(device), near)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda coins, device: torch.randn(3, generator=coins, device=device),
+        lambda coins, device: torch.randperm(3, generator=coins, device=device),
+        lambda coins, device: torch.randint(3, (2,), generator=coins, device=device),
+        lambda coins, device: torch.zeros(3, device=device).normal_(generator=coins),
+        lambda coins, device: torch.zeros(3, device=device).bernoulli_(generator=coins),
+    ],
+    ids=["randn", "randperm", "randint", "normal_", "bernoulli_"],
+)
+def test_a_generator_of_the_cpu_does_not_draw_on_the_device(device, draw):
+    with pytest.raises(RuntimeError, match="expected a generator of 'pretend', got one of the CPU"):
+        draw(torch.Generator(), device)
+
+
+def test_what_is_drawn_on_the_cpu_and_moved_is_of_the_device(device):
+    coins = torch.Generator().manual_seed(0)
+    order, mask = torch.randperm(3, generator=coins).to(device), (torch.rand(3, generator=coins) < 0.5).to(device)
+    values = drawn(3, 4).to(device)
+    for found, expected in ((values[order], drawn(3, 4)[order.cpu()]), (values[mask], drawn(3, 4)[mask.cpu()])):
+        assert found.device == device
+        assert torch.equal(found.cpu(), expected)
+
+
+def test_what_a_gpu_allows_is_allowed(device):
+    near = drawn(3, 4)
+    far, number, index = near.to(device), torch.tensor(2.0), torch.tensor([2, 0])
+    made = torch.tensor([1.0, 2.0], device=device), torch.as_tensor(np.ones(2), device=device)
+    others = torch.arange(3, device=device), torch.eye(2, device=device), torch.linspace(0, 1, 4, device=device)
+    found = {
+        "by a number": (far * number, near * number),
+        "index of the CPU": (far[index], near[index]),
+        "where with a number": (torch.where(far > 0, far, number), torch.where(near > 0, near, number)),
+        "in place by a number": (far.clone().mul_(number), near * number),
+        "reshaped in place": (far.clone().unsqueeze_(0).squeeze_(0).t_(), near.T),
+        "copied there": (torch.zeros_like(far).copy_(near), near),
+    }
+    for name, (there, expected) in found.items():
+        assert there.device == device, name
+        assert there.shape == expected.shape, name
+        assert torch.equal(there.cpu(), expected), name
+    assert all(tensor.device == device for tensor in (*made, *others))
+    back = torch.zeros(3, 4)
+    back.copy_(far)
+    assert type(back) is torch.Tensor and torch.equal(back, near)
+    assert float(far.sum()) == float(near.sum()) and far.tolist() == near.tolist()
+
+
+def test_a_tensor_of_the_device_is_no_array(device):
+    with pytest.raises((TypeError, RuntimeError), match="numpy"):
+        drawn(3).to(device).numpy()
+
+
+def test_gradients_and_optimizers_stay_on_the_device(device):
+    model = nn.Linear(4, 2).to(device)
+    model(drawn(3, 4).to(device)).square().sum().backward()
+    torch.optim.Adam(model.parameters()).step()
+    assert {p.device for p in model.parameters()} == {device}
+    assert all(p.grad is not None and p.grad.device == device for p in model.parameters())
+    assert {p.device for p in model.to("cpu").parameters()} == {HERE}
+
+
+def test_outside_of_its_context_nothing_is_made_there():
+    with pretend_device.device() as there:
+        assert torch.zeros(2, device=there).device == there
+    with pytest.raises(NotImplementedError, match="pretend"):
+        torch.zeros(2, device=there)
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+
+WORLDS = [(name, "plain") for name in NAMES] + [(name, "views and dropout") for name in ("dp_sgd", "pcdp")]
+
+
+@pytest.mark.parametrize(("name", "world"), WORLDS, ids=[f"{name}, {world}" for name, world in WORLDS])
+def test_every_defense_trains_there_as_on_the_cpu(device, name, world):
+    world = duties.WORLDS[world]
+    expected = duties.trained(FACTORIES[name](1.0), world)
+    found = duties.trained(FACTORIES[name](1.0), world, device=device)
+    assert {p.device for p in found.model.parameters()} == {device}
+    # A faster engine that meets a tensor of the CPU in its check would be left out without an error.
+    assert found.engine == expected.engine
+    torch.testing.assert_close(duties.parameters(found), duties.parameters(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_noise_that_is_left_on_the_cpu_is_found(device, monkeypatch):
+    """The mistake that this file is for, made on purpose in the product."""
+    add = PhiloxNoise.add
+
+    def forgets_to_move(self, sums, std):
+        return sums + add(self, torch.zeros(len(sums), dtype=torch.float64), std)
+
+    monkeypatch.setattr(PhiloxNoise, "add", forgets_to_move)
+    duties.trained(FACTORIES["dp_sgd"](1.0))
+    with pytest.raises(RuntimeError, match="a tensor of the CPU meets one on 'pretend'"):
+        duties.trained(FACTORIES["dp_sgd"](1.0), device=device)
+
+
+def test_exact_noise_and_exact_sums_are_there_too(device):
+    run = duties.trained(FACTORIES["dpdr"](1.0), duties.DRAWN, device=device, noise=secure())
+    assert run.engine.startswith("one_by_one")
+    assert run.noise == "secure"
+    assert {p.device for p in run.model.parameters()} == {device}
+    assert all(p.cpu().isfinite().all() for p in run.model.parameters())
+
+
+def test_a_run_goes_on_there_from_a_file(device, tmp_path):
+    def trained(**settings):
+        return duties.trained(FACTORIES["dpdr"](1.0), device=device, checkpoint_every=2, **settings)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done, _total):
+        if done == 4:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        trained(checkpoint=tmp_path / "run", progress=stop)
+    resumed = trained(checkpoint=tmp_path / "run")
+    assert torch.equal(duties.parameters(resumed), duties.parameters(trained()))
+
+
+def images() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A small network of convolutions in float64, and five images for it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Conv2d(2, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.Tanh(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(6, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
+        )
+    return model.double(), drawn(5, 2, 8, 8).double(), torch.tensor([0, 2, 1, 1, 0])
+
+
+@pytest.mark.parametrize("engine", names())
+def test_every_engine_sums_there_as_on_the_cpu(device, engine):
+    if engine in ("opacus", "backpack"):
+        pytest.importorskip(engine)
+    found = {}
+    for where in (HERE, device):
+        model, inputs, labels = images()
+        if engine == "backpack":  # it knows no normalisation layers
+            model = nn.Sequential(*(layer for layer in model.children() if not isinstance(layer, nn.GroupNorm)))
+        runner = Engine(model.to(where).train(), engine=engine, microbatch=3)
+        plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.5)))
+        found[where] = runner.run(plan, inputs.to(where), labels.to(where), 0.0).total, runner.name
+    (expected, name), (total, there) = found[HERE], found[device]
+    assert there == name
+    assert total.device == device
+    torch.testing.assert_close(total.cpu(), expected, rtol=1e-9, atol=1e-12)
+
+
+# Convolutions in one dimension go the way of those in two; one of them will do.
+LAYERS = [name for name in KNOWN if not name.startswith("conv1d") or name == "conv1d_everything"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
+    sums = []
+    for where in (HERE, device):
+        made = problem(name)
+        model = made.model.to(where)
+        engine = Layerwise(model, cross_entropy, Layout.of(model))
+        plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.1)))
+        sums.append(engine.sums(plan, made.inputs.to(where), made.targets.to(where))[0])
+    assert sums[1].device == device
+    torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-9, atol=1e-12)
+
+
+# --- attacks and scores ----------------------------------------------------------------------------------------
+
+
+def values(metrics: dict[str, Metric]) -> dict[str, float]:
+    """Every number of metrics that have one."""
+    parts = {"": "value", ", low": "low", ", high": "high"}
+    numbers = {name + end: getattr(metric, part) for name, metric in metrics.items() for end, part in parts.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def test_utility_is_scored_there_as_on_the_cpu(device):
+    logits, labels = drawn(20, 3), torch.arange(20) % 3
+    assert values(score_utility(logits.to(device), labels.to(device))) == values(score_utility(logits, labels))
+
+
+def test_membership_is_scored_there_as_on_the_cpu(device):
+    ids, scores = torch.arange(40), drawn(40).double()
+
+    def scored(where: torch.device) -> dict[str, float]:
+        truth = GroundTruth(members=ids[::2].to(where), candidates=ids.to(where))
+        result = MembershipScores(ids=ids.to(where), scores=scores.to(where), exact=False)
+        return values(audit.score(result, truth, delta=1e-5))
+
+    assert scored(device) == scored(HERE)
+
+
+@pytest.mark.parametrize("perceptual", ["ssim", "lpips"])
+def test_reconstructions_are_scored_there_as_on_the_cpu(device, perceptual, tmp_path):
+    pytest.importorskip("torchmetrics" if perceptual == "ssim" else "lpips")
+    weights = None
+    if perceptual == "lpips":
+        import torchvision  # pyright: ignore[reportMissingImports] -- comes with lpips
+
+        weights = tmp_path / "alexnet.pth"
+        torch.save(torchvision.models.alexnet(weights=None).state_dict(), weights)
+    truth, labels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
+
+    def scored(where: torch.device) -> dict[str, float]:
+        result = Reconstruction(inputs=(1 - truth).to(where), labels=labels.to(where), objective=0.5)
+        metrics = score_reconstruction(
+            result,
+            truth.to(where),
+            labels.to(where),
+            low=0.0,
+            high=1.0,
+            floor_image=truth.mean(dim=0).to(where),
+            lpips_weights=None if weights is None else str(weights),
+        )
+        assert metrics[perceptual].value is not None
+        return values(metrics)
+
+    assert scored(device) == scored(HERE)
+
+
+def run(suite: suites.Suite, folder: pathlib.Path, where: torch.device) -> dict[str, Record]:
+    """The records of a suite by their ids."""
+    return {record.id: record for record in harness.run(suite, folder, device=where, jobs=1)}
+
+
+def with_every_attack() -> str:
+    """The attacks of the catalogue for a suite, those that search with few iterations."""
+    short = {
+        name: {"iterations": 3} for name in catalog.names("attacks") if "iterations" in catalog.attack(name).defaults
+    }
+    entries = [
+        "{ " + ", ".join([f"name = '{name}'", *(f"{k} = {v}" for k, v in short.get(name, {}).items())]) + " }"
+        for name in catalog.names("attacks")
+    ]
+    return f"attack=[{', '.join(entries)}]"
+
+
+def test_the_quick_suite_of_one_seed_runs_there_with_every_attack(device, tmp_path):
+    """Fewer steps, members and candidates than in the suite, and nothing that takes long to account for."""
+    budget = "budget={ noise_multiplier = 2.0, delta = 1e-5 }"
+    small = ("task.private=60", "task.batch=60", "task.epochs=2", "task.candidates=30")
+    shared = ("share.step=1", "share.noise=['calibrated']")
+    suite = suites.load("quick").with_overrides(["seeds=[0]", *small, *shared, budget, with_every_attack()])
+    found = run(suite, tmp_path / "there", device)
+    assert {record.id: record.reason for record in found.values() if record.status == "failed"} == {}
+    done = [record for record in found.values() if record.status == "ok"]
+    assert {record.defense.name for record in done} == {choice.name for choice in suite.defense_grid()}
+    assert {record.attack.name for record in done if record.attack} == set(catalog.names("attacks"))
+    assert {record.control for record in done} == {None, "positive", "negative"}
+    assert {record.engine for record in done} == {"layerwise"}
+    here = run(suite.select(defenses=["dpdr"]), tmp_path / "here", HERE)
+    assert here
+    for record in here.values():
+        assert values(found[record.id].metrics) == pytest.approx(values(record.metrics), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_whole_quick_suite_of_one_seed_runs_there(device, tmp_path):
+    suite = suites.load("quick").with_overrides(["seeds=[0]"])
+    found = run(suite, tmp_path, device)
+    assert {record.id: record.reason for record in found.values() if record.status != "ok"} == {}
+    assert {record.engine for record in found.values()} == {"layerwise"}
