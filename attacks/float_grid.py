@@ -15,12 +15,13 @@ the noise was added. Noise drawn on a GPU, in pairs from 32 bits, shows by its d
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .core import Access, Knows, MembershipScores, Observation, attack, granted
+from .core import Access, Examples, Knows, MembershipScores, Observation, attack, granted
 
 BLOCK = 16
 """Numbers that PyTorch draws together on the CPU: the first eight with the last eight, by Box and Muller's formula."""
@@ -37,6 +38,7 @@ CHANCE = 5.0
 # Mean and standard deviation of what the best of 16 alignments gives a continuum, simulated; neighbours share seven
 # places of eight.
 _LARGEST = (1.098, 0.817)
+_TOGETHER = 32  # candidates whose contributions are worked out together
 _AT_ONCE = 2**20  # numbers of supposed noise that are worked on at a time
 
 
@@ -57,7 +59,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     noisy = std > 0
     std = std[noisy].double()
     remainder = granted(target.others_removed)().detach()[:, noisy]
-    own = target.contributions(candidates.inputs, candidates.labels).detach()[:, noisy]
+    own = _alike(target.contributions, candidates)[:, noisy]
     sums = target.released.detach()[None, noisy].double() * target.divisor
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
     for left, mine in zip(remainder.split(some), own.split(some), strict=True):
@@ -92,6 +94,16 @@ def evidence(
         _pairs(noise / std, rounded / std),
     )
     return torch.stack(fits)
+
+
+def _alike(contributions: Callable[..., Tensor], candidates: Examples) -> Float[Tensor, "n m"]:
+    """Contributions in batches of one size, so that their last digits do not depend on how many are asked about."""
+    rows = []
+    for start in range(0, len(candidates), _TOGETHER):
+        places = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
+        some = contributions(candidates.inputs[places], candidates.labels[places])
+        rows.append(some[: len(candidates) - start].detach())
+    return torch.cat(rows)
 
 
 def compared(with_it: Float[Tensor, "grids n"], without: Float[Tensor, "grids n"]) -> Float[Tensor, " n"]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from attacks.float_grid import float_grid
-from audit.candidates import Candidates
+from audit.candidates import Candidates, refuse_comparison
 from audit.observe import GroundTruth, RunView, World
 from audit.score import score
 from defenses.core import full, keyed, secure, seeded, train
@@ -45,6 +45,10 @@ def found(noise, sigma: float):
     view = RunView(run, world, members, full(), Candidates(people.ids, people.ids, people))
     result = float_grid(view.at(0, participation_known=True))
     truth = GroundTruth(members=members.ids, candidates=people.ids)
+    for place in (3, EACH + 3):
+        one = Examples(ids=people.ids[place : place + 1], inputs=inputs[[place]], labels=labels[[place]])
+        alone = RunView(run, world, members, full(), Candidates(one.ids, one.ids, one))
+        refuse_comparison("float_grid", result, float_grid(alone.at(0, participation_known=True)))
     return run, score(result, truth, delta=1e-5)["auc"]
 
 
