@@ -297,6 +297,52 @@ def test_budgets_become_noise(suite_of):
     assert noise == [0.0, 1.5]
 
 
+STARTS = """
+from defenses.core import Block, Defense, Everything, StepPlan, clip
+
+
+class Pruned:
+    def start(self, context):
+        return context.release(self.plan(None, context)[1], 1.0)
+
+    def plan(self, state, context):
+        return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
+
+    def observe(self, state, context, noisy, update):
+        return state
+
+
+def borrowed(*, noise_multiplier: float | None = None) -> Defense:
+    \"\"\"Releases something once, before its first step.\"\"\"
+    return Defense(Pruned(), noise_multiplier=noise_multiplier)
+"""
+
+
+def test_what_a_method_releases_once_is_a_part_of_the_budget(suite_of, site):
+    site.add("defenses", "borrowed", STARTS)
+    text = SUITE.replace('{ name = "sgd" }, { name = "dp_sgd" }', '{ name = "dp_sgd" }, { name = "borrowed" }')
+    text = text.replace("epsilon = 3.0", "epsilon = 8.0")
+    found = {key[0]: request for key, request in requests(suite_of(text)).items() if key[1] is None}
+    claims, sigma = {}, {}
+    for name, request in found.items():
+        (defense, matched), (sampling, steps) = defend(request, 700), planned(request, 700)
+        assert not matched
+        sigma[name] = defense.calibrated_multiplier
+        claims[name] = predict(defense, sampling=sampling, steps=steps).claim(1e-5).epsilon
+    assert all(7.9 < claimed <= 8 for claimed in claims.values())
+    assert sigma["borrowed"] > sigma["dp_sgd"]
+
+
+def test_a_budget_that_the_one_release_exceeds_by_itself_is_refused(suite_of, site):
+    site.add("defenses", "borrowed", STARTS)
+    text = SUITE.replace('{ name = "sgd" }, { name = "dp_sgd" }', '{ name = "borrowed" }')
+    (request,) = (
+        r for key, r in requests(suite_of(text.replace("controls = true", "controls = false"))).items() if not key[1]
+    )
+    with pytest.raises(ValueError, match="epsilon"):
+        defend(request, 700)
+
+
 def test_figures_of_papers_stand_beside_the_cells_they_are_about(suite_of):
     row = '\nreported = [{ defense = "dp_sgd", metric = "accuracy", value = 0.9, source = "Table 1" }]\n'
     cells = plan(suite_of(WITH_CONTROLS + row)).cells

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from audit import trained
-from audit.cells import plan
+from audit.cells import plan, seed_of
 from audit.compute import compute
 from audit.evidence import gaussian_epsilon, largest_auc
 from audit.outcome import Outcome
@@ -56,6 +56,26 @@ def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defe
     other = outcomes(suite_of(CONTROLLED), "sgd", "positive")
     for attack in ("likelihood_ratio", "loss_threshold"):
         assert (private[attack].arrays["id"] == other[attack].arrays["id"]).all()
+
+
+def test_with_secure_noise_the_samplers_key_is_nobodys(suite_of):
+    """A key made of the request is in every record, and who took part no secret: what then amplifies nothing."""
+    keys, assumed = {}, {}
+    for secure in (False, True):
+        jobs = plan(suite_of(CONTROLLED), secure_noise=secure).jobs
+        (job,) = (
+            job
+            for job in jobs
+            if (job.cells[0].request["defense"]["name"], job.cells[0].request["control"]) == ("dp_sgd", None)
+        )
+        model = TrainedModel(job.cells[:1], CPU)
+        claim = model.outcome(job.cells[0]).claim
+        assert claim is not None
+        keys[secure], assumed[secure] = model._run.sampler_key, " ".join(claim["assumes"])
+        assert (keys[secure] == seed_of(job.cells[0].request, "sampler")) == (not secure)
+    assert keys[True].bit_length() > 128
+    assert "sampler's key was given" in assumed[False] and "follows from a seed" in assumed[False]
+    assert "sampler's key, drawn from the operating system" in assumed[True]
 
 
 def test_one_update_is_judged_by_who_took_part_in_it(private):
