@@ -1,7 +1,8 @@
 """The command `leakbench`: run suites, show boards, look methods up, compute epsilon, look at the machine.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated, or a file could not be written; 2 bad
-usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing else; progress goes to stderr always.
+usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing else;
+progress goes to stderr always.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def library() -> Provenance:
 def third_party(request: dict[str, Any]) -> dict[str, str]:
     """Digests of the code of a request's methods that are none of ours, by "defense NAME" or "attack NAME"."""
     found = {}
-    for kind, role in (("defenses", "defense"), ("attacks", "attack")):
+    roles: tuple[tuple[catalog.Method, str], ...] = (("defenses", "defense"), ("attacks", "attack"))
+    for kind, role in roles:
         if method := request[role]:
             module = catalog.module_of(kind, method["name"])
             if module is not None:
