@@ -6,26 +6,23 @@ drafts, and a worker ends with the process that started it, whatever ended that.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait as wait_for
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from .lifeline import children_end_with_us, end_with_runner
+
 MOST_JOBS = 8
 _THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -71,11 +68,10 @@ def execute(
         count,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(os.getpid(),),
     )
     waiting: dict[Future[Result], Item] = {}
     try:
-        with _interrupts_ignored():
+        with _interrupts_ignored(), children_end_with_us():
             waiting = {pool.submit(work, item): item for item in todo}
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -112,32 +108,7 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _start_worker(runner: int) -> None:
-    """Prepares a process for its jobs.
-
-    Args:
-        runner: the process that started it, with which it ends.
-    """
+def _start_worker() -> None:
     torch.set_num_threads(_THREADS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with(runner)
-
-
-def _end_with(runner: int) -> None:
-    """Ends this process as soon as its runner is gone, also when that was killed and could end nobody.
-
-    On Linux the kernel does it. Everywhere a thread waits for the pipe that the runner held open; it is not alone
-    because Python code cannot run while a long call holds the interpreter's lock.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is None or os.getppid() != runner:  # it died before this was said
-        os._exit(1)
-    threading.Thread(target=_wait_for_end, args=(parent.sentinel,), daemon=True).start()
-
-
-def _wait_for_end(sentinel: int) -> None:
-    wait_for([sentinel])
-    os._exit(1)
+    end_with_runner()
