@@ -19,8 +19,8 @@ from .rows import Row
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
 # Half a table each, for narrow terminals; a row is recognised by its first column.
-MEMBERSHIP = ("defense", "rank", "epsilon", "accuracy", "auc", "tpr", "attack")
-RECONSTRUCTION = ("defense", "psnr_free", "psnr_noisy", "seeds", "flags")
+MEMBERSHIP = ("defense", "epsilon", "accuracy", "auc", "tpr", "attack")
+RECONSTRUCTION = ("defense", "psnr_free", "psnr_noisy", "rank", "seeds", "flags")
 NOISE = {"none": " without noise", "calibrated": " with noise"}
 COLUMNS = (*MEMBERSHIP, *RECONSTRUCTION[1:])
 

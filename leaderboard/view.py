@@ -36,7 +36,7 @@ FLAGS = {
     "tuned_on_public": "settings of the training were chosen on public data",
     "non_members_are_test": "membership tests compare training images with the official test set",
     "diverged": "parameters are not finite",
-    "incomplete": "an attack failed, or its record is not its scores', so the worst case may be worse",
+    "incomplete": "an attack failed, or its scores are gone, so the worst case may be worse",
     "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
     "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",
     "uneven_seeds": "not everything was measured with the same seeds",
