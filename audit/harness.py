@@ -91,10 +91,10 @@ def run(
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
         folder = directory / "records"
-        sweep(folder)
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
         there = found.records
+        sweep(folder)
         # Before anything is computed: whatever interrupts the run, the folder says what it lacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
         for cell in plan.skipped:

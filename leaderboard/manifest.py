@@ -109,7 +109,11 @@ def write_manifest(manifest: Manifest, folder: Path) -> Path:
     Returns:
         The path of its file.
     """
-    return write_bytes(folder / manifest.name, json.dumps(dataclasses.asdict(manifest), indent=1).encode() + b"\n")
+    path = folder / manifest.name
+    content = json.dumps(dataclasses.asdict(manifest), indent=1).encode() + b"\n"
+    if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
+        return path
+    return write_bytes(path, content)
 
 
 def read_manifests(folder: Path) -> list[Manifest]:
