@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +31,11 @@ def locked(directory: Path) -> Iterator[None]:
 
     Raises:
         BusyError: another process holds it, which is named.
+        NotADirectoryError: something else than a folder is there.
         WriteError: the folder cannot be written to.
     """
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
