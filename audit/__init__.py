@@ -3,7 +3,7 @@
 `share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both at length.
 """
 
-from . import siblings  # noqa: F401 - before anything that imports `benchmarks`
+from . import lifeline, siblings  # noqa: F401 - before anything that takes long, or imports `benchmarks`
 from .observe import GroundTruth
 from .score import score
 from .share import share_update

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import secrets
+import io
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from leaderboard.files import digest_of_bytes, write_bytes
 
-def write_arrays(columns: dict[str, Any], folder: Path, name: str) -> Path:
+
+def write_arrays(columns: dict[str, Any], folder: Path, name: str) -> tuple[Path, str]:
     """Writes `name`.parquet so that a reader sees the whole file or none.
 
     Args:
         columns: column name -> one value (or list) per example.
         folder: made when absent.
         name: the record's id.
+
+    Returns:
+        The path, and the SHA-256 that the record keeps of it.
+
+    Raises:
+        WriteError: as on a full disk.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.parquet"
-    draft = folder / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-    try:
-        pd.DataFrame(columns).to_parquet(draft, index=False)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    file = io.BytesIO()
+    pd.DataFrame(columns).to_parquet(file, index=False)
+    content = file.getvalue()
+    return write_bytes(folder / f"{name}.parquet", content), digest_of_bytes(content)

@@ -120,6 +120,12 @@ def find(kind: Method, name: str) -> Callable[..., Any]:
     return found
 
 
+def module_of(kind: Method, name: str) -> str | None:
+    """The module of a third party that a method comes from; None for ours, and for a name that is not there."""
+    points = _entry_points(kind).get(name, [])
+    return points[0].module if points and name not in _files(kind) else None
+
+
 def attack(name: str) -> Attack[Any]:
     """The attack of that name.
 

@@ -1,7 +1,8 @@
 """The command `leakbench`: run suites, show boards, look methods up, compute epsilon, look at the machine.
 
-Exit codes: 0 done; 1 a cell failed, a control failed or a claim was violated; 2 bad usage; 3 a bad suite or record
-file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing else; progress goes to stderr always.
+Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated, or a file could not be written; 2 bad
+usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing else;
+progress goes to stderr always.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ OK, FAILED, USAGE, BAD_FILE, INTERRUPTED = 0, 1, 2, 3, 130
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
+
+
+Verify = Annotated[bool, typer.Option("--verify", help="Recompute numbers from the scores beside the records.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -72,9 +76,15 @@ def run(
     settings: Settings = None,
     secure_noise: Annotated[bool, typer.Option(help="Noise from the operating system's generator.")] = False,
     fail_fast: Annotated[bool, typer.Option(help="Stop at the first cell that fails.")] = False,
+    recompute: Annotated[
+        bool, typer.Option(help="Compute records of another code, or edited ones, again instead of refusing them.")
+    ] = False,
+    verify: Verify = False,
     as_json: Json = False,
 ) -> int:
     """Runs a suite, writes a record per cell, prints the board. Cells that are there already are not run again."""
+    from leaderboard.folder import Completeness
+    from leaderboard.manifest import read_manifests
     from leaderboard.table import Board
 
     from . import harness
@@ -85,6 +95,7 @@ def run(
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
     chosen = chosen.with_overrides(overrides).select(defenses=defense, attacks=attack)
     directory = out or Path("results") / chosen.name
+    command = _asked(suite, defense, attack, overrides, secure_noise)
     with show(quiet=as_json) as report:
         done = harness.run(
             chosen,
@@ -93,10 +104,16 @@ def run(
             jobs=jobs,
             secure_noise=secure_noise,
             fail_fast=fail_fast,
+            recompute=recompute,
+            verify=verify,
+            command=command,
             report=report,
         )
+    ids = {record.id for record in done}
+    asked = [m for m in read_manifests(directory / "records") if ids <= {cell.id for cell in m.cells}]
+    mine = tuple(m for m in asked if m.command == command)[:1]
     # In the order in which they are read again, so that `leaderboard table` breaks ties alike.
-    found = Board.from_records(done)
+    found = Board.from_records(done, Completeness(mine, directory))
     if as_json:
         _print_json({"out": str(directory), "records": [record.id for record in done], "board": found.to_dict()})
     else:
@@ -227,10 +244,10 @@ def epsilon(
 def table(
     results: Annotated[Path, typer.Argument(help="The --out of a run.")],
     format_: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    verify: Verify = False,
     as_json: Json = False,
 ) -> int:
     """Prints the board of a folder of records."""
-    from leaderboard.record import read_all
     from leaderboard.table import Board
 
     from .settings import no_such
@@ -243,7 +260,7 @@ def table(
     }
     if format_ not in formats:
         raise ValueError(no_such("format", format_, list(formats)))
-    found = Board.from_records(read_all(results))
+    found = Board.from_folder(results, _verifier(verify))
     if as_json:
         _print_json(found.to_dict())
     else:
@@ -255,12 +272,13 @@ def table(
 def build(
     results: Annotated[Path, typer.Argument(help="The --out of a run.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the page; RESULTS/page if not given.")] = None,
+    verify: Verify = False,
     as_json: Json = False,
 ) -> int:
     """Makes the page of a folder of records: one file that needs no network, with its board as CSV and JSON."""
     from leaderboard.site import build as build_page
 
-    page = build_page(results, results / "page" if out is None else out)
+    page = build_page(results, results / "page" if out is None else out, _verifier(verify))
     if as_json:
         _print_json({"page": str(page)})
     else:
@@ -283,17 +301,41 @@ def doctor(as_json: Json = False) -> int:
 
 def _known(error: Exception) -> int | None:
     """The exit code of an expected mistake; None for a bug, whose traceback should be seen."""
+    from leaderboard.files import WriteError
     from leaderboard.record import RecordError
 
+    from .lock import BusyError
     from .suite import ChoiceError, SuiteError
 
     if isinstance(error, (SuiteError, RecordError)) and not isinstance(error, ChoiceError):
         return BAD_FILE
+    if isinstance(error, (WriteError, BusyError)):
+        return FAILED
     if isinstance(error, BrokenExecutor):  # a process of a run died, and the harness says what to do
         return FAILED
     # Our own checks raise ValueError with a sentence for the user; OSError names the file.
     expected = isinstance(error, (ValueError, OSError)) or hasattr(error, "format_message")
     return USAGE if expected else None
+
+
+def _asked(
+    suite: str, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure_noise: bool
+) -> tuple[str, ...]:
+    """The command that asks for the same cells, whatever else was said about how to compute them."""
+    options = [
+        (f"--{kind}", name) for kind, names in (("defense", defenses), ("attack", attacks)) for name in names or ()
+    ]
+    options += [("--set", override) for override in overrides]
+    words = [word for option in options for word in option]
+    return ("leakbench", "run", suite, *words, *(["--secure-noise"] if secure_noise else []))
+
+
+def _verifier(wanted: bool) -> Callable[[Any, Path], str] | None:
+    if not wanted:
+        return None
+    from .verify import contradiction
+
+    return contradiction
 
 
 def _print_json(document: Any) -> None:

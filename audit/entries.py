@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import data as datasets
 from benchmarks import models
+from leaderboard.metrics import METRICS, REPORTED
 
 from . import catalog
 from .schema import TRAINING, ReportedRow, TuneTable, training_value
@@ -21,23 +22,6 @@ from .settings import CatalogError, Setting, no_such, way_out
 Problem = tuple[str, str]
 Choice = dict[str, Any]
 """One method with everything decided: name, settings, training."""
-
-METRICS = (
-    "accuracy",
-    "loss",
-    "epsilon",
-    "auc",
-    "tpr_at_1pct_fpr",
-    "tpr_at_0.1pct_fpr",
-    "advantage",
-    "balanced_accuracy",
-    "psnr",
-    "mse",
-    "ssim",
-    "lpips",
-    "label_accuracy",
-)
-"""What a paper's figure can stand beside."""
 
 
 def expand(raw: Mapping[str, Any], kind: catalog.Method) -> tuple[list[list[Choice]], list[Problem]]:
@@ -141,12 +125,30 @@ def wrong_reported(
         if isinstance(attack, str) and attack not in known_attacks and attack not in _names(raw, "attack"):
             wrong.append((f"{path}.attack", no_such("attack", attack, sorted(known_attacks)) + " in this suite"))
         metric = row.get("metric")
-        if isinstance(metric, str) and metric not in METRICS:
-            wrong.append((f"{path}.metric", no_such("metric", metric, METRICS)))
+        if isinstance(metric, str) and metric not in REPORTED:
+            wrong.append((f"{path}.metric", no_such("metric", metric, REPORTED)))
+        elif isinstance(metric, str) and (problem := _misplaced(metric, attack)):
+            wrong.append((f"{path}.metric", problem))
         for key in row:
             if name in keys and key not in ReportedRow.model_fields and key not in keys[name]:
                 wrong.append((f"{path}.{key}", f"unknown selector; {way_out(key, sorted(keys[name]))}"))
     return wrong
+
+
+def _misplaced(metric: str, attack: Any) -> str:
+    """Why a figure stands beside no cell's number: its kind of record has no such metric."""
+    kind = METRICS[metric].kind
+    if kind in ("utility", "claim"):
+        return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""
+    if attack is None:
+        return f"{metric!r} is an attack's, so attack must name one, got none"
+    if isinstance(attack, str) and attack in catalog.names("attacks"):
+        try:
+            found = catalog.attack(attack).kind
+        except CatalogError:
+            return ""  # said where the attack is listed
+        return "" if found == kind else f"{metric!r} is of {kind}, and {attack} is of {found}"
+    return ""
 
 
 def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]]) -> list[Problem]:

@@ -7,23 +7,28 @@ most what is in progress.
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from leaderboard.record import Claim, MethodUsed, Record, RecordError, Reported, read, write
+from leaderboard.files import sweep
+from leaderboard.manifest import Expected, Manifest, write_manifest
+from leaderboard.record import Claim, MethodUsed, Provenance, Record, RecordError, Reported, write
 
 from . import cells as planning
 from .arrays import write_arrays
-from .cells import Cell, Job, digest_of
+from .cells import Cell, Job, Plan, digest_of
 from .compute import compute
+from .lock import locked
 from .outcome import Outcome
 from .pool import execute
+from .provenance import library, third_party, tuning_digest
+from .resume import kept
 from .suite import Suite
 from .tuning import tune
 
@@ -52,6 +57,9 @@ def run(
     jobs: int | None = None,
     secure_noise: bool = False,
     fail_fast: bool = False,
+    recompute: bool = False,
+    verify: bool = False,
+    command: Sequence[str] = (),
     report: Report = lambda done, total, what: None,
 ) -> list[Record]:
     """Runs what is missing of a suite.
@@ -63,6 +71,9 @@ def run(
         jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
         secure_noise: noise from the operating system's generator instead of the cells' seeds.
         fail_fast: stop at the first cell that fails.
+        recompute: whether records of another code, or edited ones, are computed again instead of refused.
+        verify: whether the numbers of records that are there are recomputed from their scores.
+        command: what asked for it, word by word, for the manifest; `leakbench run SUITE` where empty.
         report: called with (cells done, cells in all, what just happened).
 
     Returns:
@@ -70,46 +81,105 @@ def run(
 
     Raises:
         SuiteError: sizes that do not fit.
-        RecordError: a torn record in the directory, named; nothing is computed or overwritten.
+        RecordError: torn, edited or stale records in the directory, named; nothing is computed or overwritten.
+        BusyError: another run writes into the directory.
+        WriteError: a full disk, say; what was finished is kept.
     """
-    if suite.tune is not None:
-        planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
-        suite = tune(suite, directory, device=device, jobs=jobs, report=report)
-    plan = planning.plan(suite, secure_noise=secure_noise)
-    folder = directory / "records"
-    there = {cell.id: read(path) for cell in plan.cells if (path := folder / f"{cell.id}.json").exists()}
-    for cell in plan.skipped:
-        if cell.id not in there or there[cell.id].status == "failed":
-            there[cell.id] = _record(cell, suite.digest, device, Outcome(skipped=cell.skip))
-            write(there[cell.id], folder)
-    # What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
-    done = {name for name, record in there.items() if record.status == "ok"}
-    todo = [
-        Job(missing, job.suite_digest)
-        for job in plan.jobs
-        if (missing := tuple(cell for cell in job.cells if cell.id not in done))
-    ]
-    total = len(plan.cells)
-    finished = total - sum(len(job.cells) for job in todo)
-    report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
-    work = partial(run_job, folder=folder, device=device)
-    with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
-        for job, records in executed:
-            there.update({record.id: record for record in records})
-            finished += len(records)
-            report(finished, total, job.words)
-            if fail_fast and any(record.status == "failed" for record in records):
-                break
-    return [there[cell.id] for cell in plan.cells if cell.id in there]
+    with locked(directory):
+        if suite.tune is not None:
+            planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
+            suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
+        plan = planning.plan(suite, secure_noise=secure_noise)
+        folder = directory / "records"
+        origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
+        found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
+        there = found.records
+        sweep(folder)
+        # Before anything is computed: whatever interrupts the run, the folder says what it lacks.
+        write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
+        for cell in plan.skipped:
+            if not _says(there.get(cell.id), cell, origins[cell.id]):
+                there[cell.id] = _record(cell, suite.digest, device, Outcome(skipped=cell.skip), origins[cell.id])
+                write(there[cell.id], folder)
+        # What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
+        done = {name for name, record in there.items() if record.status == "ok"}
+        todo = [
+            Job(missing, job.suite_digest)
+            for job in plan.jobs
+            if (missing := tuple(cell for cell in job.cells if cell.id not in done))
+        ]
+        total = len(plan.cells)
+        finished = total - sum(len(job.cells) for job in todo)
+        for remark in found.remarks:
+            report(finished, total, remark)
+        report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
+        work = partial(run_job, folder=folder, device=device, origins=origins)
+        with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
+            for job, records in executed:
+                there.update({record.id: record for record in records})
+                finished += len(records)
+                report(finished, total, job.words)
+                if fail_fast and any(record.status == "failed" for record in records):
+                    break
+        return [there[cell.id] for cell in plan.cells if cell.id in there]
 
 
-def run_job(job: Job, folder: Path, device: torch.device) -> list[Record]:
+def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
+    """What a plan asks for, as it is written beside the records.
+
+    Args:
+        plan: of the suite.
+        suite: with its overrides and selection.
+        secure_noise: as in the plan.
+        command: that asked for it; `leakbench run SUITE` where empty.
+    """
+    plain = ("leakbench", "run", suite.source.removesuffix(".toml"), *["--secure-noise"] * secure_noise)
+    return Manifest(
+        suite=suite.name,
+        suite_digest=suite.digest,
+        command=tuple(command) or plain,
+        cells=tuple(_expected(cell) for cell in plan.cells),
+    )
+
+
+def _expected(cell: Cell) -> Expected:
+    request = cell.request
+    return Expected(
+        id=cell.id,
+        kind=request["kind"],
+        control=request["control"],
+        defense=MethodUsed(**request["defense"]),
+        attack=None if request["attack"] is None else MethodUsed(**request["attack"]),
+        budget=request["budget"],
+        training=request.get("training", request["task"]),
+        noise=request["task"]["noise"] if request["kind"] == "reconstruction" else None,
+        secure=request.get("noise") == "secure",
+        seed=request["seed"],
+        skip=cell.skip,
+    )
+
+
+def _origin(cell: Cell, directory: Path) -> Provenance:
+    """The code that computes a cell now."""
+    tuning = tuning_digest(cell.request, directory)
+    return replace(library(), third_party=third_party(cell.request), tuning=tuning)
+
+
+def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
+    """Whether the record of a cell that cannot be run is what it would be now, or has numbers of former runs."""
+    if record is None or record.status == "failed":
+        return False
+    return record.status == "ok" or (record.reason == cell.skip and not record.provenance.differences(origin))
+
+
+def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> list[Record]:
     """Computes the cells of one job and writes their records.
 
     Args:
         job: its cells share what is computed once.
         folder: where records go.
         device: where to compute.
+        origins: by id of a cell, the code that computes it, as it was when the run began.
 
     Returns:
         Their records; a cell that fails has one with its error.
@@ -117,18 +187,30 @@ def run_job(job: Job, folder: Path, device: torch.device) -> list[Record]:
     records = []
     for cell, outcome in compute(job.cells, device):
         try:
-            record = _record(cell, job.suite_digest, device, outcome)
+            record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
         except RecordError as error:  # a method returned what no record can hold
             outcome = Outcome(error=f"RecordError: {error}", seconds=outcome.seconds)
-            record = _record(cell, job.suite_digest, device, outcome)
-        if outcome.arrays:
-            write_arrays(outcome.arrays, folder, cell.id)
-        records.append(record)
-        write(record, folder)
+            record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
+        records.append(_written(record, outcome, folder))
     return records
 
 
-def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome) -> Record:
+def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
+    """Writes a record and its arrays, these first, so that a record that is there has them; both or neither."""
+    if not outcome.arrays:
+        write(record, folder)
+        return record
+    path, digest = write_arrays(outcome.arrays, folder, record.id)
+    record = replace(record, arrays=path.name, arrays_digest=digest)
+    try:
+        write(record, folder)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return record
+
+
+def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome, origin: Provenance) -> Record:
     request = cell.request
     attack = request["attack"]
     claim = outcome.claim
@@ -153,29 +235,12 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
         seed=request["seed"],
         engine=outcome.engine,
         device=_device_words(device),
-        code_version=code_version(),
+        provenance=origin,
         seconds=round(outcome.seconds, 3),
         flags=tuple(outcome.flags),
         reported=tuple(Reported(metric=m, value=v, source=s) for m, v, s in cell.reported),
-        arrays=f"{cell.id}.parquet" if outcome.arrays else None,
-        versions=_versions(),
     )
 
 
 def _device_words(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-
-
-@cache
-def code_version() -> str:
-    """Version of the distribution, or of the checkout when it is not installed."""
-    try:
-        return importlib.metadata.version("leakbench")
-    except importlib.metadata.PackageNotFoundError:
-        return "unreleased checkout"
-
-
-@cache
-def _versions() -> dict[str, str]:
-    names = ("torch", "numpy", "scipy", "dp-accounting")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}

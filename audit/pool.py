@@ -1,7 +1,7 @@
 """Independent pieces of work, side by side in processes of one core each, or one after another in this one.
 
 What a worker has written stays written whatever happens to the others; an interrupt ends the workers and removes their
-drafts.
+drafts, and a worker ends with the process that started it, whatever ended that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import TypeVar
 
 import torch
 
+from .lifeline import children_end_with_us, end_with_runner
+
 MOST_JOBS = 8
 _THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -63,10 +64,14 @@ def execute(
         return
     # Spawned, not forked: torch's threads do not survive a fork.
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+    )
     waiting: dict[Future[Result], Item] = {}
     try:
-        with _interrupts_ignored():
+        with _interrupts_ignored(), children_end_with_us():
             waiting = {pool.submit(work, item): item for item in todo}
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -106,3 +111,4 @@ def _interrupts_ignored() -> Iterator[None]:
 def _start_worker() -> None:
     torch.set_num_threads(_THREADS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_runner()

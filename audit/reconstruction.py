@@ -12,7 +12,6 @@ SSIM: Wang, Bovik, Sheikh & Simoncelli, IEEE TIP 2004. LPIPS: Zhang et al., CVPR
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,18 +21,16 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.core import Reconstruction, checked_reconstruction
+from leaderboard.metrics import METRICS, Better
 from leaderboard.record import Metric
 
 from .perceptual import lpips_metric, ssim_metric
 from .utility import mean_metric
 
-BETTER: dict[str, Literal["higher", "lower"]] = {
-    "psnr": "lower",
-    "mse": "higher",
-    "ssim": "lower",
-    "lpips": "higher",
-    "label_accuracy": "lower",
-    "objective": "higher",
+BETTER: dict[str, Better] = {
+    metric.name: metric.better
+    for metric in METRICS.values()
+    if metric.kind == "reconstruction" and metric.name != "psnr_floor"
 }
 """What is measured -> which direction is good for the defender."""
 
@@ -96,9 +93,7 @@ def score_reconstruction(
     recovered, matched = match(found, truth, floor)
     errors = _mse(recovered, truth)
     metrics = {
-        "psnr": _psnr(errors),
-        "mse": mean_metric(errors, better="higher", one=ONE_IMAGE, least=0.0),
-        "ssim": ssim_metric(recovered, truth),
+        **_distances(errors, recovered, truth),
         "lpips": lpips_metric(recovered, truth, lpips_weights),
         "label_accuracy": _label_accuracy(result.labels, labels, labels_given),
         "objective": Metric(
@@ -111,6 +106,20 @@ def score_reconstruction(
     for name in ("psnr", "mse"):
         metrics[name].detail.update(matched=matched, restarts=result.restarts, status=result.status)
     return metrics | floors
+
+
+def pictures_again(found: Tensor, inputs: Tensor, *, low: float, high: float) -> dict[str, Metric]:
+    """The metrics of one target that pictures alone give: `psnr`, `mse`, `ssim`.
+
+    Args:
+        found: as many reconstructions as truths, in model-input units.
+        inputs: the truth, in the same units.
+        low: pixel value that is black.
+        high: pixel value that is white.
+    """
+    truth = _unit(inputs, low, high)
+    recovered, _ = match(_unit(found, low, high), truth, None)
+    return _distances(_mse(recovered, truth), recovered, truth)
 
 
 def match(
@@ -155,6 +164,14 @@ def _unit(images: Tensor, low: float, high: float) -> Tensor:
 
 def _mse(images: Tensor, truth: Tensor) -> ndarray:
     return (images - truth).square().flatten(1).mean(dim=1).numpy()
+
+
+def _distances(errors: ndarray, recovered: Tensor, truth: Tensor) -> dict[str, Metric]:
+    return {
+        "psnr": _psnr(errors),
+        "mse": mean_metric(errors, better="higher", one=ONE_IMAGE, least=0.0),
+        "ssim": ssim_metric(recovered, truth),
+    }
 
 
 def _psnr(errors: ndarray) -> Metric:

@@ -93,7 +93,7 @@ class SharedUpdates:
             claim["reason"] = "the noise is switched off to see what the release alone hides"
         flags = sorted({r.status for r in results} - {"ok"}) + ["noise_matched"] * (matched and task["noise"] != "none")
         return Outcome(
-            metrics=_averaged(scored),
+            metrics=averaged(scored),
             task={
                 "digest": splits.digest,
                 "parameters": self._parameters(request),
@@ -139,7 +139,7 @@ class SharedUpdates:
         return sum(p.numel() for p in model.parameters())
 
 
-def _averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
+def averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
     """One metric over separate targets: their mean, with an interval over targets where there are two or more."""
     if len(scored) == 1:
         return scored[0]

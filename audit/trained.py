@@ -218,7 +218,7 @@ class TrainedModel:
         columns = {
             "id": column(test.ids),
             "label": column(test.labels),
-            "predicted": column(logits.argmax(dim=1)),
+            "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
         }
         return score_utility(logits, test.labels), columns, []
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import secrets
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,21 @@ from typing import Any
 import torch
 
 from defenses.core import keyed, train
+from leaderboard.files import read_bytes, sweep, write_bytes
+from leaderboard.record import Provenance
+from leaderboard.strict import build
 
 from .cells import budgets_of, build_model, defend, digest_of, load_splits, planned, reads_public, seed_of
 from .observe import logits_of
 from .outcome import examples_of, noise_for, pick
 from .pool import execute
 from .progress import Report
+from .provenance import library, third_party
+from .resume import StaleError
 from .suite import DefenseChoice, Suite, SuiteError
 from .utility import score_utility
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def tune(
     device: torch.device,
     jobs: int | None,
     report: Report,
+    recompute: bool = False,
 ) -> Suite:
     """The suite with the settings of its `tune` table chosen; the suite itself where it has none.
 
@@ -62,8 +66,10 @@ def tune(
         device: where to compute.
         jobs: processes, as in `execute`.
         report: called with (points done, points in all, what just happened).
+        recompute: whether points of another code are tried again, instead of refused.
 
     Raises:
+        StaleError: points of another code, or edited ones, are there.
         SuiteError: the public data are too few to train on, to judge and to be read.
     """
     if suite.tune is None:
@@ -78,17 +84,20 @@ def tune(
     folder = directory / "tuning" / "points"
     folder.mkdir(parents=True, exist_ok=True)
     points = {digest_of(point.request): point for _, _, grid in grids for point in grid}
-    todo = [point for name, point in points.items() if not (folder / f"{name}.json").exists()]
+    sweep(folder)
+    there = _kept(points, folder, recompute=recompute)
+    todo = [point for name, point in points.items() if name not in there]
     done, total = len(points) - len(todo), len(points)
     report(done, total, "choosing settings on public data")
-    work = partial(_try, folder=folder, device=device)
+    work = partial(_try, folder=folder, device=device, origins={name: _origin(p) for name, p in points.items()})
     with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
         for point, _ in executed:
             done += 1
             report(done, total, point.words)
+    there = _kept(points, folder)
     tuned = suite
     for choice, budget, grid in grids:
-        tried = [json.loads((folder / f"{digest_of(point.request)}.json").read_text("utf-8")) for point in grid]
+        tried = [there[digest_of(point.request)] for point in grid]
         # The first of equals.
         best = max(tried, key=lambda point: point["accuracy"])
         values = {key: best[key] for key in grid[0].tried}
@@ -187,7 +196,38 @@ def _check_public(suite: Suite) -> None:
         )
 
 
-def _try(point: _Point, *, folder: Path, device: torch.device) -> None:
+def _origin(point: _Point) -> Provenance:
+    return replace(library(), third_party=third_party(point.request | {"attack": None}))
+
+
+def _kept(points: dict[str, _Point], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
+    """The points of former runs that were tried with this code, by name: values and accuracy."""
+    found, stale = {}, []
+    for name, point in points.items():
+        path = folder / f"{name}.json"
+        if not path.exists() and not path.is_symlink():
+            continue
+        try:
+            data = json.loads(read_bytes(path, "tuning"))
+            result = data["result"]
+            differs = build(Provenance, data["provenance"], "provenance").differences(_origin(point))
+            if data["seal"] != digest_of(result):
+                differs = ["it was edited after it was written"]
+        except (ValueError, KeyError, TypeError):
+            differs, result = ["it is not a whole document of this version"], {}
+        if not differs:
+            found[name] = result
+        elif not recompute:
+            stale.append(f"{point.words}: {'; '.join(differs)}")
+    if stale:
+        raise StaleError(
+            f"{len(stale)} points in {folder} cannot be kept ({stale[0]}); "
+            "compute them again with --recompute, or name another --out"
+        )
+    return found
+
+
+def _try(point: _Point, *, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> None:
     """Trains one point on public data and writes how well it did on others."""
     request = point.request
     splits = load_splits(request, device)
@@ -217,13 +257,10 @@ def _try(point: _Point, *, folder: Path, device: torch.device) -> None:
     )
     accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
     found = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
-    _write(point.tried | found, folder / f"{digest_of(request)}.json")
+    name, result = digest_of(request), point.tried | found
+    document = {"result": result, "seal": digest_of(result), "provenance": asdict(origins[name])}
+    _write(document, folder / f"{name}.json")
 
 
 def _write(document: dict[str, Any], path: Path) -> None:
-    draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        draft.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_bytes(path, json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")

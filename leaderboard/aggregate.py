@@ -12,7 +12,8 @@ from typing import Literal
 
 from scipy import stats
 
-from .parts import KNOWN, Metric
+from .metrics import METRICS
+from .parts import Metric
 from .record import Record
 
 
@@ -179,8 +180,8 @@ def _pessimistic(estimate: Estimate, sign: int) -> float:
 
 
 def _better(name: str, cells: list[Cell]) -> str:
-    if name in KNOWN:
-        return KNOWN[name][0]
+    if name in METRICS:
+        return METRICS[name].better
     said = {r.metrics[name].better for cell in cells for r in cell.records.values() if name in r.metrics}
     if len(said) > 1:
         raise BoardError(f"metric {name!r} must have one direction, its records say both higher and lower")
@@ -201,11 +202,8 @@ def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | No
 
 
 def _clip(name: str, ends: tuple[float, float]) -> tuple[float, float]:
-    if name not in KNOWN:
-        return ends
-    _, least, largest = KNOWN[name]
-    low, high = (min(max(end, least), largest) for end in ends)
-    return low, high
+    known = METRICS.get(name)
+    return ends if known is None else (known.clip(ends[0]), known.clip(ends[1]))
 
 
 def _gaps(name: str, metrics: Mapping[int, Metric | None]) -> str | None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy import ndarray
 from scipy.optimize import linear_sum_assignment
 
+from .files import read_bytes
 from .record import Record
 
 RESOLUTION = 1e-12
@@ -124,7 +125,8 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
     if not path.is_file():
         raise PictureError(f"{record.arrays} is not beside its record")
     try:
-        table = pyarrow.parquet.read_table(path, columns=["target", "label", "original", "reconstruction"])
+        content = io.BytesIO(read_bytes(path, "arrays"))
+        table = pyarrow.parquet.read_table(content, columns=["target", "label", "original", "reconstruction"])
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         flat = {name: columns[name].flatten().to_numpy() for name in ("original", "reconstruction")}
         targets, labels = (columns[name].to_numpy().astype(int) for name in ("target", "label"))

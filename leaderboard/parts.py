@@ -1,29 +1,14 @@
 """The parts of a record: metrics with intervals, methods with settings, claims, a paper's figures."""
 
-import math
+import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from .metrics import METRICS, Better
 from .strict import RecordError, conform
 
-Better = Literal["higher", "lower"]
-
-# Name -> (better for the defender, least value, largest value). Other names are allowed, unchecked.
-KNOWN: dict[str, tuple[Better, float, float]] = {
-    "accuracy": ("higher", 0.0, 1.0),
-    "loss": ("lower", -math.inf, math.inf),
-    "auc": ("lower", 0.0, 1.0),
-    "tpr_at_1pct_fpr": ("lower", 0.0, 1.0),
-    "tpr_at_0.1pct_fpr": ("lower", 0.0, 1.0),
-    "advantage": ("lower", -1.0, 1.0),
-    "balanced_accuracy": ("lower", 0.0, 1.0),
-    "implied_epsilon": ("lower", 0.0, math.inf),
-    "psnr": ("lower", 0.0, math.inf),
-    "mse": ("higher", 0.0, math.inf),
-    "ssim": ("lower", -1.0, 1.0),
-    "lpips": ("higher", 0.0, math.inf),
-    "label_accuracy": ("lower", 0.0, 1.0),
-}
+SLACK = 1e-9
+"""By how much rounding may put a value outside of its interval, relatively."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +44,9 @@ class Metric:
                 raise RecordError(f"low must be null when value is, got {self.low}")
             if self.low > self.high:
                 raise RecordError(f"low must be at most high, got {self.low} and {self.high}")
+            slack = SLACK * max(1.0, abs(self.value))
+            if not self.low - slack <= self.value <= self.high + slack:
+                raise RecordError(f"value must lie in its interval [{self.low}, {self.high}], got {self.value}")
         if self.n is not None and self.n < 0:
             raise RecordError(f"n must not be negative, got {self.n}")
 
@@ -125,6 +113,71 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Which code gave a number: what is compared before a record of a former run is kept.
+
+    Attributes:
+        version: of leakbench.
+        commit: of its checkout; None where it is installed without one.
+        dirty: whether the checkout's code differed from that commit; None without a commit.
+        source: SHA-256 over the source files that compute results. Two codes never have the same, whatever the commit.
+        versions: of Python and of the packages that compute.
+        third_party: "defense NAME" or "attack NAME" -> SHA-256 of the code of a method that is none of leakbench's.
+        tuning: SHA-256 of the points tried where settings were chosen on public data; None where none were.
+    """
+
+    version: str
+    commit: str | None = None
+    dirty: bool | None = None
+    source: str
+    versions: dict[str, str] = field(default_factory=dict)
+    third_party: dict[str, str] = field(default_factory=dict)
+    tuning: str | None = None
+
+    def __post_init__(self) -> None:
+        conform(self)
+        if not re.fullmatch(r"[0-9a-f]{64}", self.source):
+            raise RecordError(f"source must be a SHA-256 in hexadecimal digits, got {self.source!r}")
+        if (self.commit is None) != (self.dirty is None):
+            raise RecordError(f"commit and dirty must come together, got {self.commit} and {self.dirty}")
+
+    @property
+    def code(self) -> str:
+        """The library in words, as "0.1.0, commit 1a2b3c4d5e6f with changes"."""
+        if self.commit is None:
+            return f"{self.version}, source {self.source[:12]}"
+        return f"{self.version}, commit {self.commit[:12]}" + (
+            f" with changes {self.source[:12]}" if self.dirty else ""
+        )
+
+    def differences(self, now: "Provenance") -> list[str]:
+        """What differs from another provenance in a way that may change results, in words; empty for nothing.
+
+        A package that one of the two lacks is no difference: what needs it is skipped without it.
+
+        Args:
+            now: what this one, of a former run, is compared with.
+        """
+        found = []
+        if self.source != now.source:
+            found.append(f"leakbench was {self.code}, is {now.code}")
+        if self.version != now.version and self.source == now.source:
+            found.append(f"leakbench was {self.version}, is {now.version}")
+        both = sorted(self.versions.keys() & now.versions.keys())
+        found += [
+            f"{name} was {self.versions[name]}, is {now.versions[name]}"
+            for name in both
+            if self.versions[name] != now.versions[name]
+        ]
+        found += [
+            f"the code of {name} has changed"
+            for name in sorted(self.third_party.keys() | now.third_party.keys())
+            if self.third_party.get(name) != now.third_party.get(name)
+        ]
+        return found + (["the points tried for its tuning have changed"] if self.tuning != now.tuning else [])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reported:
     """A paper's own figure for this cell, and where it stands there."""
 
@@ -136,21 +189,24 @@ class Reported:
         conform(self)
 
 
-def check_known(name: str, metric: Metric) -> None:
-    """Refuses a metric of a known name whose direction or range is another.
+def check_known(name: str, metric: Metric, kind: str) -> None:
+    """Refuses a metric of a known name whose direction, range or kind of record is another.
 
     Args:
         name: the metric's name; unknown ones pass.
         metric: what was recorded under it.
+        kind: of the record.
 
     Raises:
-        RecordError: it contradicts `KNOWN`.
+        RecordError: it contradicts `METRICS`.
     """
-    if name not in KNOWN:
+    known = METRICS.get(name)
+    if known is None:
         return
-    better, least, largest = KNOWN[name]
     place = f"metrics.{name}"
-    if metric.better != better:
-        raise RecordError(f"{place}.better must be {better!r} (for the defender), got {metric.better!r}")
-    if metric.value is not None and not least <= metric.value <= largest:
-        raise RecordError(f"{place}.value must be in [{least:g}, {largest:g}], got {metric.value}")
+    if known.kind != kind:
+        raise RecordError(f"{place} must be in a {known.kind} record, got kind {kind!r}")
+    if metric.better != known.better:
+        raise RecordError(f"{place}.better must be {known.better!r} (for the defender), got {metric.better!r}")
+    if metric.value is not None and not known.least <= metric.value <= known.most:
+        raise RecordError(f"{place}.value must be in [{known.least:g}, {known.most:g}], got {metric.value}")

@@ -20,8 +20,8 @@ from .sheet import Footnotes
 from .view import Value, value
 
 VARIANTS = {"none": "no noise", "calibrated": "with noise"}
-METRICS = {"psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3), "lpips": ("LPIPS", 3), "label_accuracy": ("labels", 2)}
-"""Metric -> its header and digits."""
+SHOWN = ("psnr", "ssim", "lpips", "label_accuracy")
+"""Metrics of a strip."""
 
 OPEN, MOST = 6, 24
 """Tiles of a strip that are seen at once, and those that can be unfolded; the rest stays in the arrays."""
@@ -141,15 +141,15 @@ def _strip(
     attack: str, cells: Mapping[str, Cell], row: Row, folder: Path, notes: Footnotes, purse: Purse
 ) -> Strip:  # fmt: skip
     anyone = next(iter(cells.values()))
-    strip = Strip(attack=attack, floor=value(over_seeds("psnr_floor", anyone), 1, notes))
+    strip = Strip(attack=attack, floor=value(over_seeds("psnr_floor", anyone), notes))
     absent = {"none": row.psnr_free.reason, "calibrated": row.psnr_noisy.reason}
     for noise, words in VARIANTS.items():
         if noise in cells:
-            estimates = {name: over_seeds(name, cells[noise]) for name in METRICS}
+            estimates = {name: over_seeds(name, cells[noise]) for name in SHOWN}
         else:
             why = absent[noise] or "not attacked"
-            estimates = {name: Estimate(metric=name, value=None, reason=why) for name in METRICS}
-        strip.lines[words] = {name: value(e, METRICS[name][1], notes) for name, e in estimates.items()}
+            estimates = {name: Estimate(metric=name, value=None, reason=why) for name in SHOWN}
+        strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
     made, remarks = _collect(cells, folder)
     strip.remarks += remarks
     several = any(key.place for key in made)

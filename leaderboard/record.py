@@ -9,12 +9,12 @@ import dataclasses
 import json
 import os
 import re
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .parts import Claim, MethodUsed, Metric, Reported, check_known
+from .files import digest_of_bytes, read_bytes, write_bytes
+from .parts import Claim, MethodUsed, Metric, Provenance, Reported, check_known
 from .strict import RecordError, build, conform
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Claim",
     "MethodUsed",
     "Metric",
+    "Provenance",
     "Record",
     "RecordError",
     "Reported",
@@ -30,7 +31,10 @@ __all__ = [
     "write",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
+
+SEAL = "seal"
+"""Key of the SHA-256 over the rest of a record's file: whoever edits a number by hand shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +61,12 @@ class Record:
     seed: int
     engine: str | None = None
     device: str
-    code_version: str
+    provenance: Provenance
     seconds: float
     flags: tuple[str, ...] = ()
     reported: tuple[Reported, ...] = ()
     arrays: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
+    arrays_digest: str | None = None
 
     def __post_init__(self) -> None:
         conform(self)
@@ -89,12 +93,17 @@ class Record:
         # The name is joined to the record's directory by whoever opens it, so it must not lead elsewhere.
         if self.arrays is not None and not re.fullmatch(r"\w[\w.-]*", self.arrays):
             raise RecordError(f"arrays must be the name of a file beside the record, got {self.arrays!r}")
+        if (self.arrays is None) != (self.arrays_digest is None):
+            raise RecordError(f"arrays and arrays_digest must come together, got {self.arrays} without the other")
+        if self.arrays_digest is not None and not re.fullmatch(r"[0-9a-f]{64}", self.arrays_digest):
+            raise RecordError(f"arrays_digest must be a SHA-256 in hexadecimal digits, got {self.arrays_digest!r}")
         for name, metric in self.metrics.items():
-            check_known(name, metric)
+            check_known(name, metric, self.kind)
 
     def to_json(self) -> str:
         """The record as an indented JSON document that `from_json` reads back equal."""
-        return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False) + "\n"
+        content = dataclasses.asdict(self)
+        return json.dumps(content | {SEAL: _seal(content)}, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "") -> "Record":
@@ -108,7 +117,8 @@ class Record:
             The validated record.
 
         Raises:
-            RecordError: torn JSON, a key missing or unknown, a wrong type or schema, NaN or infinity.
+            RecordError: torn JSON, a key missing or unknown, a wrong type or schema, NaN or infinity, or a file that
+                was edited after it was written.
         """
         try:
             try:
@@ -119,8 +129,15 @@ class Record:
                 raise RecordError(f"not a whole JSON document ({error}); delete it and run again") from None
             schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
             if schema != SCHEMA:  # before the keys: another schema has others
-                raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {schema!r}")
-            return build(cls, data)
+                raise RecordError(
+                    f"schema must be {SCHEMA} for this version of the code, got {schema!r}; compute it again by "
+                    "leakbench run with --recompute, or show it with the version that wrote it"
+                )
+            seal = data.pop(SEAL, None) if isinstance(data, dict) else None
+            record = build(cls, data)
+            if seal != _seal(data):
+                raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
+            return record
         except RecordError as error:
             raise RecordError(f"bad record {source}: {error}" if source else f"bad record: {error}") from None
 
@@ -134,21 +151,11 @@ def write(record: Record, directory: str | os.PathLike[str]) -> Path:
 
     Returns:
         The path of the file.
+
+    Raises:
+        WriteError: as on a full disk.
     """
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record.id}.json"
-    # Not `tempfile`: its files are private to the user, and results are often shared by a group.
-    draft = folder / f".{record.id}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(record.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    return write_bytes(Path(directory) / f"{record.id}.json", record.to_json().encode())
 
 
 def read(path: str | os.PathLike[str]) -> Record:
@@ -165,9 +172,7 @@ def read(path: str | os.PathLike[str]) -> Record:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"cannot read record {path}: {error.strerror}") from error
+        text = read_bytes(path, "record").decode()
     except UnicodeDecodeError:
         raise RecordError(f"bad record {path}: not UTF-8 text; delete it and run again") from None
     record = Record.from_json(text, source=str(path))
@@ -176,8 +181,27 @@ def read(path: str | os.PathLike[str]) -> Record:
     return record
 
 
+def folder_of(directory: str | os.PathLike[str]) -> Path:
+    """The folder with the records of a run.
+
+    Args:
+        directory: the run's output, with its records in `records/`, or that folder itself.
+
+    Raises:
+        RecordError: no such directory, or `records` is a symbolic link.
+    """
+    folder = Path(directory)
+    if (folder / "records").is_symlink():
+        raise RecordError(f"{folder / 'records'} is a symbolic link, and those are not followed; name where it leads")
+    if (folder / "records").is_dir():
+        folder = folder / "records"
+    if not folder.is_dir():
+        raise RecordError(f"no results in {folder}: there is no such directory")
+    return folder
+
+
 def read_all(directory: str | os.PathLike[str]) -> list[Record]:
-    """Reads every record of a run.
+    """Reads every record of a run; `folder.read_folder` also holds them against their arrays and manifests.
 
     Args:
         directory: the run's output, with its records in `records/`, or that folder itself.
@@ -188,16 +212,17 @@ def read_all(directory: str | os.PathLike[str]) -> list[Record]:
     Raises:
         RecordError: no such directory, no record in it, or a bad one, which is named.
     """
-    folder = Path(directory)
-    if (folder / "records").is_dir():
-        folder = folder / "records"
-    if not folder.is_dir():
-        raise RecordError(f"no results in {folder}: there is no such directory")
+    folder = folder_of(directory)
     # Names that start with a dot are drafts of an interrupted `write`.
     paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
     if not paths:
         raise RecordError(f"no records in {folder}; run a suite with this directory as its output first")
     return [read(path) for path in paths]
+
+
+def _seal(content: dict[str, Any]) -> str:
+    """Digest of a record's content, the same whatever the layout of its file."""
+    return digest_of_bytes(json.dumps(content, sort_keys=True, allow_nan=False).encode())
 
 
 def _no_constant(name: str) -> Any:

@@ -7,7 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .aggregate import over_seeds
+from .aggregate import Cell, over_seeds
+from .files import read_bytes
 from .labels import word
 from .record import Record, RecordError
 from .rows import Row
@@ -47,6 +48,8 @@ class Tuning:
 def comparisons(rows: Sequence[Row]) -> list[Comparison]:
     """Every figure of a paper beside the mean over seeds of the same metric in the same cell.
 
+    A figure for epsilon stands beside the largest claim of the cell's records.
+
     Args:
         rows: of the board.
 
@@ -60,13 +63,7 @@ def comparisons(rows: Sequence[Row]) -> list[Comparison]:
                 (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
             )
             for metric, theirs, source in figures:
-                ours = over_seeds(metric, cell)
-                difference = "n/a"
-                if ours.value is not None:
-                    low_high = (
-                        "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
-                    )
-                    difference = f"{ours.value - theirs:+.3f}{low_high}"
+                ours, difference = _beside(metric, theirs, cell)
                 found.append(
                     Comparison(
                         defense=row.defense.name,
@@ -74,12 +71,44 @@ def comparisons(rows: Sequence[Row]) -> list[Comparison]:
                         metric=metric,
                         attack=cell.attack or "",
                         theirs=f"{theirs:g}",
-                        ours=ours.words(3) if ours.value is not None else f"n/a: {ours.reason}",
+                        ours=ours,
                         difference=difference,
                         source=source,
                     )
                 )
     return found
+
+
+def _beside(metric: str, theirs: float, cell: Cell) -> tuple[str, str]:
+    """Our figure in words, and the difference to a paper's."""
+    if metric == "epsilon":
+        claims = [record.claim for record in cell.records.values() if record.claim is not None]
+        proved = [claim.epsilon for claim in claims if claim.epsilon is not None]
+        if not claims:
+            return "n/a: no claim in these records", "n/a"
+        if len(proved) < len(claims):
+            why = next(claim.reason for claim in claims if claim.epsilon is None)
+            return f"∞: {why}", "n/a"
+        return f"{max(proved):.3f}", f"{max(proved) - theirs:+.3f}"
+    ours = over_seeds(metric, cell)
+    if ours.value is None:
+        return f"n/a: {ours.reason}", "n/a"
+    ends = "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
+    return ours.words(3), f"{ours.value - theirs:+.3f}{ends}"
+
+
+def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the claims of a board assume or take on somebody's word: (sentence, defenses it concerns), each once.
+
+    Args:
+        rows: of the board.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.claim is not None and row.claim.epsilon is not None:
+            for sentence in (*row.claim.assumes, *(f"unverified: {words}" for words in row.claim.unverified)):
+                found.setdefault(sentence, {})[row.label] = None
+    return [(sentence, ", ".join(names)) for sentence, names in found.items()]
 
 
 def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
@@ -102,12 +131,14 @@ def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
 
 def _tuning(path: Path) -> Tuning:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = json.loads(read_bytes(path, "tuning"))
+    except RecordError:
+        raise
+    except ValueError as error:
         raise RecordError(f"cannot read tuning {path}: {error}") from None
     grid = data.get("grid") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or data.get("schema") != 1 or not isinstance(grid, list) or not grid:
-        raise RecordError(f"bad tuning {path}: it must have schema 1 and a grid; delete it and tune again")
+    if not isinstance(data, dict) or data.get("schema") != 2 or not isinstance(grid, list) or not grid:
+        raise RecordError(f"bad tuning {path}: it must have schema 2 and a grid; delete it and tune again")
     if not all(isinstance(point, dict) for point in grid):
         raise RecordError(f"bad tuning {path}: every point of its grid must be an object; delete it and tune again")
     measured = ("accuracy", "low", "high", "n")
@@ -163,12 +194,15 @@ def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
     claims = [record.claim for record in records if record.claim]
     accountants = (claim.accountant for claim in claims if claim.epsilon is not None)
     relations = (f"{c.relation}, unit {c.unit}, {c.sampling} sampling" for c in claims if c.epsilon is not None)
-    versions = (f"{name} {version}" for record in records for name, version in record.versions.items())
+    origins = [record.provenance for record in records]
+    versions = (f"{name} {version}" for origin in origins for name, version in origin.versions.items())
+    others = (f"{name}, code {code[:12]}" for origin in origins for name, code in origin.third_party.items())
     statuses = [f"{count} {status}" for status, count in _counts(record.status for record in records)]
     rows = [
         ("records", f"{len(records)}: {', '.join(statuses)}"),
         ("suite", _several(f"{record.suite}, digest {record.suite_digest}" for record in records)),
-        ("code", _several(f"leakbench {record.code_version}" for record in records)),
+        ("code", _several(f"leakbench {origin.code}" for origin in origins)),
+        ("methods of others", _several(others)),
         ("device", _several(record.device for record in records)),
         ("engine", _several(record.engine for record in records if record.engine)),
         ("versions", _several(versions)),

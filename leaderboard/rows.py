@@ -6,12 +6,15 @@ neither does the suite's digest, because adding a cell to a suite changes no oth
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .aggregate import BoardError, Cell, Estimate, worst_case
+from .folder import Completeness
 from .labels import differences, key_of, public, without
+from .manifest import Expected, belongs
 from .parts import Claim, MethodUsed
 from .record import Record
 
@@ -37,8 +40,13 @@ class Row:
         psnr_free: worst-case reconstruction from a release without its noise, dB.
         psnr_noisy: worst-case reconstruction at the calibrated noise, dB.
         floor: PSNR of the mean public image, which needs no update at all, dB.
-        flags: of the records, and the row's own: incomplete, uneven_seeds, claims_differ.
+        flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks,
+            claims_differ.
         unranked: its records that failed or were skipped.
+        missing: cells that were asked for and have no record.
+        lacks: kinds of attack of which something failed or is missing, so that the worst case is at least what is seen.
+        rank: place among the contestants of its section, from 1; None where it has none.
+        unplaced: why it has no rank; empty for controls and ranked rows.
     """
 
     suite: str
@@ -59,6 +67,10 @@ class Row:
     floor: Estimate
     flags: tuple[str, ...]
     unranked: tuple[Record, ...]
+    missing: tuple[Expected, ...] = ()
+    lacks: frozenset[str] = frozenset()
+    rank: int | None = None
+    unplaced: str = ""
 
     @property
     def section(self) -> tuple[str, str, str]:
@@ -87,19 +99,20 @@ class Row:
         return tuple(sorted({record.seed for record in self.records}))
 
     def order(self) -> tuple[Any, ...]:
-        """Sort key: section, contestants before controls, finite epsilon first, then the pessimistic AUC."""
+        """Sort key: section, contestants before controls, what can be ranked, finite epsilon, the pessimistic AUC."""
         finite = self.claim is not None and self.claim.epsilon is not None
         value = math.inf if self.auc.value is None else self.auc.value
         high = value if self.auc.high is None else self.auc.high
         place = [None, "positive", "negative"].index(self.control)
-        return (*self.section, place, not finite, high, value, self.defense.name, self.details)
+        return (*self.section, place, bool(self.unplaced), not finite, high, value, self.defense.name, self.details)
 
 
-def rows_from(records: Iterable[Record]) -> list[Row]:
+def rows_from(records: Iterable[Record], complete: Completeness | None = None) -> list[Row]:
     """Groups records into rows, in the order of the board.
 
     Args:
         records: of any number of suites.
+        complete: what they are held against; nothing is ranked where it is None or knows nothing.
 
     Returns:
         The rows that have at least one "ok" record, sorted.
@@ -107,6 +120,10 @@ def rows_from(records: Iterable[Record]) -> list[Row]:
     Raises:
         BoardError: one cell and seed was recorded twice.
     """
+    records = list(records)
+    known = Completeness() if complete is None else complete
+    lacking = [(manifest.suite, cell) for manifest, cells in known.missing(records) for cell in cells]
+    uncovered = {record.id for record in known.uncovered(records)}
     groups: dict[str, list[Record]] = {}
     for record in records:
         secure = record.noise == "secure"  # another draw of everything, so another row
@@ -119,7 +136,66 @@ def rows_from(records: Iterable[Record]) -> list[Row]:
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
-    return sorted(rows, key=Row.order)
+    rows = placed([_held_against(row, complete, lacking, uncovered) for row in _compared(rows)])
+    return rows
+
+
+def placed(rows: Iterable[Row]) -> list[Row]:
+    """Rows in the order of the board, those that can be ranked with their rank in their section."""
+    found, ranks = [], Counter()
+    for row in sorted(rows, key=Row.order):
+        if row.control is None and not row.unplaced:
+            ranks[row.section] += 1
+            row = replace(row, rank=ranks[row.section])
+        found.append(row)
+    return found
+
+
+def _compared(rows: list[Row]) -> list[Row]:
+    """Rows with the flags that come from the others of their section: fewer seeds, or not the same attacks."""
+    sections: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.control is None:
+            sections.setdefault(row.section, []).append(row)
+    found = []
+    for row in rows:
+        others = sections.get(row.section, []) if row.control is None else []
+        flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
+        if any(set(other.seeds) - set(row.seeds) for other in others):
+            flags["uneven_seeds"] = None
+        faced = {attack for other in others for attack in _faced(other)}
+        if absent := faced - _faced(row):
+            flags["uneven_attacks"] = None
+            lacks |= {kind for kind, _ in absent}
+        found.append(replace(row, flags=tuple(flags), lacks=frozenset(lacks)))
+    return found
+
+
+def _faced(row: Row) -> set[tuple[str, str]]:
+    """The attacks that were tried on a row, also those that failed or could not be run: (kind, name)."""
+    tried = [*row.records, *row.unranked]
+    return {(record.kind, record.attack.name) for record in tried if record.attack is not None}
+
+
+def _held_against(
+    row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
+) -> Row:
+    """A row with what it lacks, and why it cannot be ranked."""
+    first = row.records[0]
+    missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, dict(row.task)))
+    flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))
+    why = ""
+    if missing:
+        why = f"{len(missing)} of its cells have no record"
+    elif "incomplete" in flags:
+        why = "some of its cells failed"
+    elif "uneven_attacks" in flags:
+        why = "other defenses were attacked by more"
+    elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):
+        why = "whether its cells are complete is unknown: no manifest of a run lists them"
+    lacks = row.lacks | {cell.kind for cell in missing}
+    unplaced = why if row.control is None else ""
+    return replace(row, flags=tuple(flags), missing=missing, lacks=lacks, unplaced=unplaced)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +297,7 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
         floor=worst_case("psnr_floor", floor_of[:1], missing=why["reconstruction"]),
         flags=tuple(flags),
         unranked=tuple(draft.unranked),
+        lacks=frozenset(record.kind for record in draft.unranked if record.status == "failed"),
     )
 
 
@@ -240,8 +317,8 @@ def _cells(records: list[Record]) -> list[Cell]:
             if (other := seeds.setdefault(record.seed, record)) is not record:
                 cell = f"{record.defense.name} x {label or record.kind}, seed {record.seed}"
                 raise BoardError(
-                    f"{cell} is recorded twice, as {other.id} (code {other.code_version}) "
-                    f"and {record.id} (code {record.code_version}); remove one"
+                    f"{cell} is recorded twice, as {other.id} (code {other.provenance.code}) "
+                    f"and {record.id} (code {record.provenance.code}); remove one"
                 )
         noise = group[0].task.get("noise") if group[0].kind == "reconstruction" else None
         cells.append(Cell(kind=group[0].kind, attack=label, noise=noise, records=seeds))

@@ -10,6 +10,9 @@ from itertools import groupby
 
 from .aggregate import Estimate, over_seeds
 from .controls import ControlResult, Violation
+from .folder import Completeness
+from .metrics import METRICS
+from .parts import Claim
 from .record import Record
 from .rows import Row
 
@@ -17,7 +20,7 @@ SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 
 # Half a table each, for narrow terminals; a row is recognised by its first column.
 MEMBERSHIP = ("defense", "epsilon", "accuracy", "auc", "tpr", "attack")
-RECONSTRUCTION = ("defense", "psnr_free", "psnr_noisy", "seeds", "flags")
+RECONSTRUCTION = ("defense", "psnr_free", "psnr_noisy", "rank", "seeds", "flags")
 NOISE = {"none": " without noise", "calibrated": " with noise"}
 COLUMNS = (*MEMBERSHIP, *RECONSTRUCTION[1:])
 
@@ -67,12 +70,13 @@ def superscript(number: int) -> str:
     return "".join(SUPERSCRIPTS[int(digit)] for digit in str(number))
 
 
-def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation]) -> list[str]:
-    """The sentences of the banner; empty when controls were there and all held.
+def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
+    """The sentences of the banner; empty when controls were there and all held, and nothing is missing.
 
     Args:
         controls: all results.
         violations: all refuted claims.
+        gaps: what is missing, a sentence each.
 
     Returns:
         One sentence each.
@@ -82,8 +86,42 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation]) -
     if failed:
         said.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
     said += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
+    said += gaps
     if not controls:
         said.append("There are no controls in these records: nothing shows that these attacks can find a leak.")
+    return said
+
+
+def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
+    """What a folder lacks, and the command that computes it.
+
+    Args:
+        records: all of the board.
+        complete: what they are held against.
+
+    Returns:
+        One sentence for each request that lacks cells; one where nothing says what ought to be there.
+    """
+    said = []
+    for manifest, cells in complete.missing(records):
+        names = list(dict.fromkeys(cell.words for cell in cells))
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        said.append(
+            f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({some}). "
+            f"Compute them with: {manifest.command_for(complete.results)}"
+        )
+    if spoiled := [record for record in records if record.status == "failed"]:
+        said.append(
+            f"INCOMPLETE: {len(spoiled)} of {len(records)} records failed or are not their scores', "
+            "so worst cases are at least what is shown; run the same command again."
+        )
+    loose = len(complete.uncovered(records))
+    if loose == len(records):
+        said.append("Whether these records are complete is unknown: no manifest of a run lies beside them.")
+    elif loose:
+        said.append(
+            f"{loose} of {len(records)} records are in no manifest: whether their rows are complete is unknown."
+        )
     return said
 
 
@@ -93,6 +131,7 @@ def sheet(
     controls: Sequence[ControlResult],
     violations: Sequence[Violation],
     unranked: Sequence[Record],
+    gaps: Sequence[str] = (),
 ) -> Sheet:
     """Words the whole board.
 
@@ -101,14 +140,16 @@ def sheet(
         controls: all results.
         violations: all refuted claims.
         unranked: records that failed or were skipped.
+        gaps: what is missing, a sentence each.
 
     Returns:
         The sheet, ready for any form.
     """
-    page = Sheet(alarms=alarms(controls, violations))
+    page = Sheet(alarms=alarms(controls, violations, gaps))
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     page.headers = {
         "defense": ("defense",),
+        "rank": ("rank",),
         "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}") if len(deltas) == 1 else ("claimed", "ε"),
         "accuracy": ("accuracy",),
         "auc": ("worst", "AUC"),
@@ -134,13 +175,14 @@ def _words(page: Sheet, row: Row, *, several: bool) -> dict[str, Cell]:
     strongest, other = strongest_words(row)
     return {
         "defense": (row.defense.name, *details, *control),
+        "rank": page.mark(("n/a",), row.unplaced) if row.unplaced else (str(row.rank or "-"),),
         "epsilon": _epsilon(page, row, several=several),
-        "accuracy": _number(page, row.accuracy, 2),
-        "auc": _number(page, row.auc, 2),
-        "tpr": _number(page, row.tpr, 3),
+        "accuracy": _number(page, row.accuracy),
+        "auc": _number(page, row.auc, row),
+        "tpr": _number(page, row.tpr, row),
         "attack": page.mark((strongest,), other) if strongest else ("-",),
-        "psnr_free": _number(page, row.psnr_free, 1),
-        "psnr_noisy": _number(page, row.psnr_noisy, 1),
+        "psnr_free": _number(page, row.psnr_free, row),
+        "psnr_noisy": _number(page, row.psnr_noisy, row),
         "seeds": page.mark((seeds_words(row),), uneven_words(row)),
         "flags": (", ".join(flags),),
     }
@@ -174,18 +216,36 @@ def _epsilon(page: Sheet, row: Row, *, several: bool) -> Cell:
         return page.mark(("n/a",), "no claim in these records")
     if claim.epsilon is None:
         return page.mark(("∞",), claim.reason)
-    reason = None
-    if claim.as_if_poisson is not None:
-        reason = f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}"
-    words = page.mark((f"{claim.epsilon:.2f}",), reason)
+    words = page.mark((f"{claim.epsilon:.2f}",), claim_remark(claim))
     words += (f"δ={_short(claim.delta)}",) if several else ()
     return (*words, "VIOLATED") if "claim_violated" in row.flags else words
 
 
-def _number(page: Sheet, estimate: Estimate, digits: int) -> Cell:
+def claim_remark(claim: Claim) -> str:
+    """What must be read beside a finite epsilon: the figure that papers print, and what nobody checked."""
+    said = []
+    if claim.as_if_poisson is not None:
+        said.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
+    return "; ".join([*said, *(f"unverified: {sentence}" for sentence in claim.unverified)])
+
+
+DIGITS = {"accuracy": 2, "auc": 2, "tpr_at_1pct_fpr": 3, "psnr": 1}
+"""Behind the point, in a table that has to fit a terminal."""
+
+
+def at_least(row: Row, estimate: Estimate) -> bool:
+    """Whether a worst case may be worse: attacks of its kind failed or are missing."""
+    return METRICS[estimate.metric].kind in row.lacks
+
+
+def _number(page: Sheet, estimate: Estimate, row: Row | None = None) -> Cell:
+    """A number with its interval; that of a row whose attacks are not all there is a lower end."""
     if estimate.value is None:
         return page.mark(("n/a",), estimate.reason)
+    digits = DIGITS[estimate.metric]
     value = f"{estimate.value:.{digits}f}"
+    if row is not None and at_least(row, estimate):
+        value = f"≥{value}"
     if estimate.low is None or estimate.high is None:
         return page.mark((value,), estimate.reason)
     return page.mark((value, f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"), estimate.reason)
@@ -198,7 +258,8 @@ def _short(value: float) -> str:
 def _notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     notes = [
         "Means over seeds, with 95 % intervals (Student's t; the record's own for a single seed). Worst is "
-        "the strongest attack's mean; its interval is simultaneous over the attacks compared. "
+        "the strongest attack's mean; its interval is simultaneous over the attacks compared; "
+        "≥ marks one of attacks that are not all there. "
         "Chance: AUC 0.5, TPR 0.01. Higher AUC, TPR and PSNR leak more.",
     ]
     records = [record for row in rows for record in row.records]

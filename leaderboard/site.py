@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,11 @@ from markupsafe import Markup
 
 from . import remarks
 from .figures import Figure, figures
+from .files import write_bytes
+from .folder import Verify, read_folder
 from .pictures import Exhibit, Purse, Shot, exhibits
 from .plots import styles
-from .record import Record, RecordError, read_all
+from .record import Record, RecordError
 from .rows import Row
 from .sheet import Footnotes, alarms, needs_words, powerless, shared_words, sizes_words
 from .table import Board
@@ -52,12 +53,13 @@ class Part:
     exhibits: tuple[Exhibit, ...]
 
 
-def build(results: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: Verify | None = None) -> Path:
     """Makes the page of a run.
 
     Args:
         results: the run's output, with its records in `records/`, or that folder itself.
         out: folder of the page; made when absent, and what lies there under the same names is replaced.
+        verify: also recomputes numbers from scores.
 
     Returns:
         The path of the page.
@@ -69,14 +71,14 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     results, out = Path(results), Path(out)
     if out.exists() and not out.is_dir():
         raise RecordError(f"out must be a folder, and {out} is a file; name another place")
-    records = read_all(results)
-    board = Board.from_records(records)
-    folder = results / "records" if (results / "records").is_dir() else results
-    text = render(board, records, folder, remarks.tunings(results, records))
-    _write(out / CSV, board.to_csv())
-    _write(out / JSON, json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n")
+    folder = read_folder(results, verify)
+    records = folder.records
+    board = Board.from_records(records, folder.complete)
+    text = render(board, records, folder.path, remarks.tunings(results, records))
+    write_bytes(out / CSV, board.to_csv().encode())
+    write_bytes(out / JSON, (json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n").encode())
     # Last, so that a page that is there has its files beside it.
-    return _write(out / PAGE, text)
+    return write_bytes(out / PAGE, text.encode())
 
 
 def render(board: Board, records: Sequence[Record], folder: Path, tunings: Sequence[remarks.Tuning] = ()) -> str:
@@ -121,7 +123,8 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         "suites": list(dict.fromkeys(record.suite for record in records)),
         "about": _about(board.rows, records),
-        "alarms": alarms(board.controls, board.violations),
+        "alarms": alarms(board.controls, board.violations, board.gaps),
+        "assumptions": remarks.assumptions(board.rows),
         "controls": board.controls,
         "powerless": [
             (row.defense.name, attack, auc.words(2))
@@ -233,15 +236,3 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
         seen = tuple(shots.values())[:7]
         return Opening(original=original, title=first.tiles[0].title, attack=first.attack, shots=seen)
     return None
-
-
-def _write(path: Path, text: str) -> Path:
-    """Writes a file so that a reader sees the old one or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path

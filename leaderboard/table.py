@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable
@@ -17,9 +18,10 @@ from typing import Any
 from . import forms
 from .aggregate import BoardError, Cell, Estimate, over_seeds
 from .controls import ControlResult, Violation, check_controls, find_violations
+from .folder import Completeness, Verify, read_folder
 from .record import Record
 from .rows import Row, rows_from
-from .sheet import Sheet, alarms, sheet
+from .sheet import Sheet, alarms, gaps, sheet
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
 
@@ -38,24 +40,27 @@ class Board:
     """A leaderboard.
 
     Attributes:
-        rows: sorted: contestants before controls, finite epsilon first, then by the pessimistic (high) end
-            of the worst-case AUC; what has no AUC comes after what has.
+        rows: sorted: contestants before controls, what can be ranked before what cannot, finite epsilon first, then by
+            the pessimistic (high) end of the worst-case AUC; what has no AUC comes after what has.
         controls: what every control had to show, and whether it did.
         violations: records whose claim was refuted.
         unranked: records that failed or were skipped.
+        gaps: what is missing and the command that computes it, or that completeness is unknown; a sentence each.
     """
 
     rows: tuple[Row, ...]
     controls: tuple[ControlResult, ...]
     violations: tuple[Violation, ...]
     unranked: tuple[Record, ...]
+    gaps: tuple[str, ...] = ()
 
     @classmethod
-    def from_records(cls, records: Iterable[Record]) -> "Board":
+    def from_records(cls, records: Iterable[Record], complete: Completeness | None = None) -> "Board":
         """Makes the board.
 
         Args:
             records: of any number of suites, each once.
+            complete: what they are held against, as `read_folder` finds it; nothing is ranked without it.
 
         Returns:
             The board; it may have no rows, when everything failed.
@@ -69,13 +74,25 @@ class Board:
         identifier, count = Counter(record.id for record in records).most_common(1)[0]
         if count > 1:
             raise BoardError(f"records must differ in id, {identifier} is there {count} times; remove the copies")
-        rows = rows_from(records)
+        rows = rows_from(records, complete)
         return cls(
             rows=tuple(rows),
             controls=check_controls(rows, records),
             violations=find_violations(records),
             unranked=tuple(record for record in records if record.status != "ok"),
+            gaps=tuple(gaps(records, complete or Completeness())),
         )
+
+    @classmethod
+    def from_folder(cls, results: str | os.PathLike[str], verify: Verify | None = None) -> "Board":
+        """The board of a folder of results, held against the arrays and the manifests that lie there.
+
+        Args:
+            results: the run's output.
+            verify: also recomputes numbers from scores.
+        """
+        folder = read_folder(results, verify)
+        return cls.from_records(folder.records, folder.complete)
 
     @property
     def trustworthy(self) -> bool:
@@ -120,8 +137,9 @@ class Board:
     def to_dict(self) -> dict[str, Any]:
         """The board as plain JSON values, every attack included; infinite epsilon is None with its reason."""
         return {
-            "banner": alarms(self.controls, self.violations),
+            "banner": alarms(self.controls, self.violations, self.gaps),
             "trustworthy": self.trustworthy,
+            "gaps": list(self.gaps),
             "controls": [dataclasses.asdict(control) for control in self.controls],
             "violations": [dataclasses.asdict(violation) for violation in self.violations],
             "rows": [_tree(row) for row in self.rows],
@@ -142,7 +160,13 @@ class Board:
         }
 
     def _sheet(self) -> Sheet:
-        return sheet(self.rows, controls=self.controls, violations=self.violations, unranked=self.unranked)
+        return sheet(
+            self.rows,
+            controls=self.controls,
+            violations=self.violations,
+            unranked=self.unranked,
+            gaps=self.gaps,
+        )
 
 
 def _place(record: Record) -> tuple[str, str, str, int, str]:
@@ -155,6 +179,8 @@ def _flat(row: Row) -> dict[str, Any]:
     claim = row.claim
     line: dict[str, Any] = {
         "suite": row.suite,
+        "rank": row.rank,
+        "rank_reason": row.unplaced or None,
         "defense": row.defense.name,
         "settings": _json(row.defense.settings),
         "budget": _json(row.budget),
@@ -168,6 +194,8 @@ def _flat(row: Row) -> dict[str, Any]:
         "sampling": claim and claim.sampling,
         "accountant": claim and claim.accountant,
         "epsilon_reason": _epsilon_reason(row),
+        "epsilon_assumes": "; ".join(row.claim.assumes) if row.claim else None,
+        "epsilon_unverified": "; ".join(row.claim.unverified) if row.claim else None,
         "noise_multiplier": row.noise_multiplier,
     }
     for attribute, name in _ESTIMATES.items():
@@ -179,7 +207,8 @@ def _flat(row: Row) -> dict[str, Any]:
             f"{name}_reason": estimate.reason,
         }
     statuses = Counter(record.status for record in row.unranked)
-    line |= {"failed": statuses["failed"], "skipped": statuses["skipped"]}
+    line |= {"failed": statuses["failed"], "skipped": statuses["skipped"], "missing": len(row.missing)}
+    line["at_least"] = " ".join(sorted(row.lacks & {"membership", "reconstruction"}))
     line |= {"seeds": " ".join(map(str, row.seeds)), "flags": " ".join(row.flags)}
     return line
 
@@ -193,6 +222,10 @@ def _tree(row: Row) -> dict[str, Any]:
         "budget": dict(row.budget),
         "task": dict(row.task),
         "control": row.control,
+        "rank": row.rank,
+        "rank_reason": row.unplaced or None,
+        "at_least": sorted(row.lacks & {"membership", "reconstruction"}),
+        "missing": [cell.id for cell in row.missing],
         "epsilon": row.claim and row.claim.epsilon,
         "epsilon_reason": _epsilon_reason(row),
         "claim": row.claim and dataclasses.asdict(row.claim),

@@ -13,13 +13,14 @@ from markupsafe import Markup
 
 from .aggregate import Estimate
 from .figures import Style, epsilon_words
+from .metrics import METRICS
 from .plots import marker
 from .rows import Row
-from .sheet import Footnotes, seeds_words, strongest_words, uneven_words
+from .sheet import Footnotes, at_least, claim_remark, seeds_words, strongest_words, uneven_words
 
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
-    "claims_differ": "warn",
+    "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
 }  # fmt: skip
 
 FLAGS = {
@@ -35,18 +36,21 @@ FLAGS = {
     "tuned_on_public": "settings of the training were chosen on public data",
     "non_members_are_test": "membership tests compare training images with the official test set",
     "diverged": "parameters are not finite",
-    "incomplete": "an attack failed, so the worst case may be worse",
+    "incomplete": "an attack failed, or its scores are gone, so the worst case may be worse",
+    "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
+    "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",
     "uneven_seeds": "not everything was measured with the same seeds",
     "claims_differ": "seeds or cells claim different epsilons; the largest is shown",
 }
 """What a flag of a row means, for the reader of a page."""
 
 NUMBERED_FLAGS = {
+    "unverified_": "a part of the run is none of leakbench's: that it does what the claim assumes of it is not checked",
     "rank_lowered_to_": "there were too few public examples for the rank asked for",
     "auxiliary_lowered_to_": "there were fewer public examples for a basis than asked for",
     "noise_": "the noise found in the releases, as a multiple of what was claimed",
 }
-"""The same for flags that end in a number, by how they begin."""
+"""The same for flags that end in a number or a name, by how they begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,16 +169,14 @@ class Section:
         return " · ".join(filter(None, (self.suite, self.data, self.model)))
 
 
-_NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate], int]] = {
+_NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate]]] = {
     "accuracy": (
         Column(key="accuracy", title="Accuracy", hint="On held-out data; higher is more useful."),
         lambda row: row.accuracy,
-        3,
     ),
     "auc": (
         Column(key="auc", title="Worst AUC", hint="Of the strongest membership attack; 0.5 is chance, 1 tells all."),
         lambda row: row.auc,
-        3,
     ),
     "tpr": (
         Column(
@@ -184,7 +186,6 @@ _NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate], int]] = {
             hint="Members found at one false alarm in a hundred; chance is 0.01.",
         ),
         lambda row: row.tpr,
-        3,
     ),
     "psnr_free": (
         Column(
@@ -194,7 +195,6 @@ _NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate], int]] = {
             hint="Of images found in one update without its noise; higher leaks more.",
         ),
         lambda row: row.psnr_free,
-        1,
     ),
     "psnr_noisy": (
         Column(
@@ -204,7 +204,6 @@ _NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate], int]] = {
             hint="Of images found in one update as it is released; higher leaks more.",
         ),
         lambda row: row.psnr_noisy,
-        1,
     ),
 }
 
@@ -225,7 +224,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
         section.columns = _columns(section.rows)
         scales = {
-            key: _scale(key, [of(row) for row in section.rows], section.rows) for key, (_, of, _) in _NUMBERS.items()
+            key: _scale(key, [of(row) for row in section.rows], section.rows) for key, (_, of) in _NUMBERS.items()
         }
         for row in section.rows:
             into = section.controls if row.control else section.contestants
@@ -234,19 +233,21 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
     return found
 
 
-def value(estimate: Estimate, digits: int, notes: Footnotes, scale: Scale | None = None) -> Value:
+def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, lower_end: bool = False) -> Value:
     """A number as a cell.
 
     Args:
         estimate: with its interval, or the reason why there is none.
-        digits: behind the point.
         notes: takes the reason.
         scale: of its column; None for no strip.
+        lower_end: whether it is a worst case of which attacks are missing, so that it is "at least" the value.
 
     Returns:
         The cell.
     """
-    reason = estimate.reason or ""
+    reason, digits = estimate.reason or "", METRICS[estimate.metric].digits
+    if estimate.value is not None and lower_end:
+        reason = "; ".join(filter(None, ("at least: attacks of this kind failed or are missing", reason)))
     note = notes.number(reason)
     if estimate.value is None:
         return Value(text="n/a", note=note, reason=reason)
@@ -256,7 +257,7 @@ def value(estimate: Estimate, digits: int, notes: Footnotes, scale: Scale | None
         low, high = (None, None) if estimate.ends is None else map(scale.place, estimate.ends)
         mark = None if scale.mark is None else scale.place(scale.mark)
         strip = Strip(value=scale.place(estimate.value), low=low, high=high, mark=mark)
-    text = f"{estimate.value:.{digits}f}"
+    text = f"{'≥' if lower_end else ''}{estimate.value:.{digits}f}"
     return Value(text=text, ends=ends, note=note, reason=reason, order=estimate.value, strip=strip)
 
 
@@ -265,13 +266,14 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     unit = f"δ = {deltas.copy().pop():g}".replace("e-0", "e-") if len(deltas) == 1 else ""
     wanted = [
         Column(key="defense", title="Defense", number=False),
+        Column(key="rank", title="Rank", hint="Among the contestants of this table of which every cell is there."),
         Column(key="epsilon", title="Claimed ε", unit=unit, hint="What the accountant proves; lower is more private."),
     ]
     # Where all share one budget, a column of almost equal multipliers says nothing.
     if len({row.noise_multiplier for row in rows if row.control is None} - {None, 0.0}) > 1:
         hint = "Noise standard deviation / sensitivity."
         wanted.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
-    for key, (column, of, _) in _NUMBERS.items():
+    for key, (column, of) in _NUMBERS.items():
         # A kind of attack that the whole section lacks is said once, below, and not in every row.
         tried = any(of(row).value is not None for row in rows) or key == "accuracy"
         if tried or any(record.kind == _KIND[key] for row in rows for record in row.unranked):
@@ -307,12 +309,20 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
     counts = sorted({len(cell.records) for cell in row.cells})
     # Only what is shown, because a footnote that no cell refers to would be added otherwise.
     cells = {
-        key: value(of(row), digits, notes, scales[key]) for key, (_, of, digits) in _NUMBERS.items() if key in shown
+        key: value(of(row), notes, scales[key], lower_end=at_least(row, of(row)))
+        for key, (_, of) in _NUMBERS.items()
+        if key in shown
     }
     noise = row.noise_multiplier
     why = "its noise multiplier is not recorded, or not one number" if noise is None and "noise" in shown else ""
     cells |= {
         "defense": Value(text=row.defense.name, order=f"{row.defense.name} {row.details}".lower()),
+        "rank": Value(
+            text="n/a" if row.unplaced else str(row.rank or "-"),
+            order=row.rank,
+            reason=row.unplaced,
+            note=notes.number(row.unplaced),
+        ),
         "epsilon": _epsilon(row, notes),
         "noise": Value(
             text="n/a" if noise is None else f"{noise:.3g}", order=noise, reason=why, note=notes.number(why)
@@ -347,7 +357,5 @@ def _epsilon(row: Row, notes: Footnotes) -> Value:
     if claim.epsilon is None:
         reason = claim.reason or ""
         return Value(text="∞", order=math.inf, reason=reason, note=notes.number(reason))
-    reason = ""
-    if claim.as_if_poisson is not None:
-        reason = f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}"
+    reason = claim_remark(claim)
     return Value(text=epsilon_words(row), order=claim.epsilon, reason=reason, note=notes.number(reason))

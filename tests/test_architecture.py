@@ -19,7 +19,12 @@ HUB_MAY_IMPORT = (
     "benchmarks.core",
     "benchmarks.data",
     "benchmarks.models",
+    "leaderboard.files",
+    "leaderboard.folder",
+    "leaderboard.manifest",
+    "leaderboard.metrics",
     "leaderboard.record",
+    "leaderboard.strict",
 )
 COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
 # Time the engines against other tools; nothing imports them.

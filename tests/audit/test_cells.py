@@ -191,7 +191,7 @@ def test_a_selected_baseline_is_the_same_cells_as_in_the_whole_suite(suite_of):
 def test_what_an_attack_needs_and_the_suite_lacks_is_known_before_any_compute(suite_of, site, monkeypatch):
     site.add("attacks", "spy", FEDERATED)
     text = WITH_SHARE.replace(SHARE, "").replace(INVERSION, f'{INVERSION}, {{ name = "spy" }}')
-    monkeypatch.setattr(harness, "run_job", lambda *_: pytest.fail("something was computed"))
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("something was computed"))
     found = plan(suite_of(text))
     assert {words(cell)[1] for cell in found.skipped} == {"inverting_gradients", "spy"}
     assert {words(cell)[0] for cell in found.skipped} == {"sgd", "dp_sgd"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from audit import cli
-from leaderboard.record import Claim, MethodUsed, Metric, Record, write
+from leaderboard.record import Claim, MethodUsed, Metric, Provenance, Record, write
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def results(tmp_path):
     """A folder of one record."""
     record = Record(
         id="0" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=0,
-        task={"data": "digits", "model": "mlp"}, device="cpu", code_version="0.1.0", seconds=1.0,
+        task={"data": "digits", "model": "mlp"}, device="cpu", seconds=1.0,
+        provenance=Provenance(version="0.1.0", source="0" * 64),
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
         claim=Claim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
     )  # fmt: skip

@@ -1,8 +1,10 @@
 """Runs of small suites from end to end: what is written, what is not computed twice, and what survives a failure."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -20,8 +22,14 @@ from audit import harness, suite
 from audit.cells import plan
 from audit.evidence import gaussian_epsilon
 from audit.harness import pick_device
+from audit.lock import BusyError, locked
 from audit.outcome import Outcome
-from leaderboard.record import Record, RecordError, read, read_all
+from audit.provenance import library
+from audit.verify import contradiction
+from leaderboard.files import WriteError
+from leaderboard.folder import read_folder
+from leaderboard.manifest import read_manifests
+from leaderboard.record import Record, RecordError, read, read_all, write
 from leaderboard.table import Board
 
 from .conftest import INVERSION, SHARE, SUITE
@@ -73,7 +81,8 @@ def timeless(record: Record) -> Record:
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:
-    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "records").iterdir()}
+    records = [path for path in (folder / "records").iterdir() if path.suffix != ".manifest"]
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in records}
 
 
 def of(records: list[Record], defense: str, attack: str | None = None, control: str | None = None) -> Record:
@@ -92,13 +101,19 @@ def test_every_cell_has_a_valid_record_named_by_its_id(results):
     assert [r.id for r in records] == [cell.id for cell in plan(load(folder, WHOLE)).cells]
     assert {r.id: r for r in read_all(folder)} == {r.id: r for r in records}
     names = {path.name for path in (folder / "records").iterdir()}
+    (manifest,) = read_manifests(folder / "records")
+    assert [cell.id for cell in manifest.cells] == [r.id for r in records]
+    names.remove(manifest.name)
     assert names == {f"{r.id}{kind}" for r in records for kind in (".json", ".parquet")}
     for path in (folder / "records").glob("*.json"):
         json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     for record in records:
         assert record.arrays == f"{record.id}.parquet" and record.seconds > 0
+        content = (folder / "records" / record.arrays).read_bytes()
+        assert record.arrays_digest == hashlib.sha256(content).hexdigest()
+        assert record.provenance == library()
         assert record.suite == "toy" and record.suite_digest == load(folder, WHOLE).digest
-        assert record.device.startswith("cpu") and record.versions["torch"] == version("torch")
+        assert record.device.startswith("cpu") and record.provenance.versions["torch"] == version("torch")
         assert (record.requires is None) == (record.kind == "utility")
 
 
@@ -167,7 +182,7 @@ def test_several_processes_give_the_same_records(tmp_path):
 
 
 def test_a_second_run_computes_nothing(copied, monkeypatch):
-    monkeypatch.setattr(harness, "run_job", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("computed again"))
     before, said = files(copied), []
     again = run(WHOLE, copied, report=lambda *line: said.append(line))
     assert files(copied) == before
@@ -203,11 +218,118 @@ def test_a_torn_record_stops_the_run_and_nothing_is_overwritten(results, copied,
     torn.write_text(torn.read_text(encoding="utf-8")[:200], encoding="utf-8")
     (copied / "records" / f"{results[1][0].id}.json").unlink()  # something to compute
     before = files(copied)
-    monkeypatch.setattr(harness, "run_job", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("computed"))
     with pytest.raises(RecordError, match=rf"bad record .*{torn.name}: not a whole JSON document .*; delete it") as e:
         run(WHOLE, copied)
     assert "\n" not in str(e.value)
     assert files(copied) == before
+
+
+def tampered(folder: Path, record: Record, **fields) -> Record:
+    """A record replaced in its folder by somebody who knows how to write one."""
+    changed = dataclasses.replace(record, **fields)
+    write(changed, folder / "records")
+    return changed
+
+
+def test_a_record_of_another_version_is_named_and_refused_unless_it_is_computed_again(results, copied, monkeypatch):
+    _, records = results
+    old = of(records, "dp_sgd", "loss_threshold")
+    versions = {**old.provenance.versions, "torch": "2.0.0", "dp-accounting": "0.1.0"}
+    other = dataclasses.replace(old.provenance, source="0" * 64, commit=None, dirty=None, versions=versions)
+    tampered(copied, old, provenance=other)
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("computed"))
+    with pytest.raises(
+        RecordError, match=rf"1 record in {copied}/records cannot be kept .*dp_sgd x loss_thr"
+    ) as caught:
+        run(WHOLE, copied)
+    for words in ("leakbench was 0", "torch was 2.0.0", "dp-accounting was 0.1.0", "with --recompute"):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    again = of(run(WHOLE, copied, recompute=True), "dp_sgd", "loss_threshold")
+    assert timeless(again) == timeless(old) and read(copied / "records" / f"{old.id}.json").provenance == library()
+
+
+def test_a_claim_or_setting_that_does_not_follow_is_refused(results, copied):
+    old = of(results[1], "dp_sgd", "loss_threshold")
+    assert old.claim is not None
+    tampered(copied, old, claim=dataclasses.replace(old.claim, epsilon=0.5))
+    with pytest.raises(RecordError, match=r"its epsilon 0\.5 does not follow from its steps, which prove [23]"):
+        run(WHOLE, copied)
+    method = dataclasses.replace(old.defense, settings={"clip_norm": 0.1})
+    tampered(copied, old, defense=method, task=old.task | {"lr": 9.0})
+    with pytest.raises(RecordError, match=r"its defense is not that of its cell; its task\.lr is not that of its cell"):
+        run(WHOLE, copied)
+
+
+def test_arrays_that_are_gone_cut_or_altered_make_a_cell_missing(results, copied):
+    _, records = results
+    gone, cut = of(records, "dp_sgd", "loss_threshold"), of(records, "sgd", "loss_threshold", "positive")
+    (copied / "records" / str(gone.arrays)).unlink()
+    (copied / "records" / str(cut.arrays)).write_bytes(b"PAR1")
+    assert {r.id for r in read_folder(copied).records if r.status == "failed"} == {gone.id, cut.id}
+    said = []
+    again = run(WHOLE, copied, report=lambda *line: said.append(line[2]))
+    assert [timeless(r) for r in again] == [timeless(r) for r in records]
+    assert any(f"record {gone.id} (dp_sgd x loss_threshold, seed 0) counts as missing" in line for line in said)
+    assert not [r for r in read_folder(copied).records if r.status == "failed"]
+
+
+def test_every_number_is_that_of_its_scores_and_one_that_is_not_is_found(results, copied):
+    folder, records = results
+    for record in records:
+        assert contradiction(record, folder / "records") == ""
+    for defense, attack, metric in (
+        ("dp_sgd", "likelihood_ratio", "auc"),
+        ("dp_sgd", "likelihood_ratio", "advantage"),
+        ("dp_sgd", None, "accuracy"),
+        ("dp_sgd", "inverting_gradients", "psnr"),
+    ):
+        old = of(records, defense, attack)
+        fake = dataclasses.replace(old.metrics[metric], value=0.999, low=0.998, high=1.0)
+        made = dataclasses.replace(old, metrics=old.metrics | {metric: fake})
+        assert f"its {metric} is 0.999 [0.998, 1] of" in contradiction(made, folder / "records")
+    old = of(records, "dp_sgd", "loss_threshold")
+    fake = dataclasses.replace(old.metrics["auc"], value=0.999, low=0.998, high=1.0)
+    tampered(copied, old, metrics=old.metrics | {"auc": fake})
+    assert of(run(WHOLE, copied), "dp_sgd", "loss_threshold").metrics["auc"].value == 0.999
+    assert timeless(of(run(WHOLE, copied, verify=True), "dp_sgd", "loss_threshold")) == timeless(old)
+
+
+def test_third_party_code_is_part_of_what_is_compared(tmp_path, site):
+    site.add("attacks", "spy", WORKING)
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }').replace('{ name = "sgd" }, ', "")
+    records = run(text, tmp_path)
+    assert not records[0].provenance.third_party and set(records[1].provenance.third_party) == {"attack spy"}
+    (site.folder / "borrowed_spy.py").write_text(WORKING + "\n# another version\n")
+    with pytest.raises(RecordError, match=r"1 record .*dp_sgd x spy, seed 0: the code of attack spy has changed"):
+        run(text, tmp_path)
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    said = rf"another run writes into {tmp_path} \(process {os.getpid()} on .*\); wait for it, or name another --out"
+    with locked(tmp_path), pytest.raises(BusyError, match=said):
+        run(SUITE, tmp_path)
+
+
+def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
+    code = "import os, signal, sys; from pathlib import Path; from audit.lock import locked\n"
+    code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
+    with locked(tmp_path):
+        pass
+
+
+def test_a_record_that_cannot_be_written_leaves_no_arrays_behind(tmp_path, monkeypatch):
+    def full(record, folder):
+        raise WriteError("cannot write: No space left on device")
+
+    monkeypatch.setattr(harness, "write", full)
+    with pytest.raises(WriteError):
+        run(SUITE, tmp_path)
+    assert {path.suffix for path in (tmp_path / "records").iterdir()} == {".manifest"}
 
 
 def test_defenses_that_prove_nothing_have_no_epsilon_and_say_why(tmp_path):
@@ -372,3 +494,55 @@ def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path
     assert "Traceback" not in err and "a process died" in err.splitlines()[-1] and "--jobs 1" in err
     assert {r.status for r in read_all(tmp_path)} == {"ok"}
     assert read(next((tmp_path / "records").glob("*.json")))
+
+
+def test_a_full_disk_is_one_sentence_with_its_path(tmp_path):
+    load(tmp_path, SUITE)
+    # A limit on the size of files stands in for a disk that has no room for them.
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900)); from audit.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: cannot write {tmp_path / 'out' / 'records'}/") and "run the same command" in last
+    assert not list((tmp_path / "out" / "records").iterdir())
+
+
+SWEEP = SUITE.replace("epsilon", "noise_multiplier").replace("seeds = [0]", "seeds = [0, 1]")
+
+
+def killed_and_resumed(folder: Path, kills: int, moment) -> None:
+    """Runs of one sweep, each killed and the next going on; asserts that nothing is lost, torn or left."""
+    seen: set[str] = set()
+    for _ in range(kills):
+        process = start(SWEEP, folder, "--jobs", "2")
+        moment(folder, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert nobody_is_left(process.pid)
+        there = {path.name for path in (folder / "records").glob("[0-9a-f]*.json")}
+        assert there >= seen and all(read(folder / "records" / name) for name in there)
+        seen = there
+
+
+def assert_as_uninterrupted(folder: Path) -> None:
+    whole = folder / "whole"
+    whole.mkdir()
+    assert run(SWEEP, folder) and run(SWEEP, whole)
+    boards = [Board.from_folder(at) for at in (folder, whole)]
+    assert boards[0].to_csv() == boards[1].to_csv() and boards[0].to_text(width=100) == boards[1].to_text(width=100)
+    assert not [path for path in (folder / "records").iterdir() if path.name.startswith(".")]
+    assert {p.stem for p in folder.glob("records/*.parquet")} == {p.stem for p in folder.glob("records/*.json")}
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
+    killed_and_resumed(tmp_path, 1, first_record)
+    assert_as_uninterrupted(tmp_path)
+
+
+@pytest.mark.slow
+def test_many_kills_at_any_moment_lose_nothing(tmp_path):
+    coins = random.Random(0)  # noqa: S311 -- moments, not secrets
+    (tmp_path / "records").mkdir()
+    killed_and_resumed(tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
+    assert_as_uninterrupted(tmp_path)

@@ -6,11 +6,13 @@ import torch
 
 from attacks.core import MembershipScores, Reconstruction
 from audit import catalog
-from audit.entries import METRICS
 from audit.leakage import score_membership
 from audit.reconstruction import score_reconstruction
 from audit.suite import SuiteError, check_sizes, load
 from audit.utility import score_utility
+from leaderboard.metrics import METRICS, REPORTED
+
+from .conftest import SUITE
 
 GOOD = """
 name = "toy"
@@ -391,4 +393,30 @@ def test_a_paper_can_report_every_metric_that_is_scored():
         | set(score_utility(torch.eye(2), torch.tensor([0, 1])))
         | set(score_reconstruction(found, found.inputs, found.labels, low=0.0, high=1.0))
     )
-    assert scored - set(METRICS) == {"objective", "psnr_floor"}  # ours alone
+    assert scored - set(REPORTED) == {"objective", "psnr_floor"}  # ours alone
+    assert scored <= set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ('metric = "epsilon", attack = "loss_threshold"', "'epsilon' is no attack's, so it must go without attack"),
+        ('metric = "auc"', "'auc' is an attack's, so attack must name one, got none"),
+        (
+            'metric = "psnr", attack = "loss_threshold"',
+            "'psnr' is of reconstruction, and loss_threshold is of membership",
+        ),
+        ('metric = "implied_epsilon", attack = "loss_threshold"', "no metric named 'implied_epsilon'"),
+    ],
+)
+def test_a_papers_figure_that_no_cell_can_have_is_refused(suite_of, row, why):
+    text = f'{SUITE}\nreported = [{{ defense = "dp_sgd", value = 1.0, source = "T", {row} }}]'
+    with pytest.raises(SuiteError, match=rf"reported\[0\].metric: {why}"):
+        suite_of(text)
+
+
+def test_a_papers_epsilon_belongs_to_utility(suite_of):
+    text = f'{SUITE}\nreported = [{{ defense = "dp_sgd", value = 3.0, source = "T", metric = "epsilon" }}]'
+    suite = suite_of(text)
+    (dp_sgd,) = (choice for choice in suite.defense_grid() if choice.name == "dp_sgd")
+    assert [row.metric for row in suite.reported_for(dp_sgd, suite.budget_grid()[0])] == ["epsilon"]

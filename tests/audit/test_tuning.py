@@ -50,7 +50,7 @@ def test_the_best_of_each_grid_reaches_the_cells_and_what_an_entry_sets_is_left_
     found = {(d["defense"], d["budget"].get("noise_multiplier")): d for d in documents(tmp_path)}
     assert set(found) == {("dp_sgd", 1.0), ("dp_sgd", 2.0), ("pcdp", 1.0), ("pcdp", 2.0), ("sgd", None)}
     for key, document in found.items():
-        assert document["schema"] == 1
+        assert document["schema"] == 2
         best = max(document["grid"], key=lambda point: point["accuracy"])
         assert document["chosen"] == {name: best[name] for name in document["chosen"]}
         lr, clip_norm = chosen[key]

@@ -7,13 +7,47 @@ from typing import Any
 
 import pytest
 
-from leaderboard.record import Claim, MethodUsed, Metric, Record
+from leaderboard.folder import Completeness
+from leaderboard.manifest import Expected, Manifest
+from leaderboard.record import Claim, MethodUsed, Metric, Provenance, Record
 
 
 def metric(value: float | None, half: float | None = None, **fields: Any) -> Metric:
     """A metric with the interval value +- half."""
     ends = {} if half is None or value is None else {"low": value - half, "high": value + half}
     return Metric(value=value, **{"better": "lower", **ends, **fields})
+
+
+def provenance(**fields: Any) -> Provenance:
+    """Of a wheel."""
+    return Provenance(**{"version": "0.1.0", "source": "0" * 64, "versions": {"torch": "2.14.1"}, **fields})
+
+
+def asked_for(*records: Record, **fields: Any) -> Manifest:
+    """The request that these records answer."""
+    cells = tuple(
+        Expected(
+            id=r.id,
+            kind=r.kind,
+            control=r.control,
+            defense=r.defense,
+            attack=r.attack,
+            budget=r.budget,
+            training={} if r.kind == "reconstruction" else r.task,
+            noise=r.task["noise"] if r.kind == "reconstruction" else None,
+            seed=r.seed,
+        )
+        for r in records
+    )
+    return Manifest(**{"suite": "quick", "suite_digest": "d" * 64, "command": RUN, "cells": cells, **fields})
+
+
+def complete(*records: Record) -> Completeness:
+    """What a folder with these records and their manifest is held against."""
+    return Completeness((asked_for(*records),))
+
+
+RUN = ("leakbench", "run", "quick")
 
 
 def record(kind: str = "membership", **fields: Any) -> Record:
@@ -38,7 +72,7 @@ def record(kind: str = "membership", **fields: Any) -> Record:
         "metrics": metrics,
         "seed": 0,
         "device": "cpu",
-        "code_version": "0.1.0",
+        "provenance": provenance(),
         "seconds": 1.0,
         **fields,
     }

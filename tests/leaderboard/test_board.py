@@ -4,7 +4,12 @@ import json
 
 import pytest
 
+from leaderboard.folder import Completeness
+from leaderboard.parts import Reported
+from leaderboard.remarks import comparisons
 from leaderboard.table import Board, BoardError
+
+from .conftest import asked_for, complete, provenance
 
 
 def rows_of(*records):
@@ -133,8 +138,8 @@ def test_copies_repetitions_and_nothing_at_all_are_refused(record):
     one = record()
     with pytest.raises(BoardError, match=f"{one.id} is there 2 times"):
         Board.from_records([one, one])
-    with pytest.raises(BoardError, match=r"likelihood_ratio, seed 0 is recorded twice.*code 0\.1\.0.*code 0\.2\.0"):
-        Board.from_records([one, record(code_version="0.2.0")])
+    with pytest.raises(BoardError, match=r"likelihood_ratio, seed 0 is recorded twice.*code 0\.2\.0.*code 0\.1\.0"):
+        Board.from_records([one, record(provenance=provenance(version="0.2.0"))])
     with pytest.raises(BoardError, match="records must not be empty"):
         Board.from_records([])
 
@@ -219,3 +224,79 @@ def test_the_dictionary_is_json_without_nan_and_keeps_every_attack(record, claim
     assert row["psnr_with_noise"]["value"] is None
     assert row["psnr_with_noise"]["reason"] == "no noisy reconstruction record"
     assert (row["auc"]["n"], row["auc"]["seeds"], row["auc"]["looks"]) == (1, [0], 2)
+
+
+def test_a_row_that_lacks_cells_is_not_ranked_its_worst_case_is_at_least_and_the_command_is_said(record, metric):
+    def cells(defense, auc):
+        return [
+            record(defense=defense, seed=seed, attack=attack, metrics={"auc": metric(auc - weaker, 0.02)})
+            for seed in (0, 1)
+            for attack, weaker in (("likelihood_ratio", 0.0), ("loss_threshold", 0.1))
+        ]
+
+    good, bad = cells("dp_sgd", 0.6), cells("random_sparsification", 0.65)
+    whole = Board.from_records([*good, *bad], complete(*good, *bad))
+    assert [(row.defense.name, row.rank) for row in whole.rows] == [("dp_sgd", 1), ("random_sparsification", 2)]
+    assert not whole.gaps and "≥0" not in whole.to_markdown()
+    left = [r for r in bad if r.attack.name == "loss_threshold" and r.seed == 0]
+    board = Board.from_records([*good, *left], complete(*good, *bad))
+    row = board.rows[1]
+    assert (row.defense.name, row.rank) == ("random_sparsification", None)
+    assert row.unplaced == "3 of its cells have no record"
+    assert {"missing_cells", "uneven_seeds", "uneven_attacks"} <= set(row.flags) and len(row.missing) == 3
+    assert board.rows[0].rank == 1 and "≥0.55" in board.to_markdown() and "≥0.60" not in board.to_markdown()
+    (said,) = board.gaps
+    assert said.startswith("INCOMPLETE: 3 of the 8 cells asked for have no record (random_sparsification x ")
+    assert said.endswith("Compute them with: leakbench run quick --out results")
+    assert said in " ".join(board.to_text().split()) and said in board.to_dict()["banner"]
+    cells_of = board.to_dict()["rows"][1]
+    assert cells_of["at_least"] == ["membership"] and cells_of["rank_reason"] == row.unplaced
+    assert board.to_csv().splitlines()[2].split(",")[2] == ""
+
+
+def test_without_a_manifest_completeness_is_unknown_and_nothing_is_ranked(record):
+    one, other = record(), record(seed=1)
+    board = Board.from_records([one, other])
+    assert board.rows[0].rank is None and "is unknown" in board.rows[0].unplaced
+    assert board.gaps == ("Whether these records are complete is unknown: no manifest of a run lies beside them.",)
+    part = Board.from_records([one, other], complete(one))
+    assert part.rows[0].rank is None and part.gaps[0].startswith("1 of 2 records are in no manifest")
+
+
+def test_requests_of_parts_and_of_several_machines_are_held_against_together(record):
+    mine, yours = record(), record(defense="dpdr")
+    parts = Completeness((asked_for(mine), asked_for(yours, command=("leakbench", "run", "quick", "--seed", "1"))))
+    board = Board.from_records([mine, yours], parts)
+    assert [row.rank for row in board.rows] == [1, 2] and not board.gaps
+    half = Board.from_records([mine], Completeness((asked_for(mine), asked_for(mine, yours))))
+    assert half.rows[0].rank == 1 and len(half.gaps) == 1 and "1 of the 2 cells" in half.gaps[0]
+
+
+def test_a_weaker_selection_of_attacks_is_no_better_rank(record, metric):
+    strong = [record(attack=name) for name in ("likelihood_ratio", "loss_threshold")]
+    weak = record(defense="dpdr", attack="loss_threshold", metrics={"auc": metric(0.5, 0.01)})
+    board = Board.from_records([*strong, weak], complete(*strong, weak))
+    assert [(row.defense.name, row.rank) for row in board.rows] == [("dp_sgd", 1), ("dpdr", None)]
+    assert "uneven_attacks" in board.rows[1].flags and "≥0.50" in board.to_markdown()
+
+
+def test_controls_need_no_manifest_entry_of_their_own_to_hold(record, metric):
+    sgd = {"defense": "sgd", "metrics": {"auc": metric(0.97, 0.01)}, "control": "positive"}
+    control, contestant = record(**sgd), record()
+    board = Board.from_records([control, contestant], complete(control, contestant))
+    assert board.trustworthy and [row.rank for row in board.rows] == [1, None] and not board.rows[1].unplaced
+
+
+def test_what_a_claim_takes_on_somebodys_word_is_seen_on_every_form(record, claim):
+    made = claim(unverified=("codec Stash (of mine) is none of leakbench's",), assumes=("the key stays secret",))
+    one = record(claim=made, flags=("unverified_codec",))
+    board = Board.from_records([one], complete(one))
+    for text in (board.to_text(width=200), board.to_markdown(), board.to_csv()):
+        assert "unverified" in text and "Stash" in text
+    assert "the key stays secret" in board.to_csv()
+
+
+def test_a_reported_epsilon_stands_beside_the_claim(record, claim):
+    theirs = Reported(metric="epsilon", value=2.5, source="Table 1")
+    (one,) = comparisons(Board.from_records([record("utility", claim=claim(3.0), reported=(theirs,))]).rows)
+    assert (one.theirs, one.ours, one.difference) == ("2.5", "3.000", "+0.500")

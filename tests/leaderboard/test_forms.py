@@ -9,6 +9,8 @@ from rich.cells import cell_len
 
 from leaderboard.table import Board
 
+from .conftest import complete, provenance
+
 
 @pytest.fixture
 def board(record, metric, claim):
@@ -26,7 +28,7 @@ def board(record, metric, claim):
             records.append(record("utility", **given))
             records.append(record(**given, metrics={"auc": metric(auc + shift, 0.02)}))
         records.append(record("reconstruction", seed=seed, defense="random_sparsification"))
-    records.append(record(defense="a_&_b|c%", flags=("claim_violated",), code_version="[x]*"))
+    records.append(record(defense="a_&_b|c%", flags=("claim_violated",), provenance=provenance(version="[x]*")))
     records.append(
         record(
             "reconstruction",
@@ -35,7 +37,7 @@ def board(record, metric, claim):
             reason="50% of {restarts} failed_early\nat 3",
         )
     )
-    return Board.from_records(records)
+    return Board.from_records(records, complete(*records))
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def test_latex_escapes_what_latex_would_read(board):
     assert bare.count("$") % 2 == 0
     assert not re.search(r"[%#_^~]", bare)
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {9}
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {10}
     assert not re.search(r"\\\\\s*[\[*]", text)  # would be an argument of the line break
 
 
@@ -142,7 +144,7 @@ def test_csv_has_one_number_a_column_and_nothing_where_nothing_was_measured(boar
     assert (sparse["psnr_with_noise"], sparse["psnr_with_noise_n"]) == ("", "0")
     violated = by_name["a_&_b|c%", ""]
     assert (violated["flags"], violated["failed"], violated["accuracy"]) == (
-        "claim_violated incomplete",
+        "claim_violated incomplete uneven_seeds",
         "1",
         "",
     )
@@ -168,7 +170,8 @@ def test_two_deltas_are_shown_row_by_row(record, claim):
 
 
 def test_what_a_claim_would_be_under_poisson_sampling_is_a_footnote(record, claim):
-    text = Board.from_records([record(claim=claim(25.3, sampling="partition", as_if_poisson=2.75))]).to_markdown()
+    one = record(claim=claim(25.3, sampling="partition", as_if_poisson=2.75))
+    text = Board.from_records([one], complete(one)).to_markdown()
     assert "25.30¹" in text
     assert "¹ sampling is partition; were it Poisson, epsilon would be 2.75" in text
 

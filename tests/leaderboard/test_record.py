@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard.record import Claim, MethodUsed, Metric, Record, RecordError, Reported, read, read_all, write
+from leaderboard.record import (
+    Claim,
+    MethodUsed,
+    Metric,
+    Provenance,
+    Record,
+    RecordError,
+    Reported,
+    read,
+    read_all,
+    write,
+)
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.recursive(
@@ -18,6 +29,9 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+
+
+EMPTY = {"low": None, "high": None, "n": None, "better": "lower", "reason": None, "detail": {}}
 
 
 def with_value(text, path, value):
@@ -41,7 +55,8 @@ def test_any_record_is_read_back_equal(settings, value, seconds):
         defense=MethodUsed(name="dp_sgd", settings=settings), task=settings,
         attack=MethodUsed(name="a", settings={"x": (1, 2)}),
         metrics={"m": Metric(value=value, low=value, high=value, better="lower", detail={"fp": 3})},
-        code_version="1", seconds=seconds, requires={"knows": ("OTHERS",)}, flags=("f",),
+        provenance=Provenance(version="1", source="0" * 64), seconds=seconds,
+        requires={"knows": ("OTHERS",)}, flags=("f",),
         claim=Claim(epsilon=None, delta=1e-5, relation="add_remove", sampling="full", accountant="PLD",
                     events=("one", "two"), reason="no noise"),
         reported=(Reported(metric="auc", value=0.5, source="Table 1"),),
@@ -62,14 +77,19 @@ def test_infinite_epsilon_is_null_with_its_reason(record, claim):
         ("metrics.auc.n", ..., "key 'n' is missing in metrics.auc"),
         ("colour", 1, "key 'colour' is unknown"),
         ("defense.colour", 1, "key 'colour' is unknown in defense"),
-        ("schema", 2, "schema must be 1"),
+        ("schema", 1, "schema must be 2 for this version of the code, got 1; compute it again by leakbench run"),
+        ("seal", ..., "it was edited after it was written"),
+        ("seconds", 7.0, "it was edited after it was written; compute it again by leakbench run --recompute"),
+        ("claim.epsilon", 0.5, "it was edited after it was written"),
         ("seed", "0", "seed must be an integer, got '0'"),
         ("seed", True, "seed must be an integer, got True"),
         ("seed", 0.5, "seed must be an integer, got 0.5"),
         ("seconds", None, "seconds must be a finite number, got None"),
         ("seconds", -1, "seconds must not be negative"),
         ("metrics.auc.value", "0.7", "metrics.auc.value must be a finite number, got '0.7'"),
-        ("metrics.auc.value", 1.5, r"metrics.auc.value must be in \[0, 1\], got 1.5"),
+        ("metrics.auc.value", 0.999, r"metrics.auc.value must lie in its interval \[0.6.*, 0.7.*\], got 0.999"),
+        ("metrics.auc", {**EMPTY, "value": 1.5}, r"metrics.auc.value must be in \[0, 1\], got 1.5"),
+        ("metrics.accuracy", {**EMPTY, "value": 0.5}, "metrics.accuracy must be in a utility record, got kind"),
         ("metrics.auc.value", None, "metrics.auc.reason must say why value is null"),
         ("metrics.auc.low", None, "metrics.auc.low and high must come together"),
         ("metrics.auc.low", 0.9, "metrics.auc.low must be at most high"),
@@ -83,6 +103,9 @@ def test_infinite_epsilon_is_null_with_its_reason(record, claim):
         ("status", "failed", "reason must be given when status is 'failed'"),
         ("id", "../../etc/passwd", "id must be 16 or more hexadecimal"),
         ("arrays", "../scores.parquet", "arrays must be the name of a file"),
+        ("arrays", "scores.parquet", "arrays and arrays_digest must come together"),
+        ("provenance.source", "abc", "provenance.source must be a SHA-256"),
+        ("provenance.dirty", True, "provenance.commit and dirty must come together"),
         ("claim.epsilon", None, "claim.reason must say why epsilon is null"),
         ("claim.delta", 1, r"claim.delta must be in \[0, 1\)"),
         ("claim.sample_rate", 2, r"claim.sample_rate must be in \(0, 1\]"),
@@ -121,7 +144,7 @@ def test_a_torn_file_is_never_taken_for_a_record(share):
     whole = Record(
         id="0123456789abcdef", suite="s", suite_digest="d", kind="utility", seed=0, device="cpu", task={},
         defense=MethodUsed(name="sgd"), metrics={"accuracy": Metric(value=0.5, better="higher")},
-        code_version="1", seconds=1.0,
+        provenance=Provenance(version="1", source="0" * 64), seconds=1.0,
     ).to_json().strip()  # fmt: skip
     with pytest.raises(RecordError, match=r"not a whole JSON document .*; delete it and run again"):
         Record.from_json(whole[: int(share * len(whole))])

@@ -9,8 +9,11 @@ from html.parser import HTMLParser
 import pytest
 
 from leaderboard import record as records_of
+from leaderboard.manifest import write_manifest
 from leaderboard.site import MANY, build
 from leaderboard.table import BoardError
+
+from .conftest import asked_for, provenance
 
 VOID = {"meta", "img", "input", "br", "hr", "link", "wbr"}
 EVIL = "<script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)>\"' {{ 7*7 }}"
@@ -66,6 +69,7 @@ def page(tmp_path):
     def make(*records, name="run"):
         for record in records:
             records_of.write(record, tmp_path / name / "records")
+        write_manifest(asked_for(*records), tmp_path / name / "records")
         return build(tmp_path / name, tmp_path / name / "page").read_text(encoding="utf-8")
 
     return make
@@ -138,17 +142,18 @@ def test_a_page_is_replaced_as_a_whole(page, run, tmp_path):
 
 
 def test_what_records_say_is_text_wherever_it_stands(page, record, metric, claim):
+    other = provenance(version=EVIL, third_party={EVIL: EVIL})
     fields = {"suite": EVIL, "defense": EVIL, "task": {"data": EVIL, "model": EVIL, "note": EVIL}, "engine": EVIL}
     reported = (records_of.Reported(metric="accuracy", value=0.9, source=EVIL),)
     other = {**fields, "defense": "dpdr"}
     made = [
-        record("utility", **fields, reported=reported, device=EVIL, versions={EVIL: EVIL}),
+        record("utility", **fields, reported=reported, device=EVIL, provenance=provenance(versions={EVIL: EVIL})),
         record("utility", **{**other, "defense_settings": {EVIL: 1}, "claim": claim(None, reason=EVIL)}),
         record("utility", **{**other, "defense_settings": {EVIL: EVIL}}),
         record(**fields, attack=EVIL, flags=(EVIL, "claim_violated"), requires={EVIL: [EVIL]}),
         record(**fields, attack="other", metrics={"auc": metric(None, reason=EVIL)}),
         record(**fields, attack="third", status="failed", reason=EVIL),
-        record("reconstruction", suite=EVIL, defense=EVIL, attack=EVIL, code_version=EVIL),
+        record("reconstruction", suite=EVIL, defense=EVIL, attack=EVIL, provenance=other),
     ]  # fmt: skip
     text = page(*made)
     document = Document(text)
@@ -174,7 +179,7 @@ def test_what_was_not_measured_is_na_with_its_reason_as_tooltip_and_footnote(pag
 
 
 def test_an_interval_stands_under_its_value(page, run):
-    text = page(*run)
+    text = page(*run[:-1])
     assert re.search(r'>0\.560</span><span class="ends">\[0\.\d{3}, 0\.\d{3}\]</span>', text)
 
 
@@ -187,18 +192,19 @@ def test_the_order_of_a_column_is_in_numbers_and_infinity_is_the_largest(page, r
 def test_columns_that_no_record_speaks_of_are_not_there(page, record):
     document = Document(page(record("utility"), record("utility", defense="dpdr")))
     titles = [attrs["data-title"] for attrs in document.all("th", role="columnheader")]
-    assert titles == ["Defense", "Claimed ε δ = 1e-5", "Accuracy", "Seeds"]
+    assert titles == ["Defense", "Rank", "Claimed ε δ = 1e-5", "Accuracy", "Seeds"]
     assert "no membership attack and no attack on the images of a shared update in these records" in document.text
 
 
 def test_failed_cells_are_listed_with_their_reason(page, run):
     document = Document(page(*run))
     assert "failed dp_sgd x loss_threshold 0 ValueError: scores were odd" in document.text
-    assert "an attack failed, so the worst case may be worse" in document.text
+    assert "an attack failed, or its scores are gone, so the worst case may be worse" in document.text
 
 
 def test_a_banner_says_that_controls_failed_or_are_absent(page, run, record):
-    assert not Document(page(*run)).all("div", class_="alarm")
+    assert not Document(page(*run[:-1])).all("div", class_="alarm")
+    assert "1 of 21 records failed" in Document(page(*run, name="e")).text
     assert "There are no controls" in Document(page(record("utility"), name="b")).text
     leaks, chance = (record(defense="sgd", control="positive", metrics={"auc": run[i].metrics["auc"]}) for i in (7, -2))
     assert not Document(page(leaks, name="c")).all("div", class_="alarm")
@@ -248,7 +254,7 @@ def test_where_the_numbers_come_from_is_said(page, run):
 def test_settings_chosen_on_public_data_are_shown_with_the_choice_marked(page, record, tmp_path):
     point = {"low": 0.8, "high": 0.95, "n": 300}
     tuning = {
-        "schema": 1, "defense": "pcdp", "budget": {"epsilon": 3.0}, "chosen": {"lr": 0.5},
+        "schema": 2, "defense": "pcdp", "budget": {"epsilon": 3.0}, "chosen": {"lr": 0.5},
         "request": {"task": {"data": "mnist", "model": "dp_cnn"}, "validation": 300},
         "grid": [{"lr": 0.1, "accuracy": 0.85, **point}, {"lr": 0.5, "accuracy": 0.9, **point}],
     }  # fmt: skip
@@ -262,8 +268,8 @@ def test_settings_chosen_on_public_data_are_shown_with_the_choice_marked(page, r
     assert len(document.all("tr", class_="chosen")) == 1
     assert "pcdp, epsilon 3 mnist, dp_cnn, judged on 300 public examples" in document.text
     assert "0.5 0.900 [0.800, 0.950] 300 chosen" in document.text
-    (folder / "a.json").write_text('{"schema": 1}')
-    with pytest.raises(records_of.RecordError, match="must have schema 1 and a grid"):
+    (folder / "a.json").write_text('{"schema": 2}')
+    with pytest.raises(records_of.RecordError, match="must have schema 2 and a grid"):
         page(tuned)
 
 

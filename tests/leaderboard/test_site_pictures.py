@@ -1,6 +1,7 @@
 """The pictures of a page are those of the arrays, and its PSNRs those of the records."""
 
 import base64
+import dataclasses
 import io
 import re
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from leaderboard import record as records_of
+from leaderboard.files import digest_of_bytes
 from leaderboard.images import PictureError, pairs_of, png
 from leaderboard.pictures import MOST, OPEN, Purse
 from leaderboard.site import build
@@ -32,16 +34,18 @@ def shared(record, metric, tmp_path):
         metrics = {"psnr": metric(value), "psnr_floor": metric(11.0), "ssim": metric(0.5)}
         base = {"data": "photos", "model": "convnet", "batch": 1, "step": 2, "noise": "none"}
         made = record("reconstruction", metrics=metrics, task=base | (task or {}), **fields)
-        made = type(made)(**{**made.__dict__, "arrays": f"{made.id}.parquet"})
         folder = tmp_path / "run" / "records"
-        records_of.write(made, folder)
+        folder.mkdir(parents=True, exist_ok=True)
         columns = {
             "target": list(range(n)) if targets is None else targets,
             "label": list(range(n)),
             "original": originals.reshape(n, -1).tolist(),
             "reconstruction": found[list(range(n)) if order is None else order].reshape(n, -1).tolist(),
         }
-        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{made.id}.parquet")
+        path = folder / f"{made.id}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        made = dataclasses.replace(made, arrays=path.name, arrays_digest=digest_of_bytes(path.read_bytes()))
+        records_of.write(made, folder)
         return made, folder, originals, found
 
     return make
@@ -137,9 +141,13 @@ def test_without_a_shape_grey_and_colour_squares_are_told_apart_by_their_size(sh
 def test_absent_and_broken_arrays_are_said(shared, page):
     made, folder, *_ = shared()
     (folder / made.arrays).write_bytes(b"not Parquet")
-    assert f"{made.arrays} holds no images with their reconstructions" in page()
+    with pytest.raises(PictureError, match=f"{made.arrays} holds no images with their reconstructions"):
+        pairs_of(made, folder)
+    assert f"its arrays {made.arrays} are not those that it was written with: cut or altered" in page()
     (folder / made.arrays).unlink()
-    assert f"no pictures of seed 0, no noise: {made.arrays} is not beside its record" in page()
+    with pytest.raises(PictureError, match=f"{made.arrays} is not beside its record"):
+        pairs_of(made, folder)
+    assert f"its arrays {made.arrays} are not beside it" in page()
 
 
 def test_both_variants_of_one_image_stand_in_one_tile(shared, page):
