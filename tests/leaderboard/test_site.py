@@ -142,7 +142,7 @@ def test_a_page_is_replaced_as_a_whole(page, run, tmp_path):
 
 
 def test_what_records_say_is_text_wherever_it_stands(page, record, metric, claim):
-    other = provenance(version=EVIL, third_party={EVIL: EVIL})
+    evil = provenance(version=EVIL, third_party={EVIL: EVIL})
     fields = {"suite": EVIL, "defense": EVIL, "task": {"data": EVIL, "model": EVIL, "note": EVIL}, "engine": EVIL}
     reported = (records_of.Reported(metric="accuracy", value=0.9, source=EVIL),)
     other = {**fields, "defense": "dpdr"}
@@ -153,7 +153,7 @@ def test_what_records_say_is_text_wherever_it_stands(page, record, metric, claim
         record(**fields, attack=EVIL, flags=(EVIL, "claim_violated"), requires={EVIL: [EVIL]}),
         record(**fields, attack="other", metrics={"auc": metric(None, reason=EVIL)}),
         record(**fields, attack="third", status="failed", reason=EVIL),
-        record("reconstruction", suite=EVIL, defense=EVIL, attack=EVIL, provenance=other),
+        record("reconstruction", suite=EVIL, defense=EVIL, attack=EVIL, provenance=evil),
     ]  # fmt: skip
     text = page(*made)
     document = Document(text)
