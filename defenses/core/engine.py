@@ -201,7 +201,7 @@ class Engine:
                 self.layout,
                 inputs,
                 targets,
-                batch=self._largest_batch,
+                sizes=self._sizes,
             )
         choice = self._checked[kind]
         self.name, self.unverified = choice.note, choice.unverified
@@ -316,11 +316,16 @@ class Engine:
             raise ValueError(f"coins must be given where there is {what}, got None")
         return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
 
-    def _largest_batch(self, bytes_per_entry: int) -> int:
-        """Entries that an engine will be handed at a time, at most; a Poisson sample is rarely larger than this."""
+    def _sizes(self, bytes_per_entry: int) -> set[int]:
+        """Entries that an engine will be handed at a time: of the expected batch, and of a large Poisson sample.
+
+        A batch that does not fit is cut, so that what is left over is one of the sizes.
+        """
         views = 1 if self.augmentation is None else self.augmentation.views
-        expected = math.ceil(self._expected_batch + 4 * math.sqrt(self._expected_batch))
-        return views * min(expected, self.microbatch or self._fitting(bytes_per_entry, views))
+        most = self.microbatch or self._fitting(bytes_per_entry, views)
+        expected = math.ceil(self._expected_batch)
+        large = math.ceil(self._expected_batch + 4 * math.sqrt(self._expected_batch))
+        return {views * size for size in (min(expected, most), expected % most, min(large, most)) if size}
 
     def _fitting(self, bytes_per_entry: int, views: int) -> int:
         """Most examples whose work fits the budget; at least one."""

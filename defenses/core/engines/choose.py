@@ -4,14 +4,14 @@
 example at a time, and says why. An engine that was asked for by name and cannot do it, or fails, is an error.
 
 Two comparisons, in float64 on a copy of the model in its own mode. A small batch's clipped sum is compared with plain
-autograd example by example. And in a batch as large as the run's, with copies of one example, labels that repeat and
-inputs of several sizes in it, taking one example out must take exactly its own contribution off the sum.
+autograd example by example. And in batches as large as the run's, with copies of one example, labels that repeat and
+inputs of several sizes in them, taking one example out must take exactly its own contribution off the sum.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,7 @@ def choose(
     inputs: Tensor,
     targets: Tensor,
     *,
-    batch: Callable[[int], int] = lambda bytes_per_entry: 0,
+    sizes: Callable[[int], Iterable[int]] = lambda bytes_per_entry: (),
 ) -> Choice:
     """The engine called `name`, or by the static rule, checked for data of this shape.
 
@@ -78,7 +78,7 @@ def choose(
         layout: its trained parameters.
         inputs: shape and dtype are looked at, no value is.
         targets: likewise.
-        batch: entries that the run will hand over at a time, by the bytes that an entry takes.
+        sizes: numbers of entries that the run will hand over at a time, by the bytes that an entry takes.
 
     Raises:
         ValueError: for an unknown name, a model that must not be trained (`model_checks.py`), or an engine that was
@@ -88,10 +88,10 @@ def choose(
     refuse_name(name)
     # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        return _choose(name, _Trial(model, loss, layout, inputs, targets), batch)
+        return _choose(name, _Trial(model, loss, layout, inputs, targets), sizes)
 
 
-def _choose(name: str, trial: _Trial, batch: Callable[[int], int]) -> Choice:
+def _choose(name: str, trial: _Trial, sizes: Callable[[int], Iterable[int]]) -> Choice:
     """The first way that agrees, from the fastest to the surest; of one that was asked for, that alone."""
     if trial.failure:  # not even in the model's own precision
         if name not in (AUTO, OneByOne.name):
@@ -109,7 +109,7 @@ def _choose(name: str, trial: _Trial, batch: Callable[[int], int]) -> Choice:
             reason = reason or f"not checked in float64: {trial.doubt}"
             continue
         try:
-            trial.check(kind, batch)
+            trial.check(kind, sizes)
         except Unsupported as why:
             reason = _joined(reason, kind, str(why))
             continue
@@ -198,7 +198,7 @@ class _Trial:
         draws = self.findings.draws or bool(unverified)
         return Choice(self._made(kind, self._original), note, self._activations, draws, unverified)
 
-    def check(self, kind: type[PerExample], batch: Callable[[int], int]) -> None:
+    def check(self, kind: type[PerExample], sizes: Callable[[int], Iterable[int]]) -> None:
         """Compares a way with plain autograd, example by example.
 
         Raises:
@@ -212,8 +212,8 @@ class _Trial:
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
         if kind is TorchFunc:
             return
-        largest = batch(engine.bytes_per_entry(self._activations, self._own.itemsize))
-        for size in sorted({2, 3, max(2, largest)}):
+        asked = sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
+        for size in sorted({2, 3, *(max(2, size) for size in asked)}):
             error = self._leave_one_out(kind, size)
             if not error <= agrees:
                 raise Unsupported(
