@@ -268,6 +268,7 @@ def train(
 
     def save(done: int) -> None:
         if checkpoint is not None:
+            rest.check()  # a resumed run takes what it finds there for untouched
             content: dict[str, Any] = {
                 "fingerprint": mark,
                 "step": done,
