@@ -13,7 +13,7 @@ collector, and what anybody can import or patch. An attack that digs there is fr
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn, overrides
@@ -148,7 +148,7 @@ def _watching() -> list[object]:
         *modules._global_forward_pre_hooks.values(),
         *modules._global_backward_hooks.values(),
         *modules._global_backward_pre_hooks.values(),
-        *(torch._C._autograd._top_saved_tensors_default_hooks(True) or ()),
+        *(cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True) or ()),
     ]
     return [*(mode for mode in modes if type(mode) is not DeviceContext), *hooks]
 

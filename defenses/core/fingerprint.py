@@ -135,7 +135,7 @@ class _Walker:
         if isinstance(value, pathlib.PurePath):
             return self._say("path", str(value))
         if isinstance(value, _PLAIN):  # of a subclass, which may say of itself what it likes
-            kind = next(kind for kind in _PLAIN if isinstance(value, kind))
+            kind: Any = next(kind for kind in _PLAIN if isinstance(value, kind))
             self._say(_name(type(value)), kind.__repr__(value))
             self.add(type(value), f"{place}:class")
             return self._attached(value, place)

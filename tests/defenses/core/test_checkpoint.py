@@ -308,6 +308,7 @@ class Peak(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 2)
+        self.peak: torch.Tensor
         self.register_buffer("peak", torch.zeros(()))
 
     def forward(self, inputs):

@@ -96,9 +96,9 @@ class Annotated(list):
 
 def with_attribute(scale):
     def loss(outputs, targets):
-        return loss.scale * cross_entropy(outputs, targets)
+        return vars(loss)["scale"] * cross_entropy(outputs, targets)
 
-    loss.scale = scale
+    vars(loss)["scale"] = scale
     return loss
 
 
@@ -107,6 +107,10 @@ def class_of(content):
         held = content
 
     return Holder
+
+
+def missing(value):
+    return collections.defaultdict(lambda: value)
 
 
 WHITE = torch.zeros(2)
@@ -153,7 +157,7 @@ DIFFERENT = {
     "attributes of a list": (Annotated(1), Annotated(2)),
     "values of an enum": (enum.Enum("E", {"A": 1}).A, enum.Enum("E", {"A": 2}).A),  # pyright: ignore[reportAttributeAccessIssue]  as Python makes it
     "what no comparison looks at": (Setting(WHITE, WHITE), Setting(WHITE, torch.ones(2))),
-    "what a missing key is": (collections.defaultdict(closed_over(1)), collections.defaultdict(closed_over(2))),
+    "what a missing key is": (missing(1), missing(2)),
     "enums": (Colour.RED, Colour.BLUE),
     "paths": (Path("a"), Path("b")),
     "what repr hides": (Setting(torch.zeros(2)), Setting(torch.ones(2))),
