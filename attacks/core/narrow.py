@@ -2,19 +2,24 @@
 
 A withheld field is not hidden behind a check alone: the view does not hold its value. Nor does it hold what leads
 further: functions are handed over as plain functions, without the object that a method is bound to, and take plain
-tensors alone, because one of another class is shown the weights that it is multiplied with; and tensors own their
-memory, because a slice has the whole of what it was cut from as its `_base`.
+tensors alone, because whatever else PyTorch asks is shown the weights that it is multiplied with; they refuse to
+compute under a mode or a hook of the attack's, to which PyTorch hands every operand, the private data among them; and
+tensors own their memory, because a slice has the whole of what it was cut from as its `_base`.
 
 What is left is what Python cannot withhold: the variables that a function closes over, frames, the garbage
 collector, and what anybody can import or patch. An attack that digs there is fraud, not a mistake.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, nn, overrides
+from torch.nn.modules import module as modules
+from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
 
 from .observation import Examples, ModelAccess, Observation, Steps, Target, Transcript
 from .requires import MEANING, Access, AccessError, Controls, Knows, Requirements
@@ -22,16 +27,18 @@ from .requires import MEANING, Access, AccessError, Controls, Knows, Requirement
 T = TypeVar("T", bound=Target)
 
 
-def narrow(target: T, requires: Requirements) -> T:
+def narrow(target: T, requires: Requirements, known: Sequence[object] | None = None) -> T:
     """View of `target` in which reading what `requires` does not grant raises `AccessError`.
 
     Args:
         target: what the attack is called with; not changed.
         requires: what the attack declared.
+        known: what may watch the target's functions compute; whatever does so now where None.
 
     Returns:
         An instance of a subclass of the target's class, without the withheld values.
     """
+    known = _watching() if known is None else known
     # A view of a view stays as narrow as it was.
     withheld: dict[str, Access | Knows | Controls] = dict(vars(target).get("_withheld", {}))
     for slot in fields(target):
@@ -40,10 +47,10 @@ def narrow(target: T, requires: Requirements) -> T:
             withheld[slot.name] = need
     shown = {name: _alone(value) for name, value in vars(target).items() if name not in withheld}
     kinds = _kinds(shown.values())
-    shown = {name: _plain_function(value, kinds) if callable(value) else value for name, value in shown.items()}
+    shown = {name: _plain_function(value, kinds, known) if callable(value) else value for name, value in shown.items()}
     if isinstance(target, Transcript):
-        shown["steps"] = _narrowed(target.steps, requires)
-        shown["final"] = None if target.final is None else narrow(target.final, requires)
+        shown["steps"] = _narrowed(target.steps, requires, known)
+        shown["final"] = None if target.final is None else narrow(target.final, requires, known)
     view = object.__new__(_view_class(_plain_class(type(target))))
     vars(view).update(shown, _withheld=withheld)
     return view
@@ -78,11 +85,11 @@ def enabled_by(need: Access | Knows | Controls) -> str:
     return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
 
 
-def _narrowed(steps: Any, requires: Requirements) -> Steps:
+def _narrowed(steps: Any, requires: Requirements, known: Sequence[object]) -> Steps:
     """Narrows one step after the other, so that a lazy transcript stays lazy."""
 
     def read() -> Iterator[Observation]:
-        return (narrow(step, requires) for step in steps)
+        return (narrow(step, requires, known) for step in steps)
 
     return Steps(read, lambda: len(steps))
 
@@ -115,14 +122,35 @@ def _kinds(values: Iterable[Any]) -> set[type]:
     return kinds
 
 
-def _plain_function(function: Callable[..., Any], kinds: set[type]) -> Callable[..., Any]:
+def _plain_function(function: Callable[..., Any], kinds: set[type], known: Sequence[object]) -> Callable[..., Any]:
     def call(*arguments: Any, **settings: Any) -> Any:
         for one in (*arguments, *settings.values()):
-            if isinstance(one, Tensor) and type(one) not in kinds:
+            # An object that is no tensor at all may have `__torch_function__` too.
+            if type(one) not in kinds:
                 raise TypeError(f"a target's functions take plain tensors, got {type(one).__name__}")
+        for one in _watching():
+            if all(one is not other for other in known):
+                raise AccessError(
+                    f"a target's functions must not be watched, got {type(one).__name__}: call them outside of modes "
+                    "and hooks, which are shown what the auditor computes with"
+                )
         return function(*arguments, **settings)
 
     return call
+
+
+def _watching() -> list[object]:
+    """Whatever PyTorch shows operands to, at the moment: modes, hooks of all modules, hooks of saved tensors."""
+    # Private names, because PyTorch has no public ones to ask for what is active.
+    modes = [*overrides._get_current_function_mode_stack(), *_python_dispatch._get_current_dispatch_mode_stack()]
+    hooks = [
+        *modules._global_forward_hooks.values(),
+        *modules._global_forward_pre_hooks.values(),
+        *modules._global_backward_hooks.values(),
+        *modules._global_backward_pre_hooks.values(),
+        *(cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True) or ()),
+    ]
+    return [*(mode for mode in modes if type(mode) is not DeviceContext), *hooks]
 
 
 def _known(target: Observation | ModelAccess) -> Knows:

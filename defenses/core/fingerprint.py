@@ -21,7 +21,7 @@ import logging
 import pathlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -125,23 +125,37 @@ class _Walker:
             self._met[id(value)] = len(self._met)
             self._kept.append(value)
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            self._tensor(value)
+            return self._attached(value, place)
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
             return self._say("array", value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
         if isinstance(value, enum.Enum):
-            return self._say("enum", _name(type(value)), value.name)
+            self._say("enum", _name(type(value)), value.name)
+            return self.add(value.value, f"{place}.value")
         if isinstance(value, pathlib.PurePath):
             return self._say("path", str(value))
+        if isinstance(value, _PLAIN):  # of a subclass, which may say of itself what it likes
+            kind: Any = next(kind for kind in _PLAIN if isinstance(value, kind))
+            self._say(_name(type(value)), kind.__repr__(value))
+            self.add(type(value), f"{place}:class")
+            return self._attached(value, place)
         if isinstance(value, Mapping):
-            return self._mapping(value, place)
+            self._mapping(value, place)
+            self.add(getattr(value, "default_factory", None), f"{place}.default_factory")
+            return self._attached(value, place)
         if isinstance(value, (list, tuple)):
             self._say(_name(type(value)), len(value))
             for position, one in enumerate(value):
                 self.add(one, f"{place}[{position}]")
-            return None
+            return self._attached(value, place)
         if isinstance(value, (set, frozenset)):
             return self._say(_name(type(value)), *sorted(digest(one, strict=self._strict) for one in value))
         return self._object(value, place)
+
+    def _attached(self, value: object, place: str) -> None:
+        """Attributes of something whose own content was taken in."""
+        if attached := getattr(value, "__dict__", None):
+            self.add(dict(attached), place)
 
     def _object(self, value: object, place: str) -> None:
         if isinstance(value, types.ModuleType):
@@ -162,26 +176,23 @@ class _Walker:
             return self.add(inner, place)
         if isinstance(value, types.CodeType):
             return self._code(value, place)
-        if isinstance(value, logging.Logger) or (
-            _by_name(type(value)) and callable(value) and hasattr(value, "__name__")
-        ):
+        if isinstance(value, logging.Logger) or _stands_for_itself(value):
             return self._say("named", _name(type(value)), getattr(value, "__name__", getattr(value, "name", "")))
         if isinstance(value, torch.Generator):
             return self.add((str(value.device), value.get_state()), place)
         if isinstance(value, nn.Module):
             self.add(type(value), f"{place}:class")
-            return self.add((own_attributes(value), dict(value.named_parameters()), dict(value.named_buffers())), place)
+            inside = {name: (type(module), own_attributes(module)) for name, module in value.named_modules()}
+            return self.add((inside, dict(value.named_parameters()), dict(value.named_buffers())), place)
         if dataclasses.is_dataclass(value):
-            self.add(type(value), f"{place}:class")
-            # What does not take part in comparisons is memory, and no setting.
-            compared = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value) if f.compare}
             never = all(not f.compare for f in dataclasses.fields(value))
-            return self.add(vars(value) if never and hasattr(value, "__dict__") else compared, place)
+            return self._instance(value, place, set() if never else _memories(value))
         return self._instance(value, place)
 
-    def _instance(self, value: object, place: str) -> None:
+    def _instance(self, value: object, place: str, left_out: Set[str] = frozenset()) -> None:
         content = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
         content |= getattr(value, "__dict__", {})
+        content = {name: one for name, one in content.items() if name not in left_out}
         # What is written in Python keeps all it has in these two places; what is not may have more, behind them.
         if isinstance(value, io.IOBase) or (
             not content and not hasattr(value, "__dict__") and type(value) is not object
@@ -219,6 +230,7 @@ class _Walker:
         self._code(value.__code__, place)
         self.add(value.__defaults__, f"{place} defaults")
         self.add(value.__kwdefaults__, f"{place} defaults")
+        self._attached(value, place)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
@@ -253,10 +265,15 @@ class _Walker:
                 *_PLAIN,
                 Tensor,
             )
-            text = name.startswith("__") and isinstance(member, (str, type(None)))
+            special = name.startswith("__") and name.endswith("__")
+            text = special and isinstance(member, (str, type(None)))
             # What `dataclass` writes follows from the fields.
             written = isinstance(member, types.FunctionType) and member.__code__.co_filename == "<string>"
-            if isinstance(member, kinds) and not text and not written:
+            # Python's own bookkeeping, and places of values that are looked up in each instance.
+            inner = (
+                special or name == "_abc_impl" or (hasattr(type(member), "__get__") and not hasattr(member, "__dict__"))
+            )
+            if (isinstance(member, kinds) or not inner) and not text and not written:
                 self._say("member", name)
                 self.add(member, f"{place}.{name}")
 
@@ -267,8 +284,28 @@ class _Walker:
 
 
 def _slots(kind: type) -> list[str]:
-    declared = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    return [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+    found = []
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return found
+
+
+def _memories(value: Any) -> set[str]:
+    """What a dataclass keeps beside its settings: fields that nobody gives or compares, and cached properties."""
+    kept = {f.name for f in dataclasses.fields(value) if not (f.compare or f.init)}
+    members = (member for base in type(value).__mro__ for member in vars(base).items())
+    return kept | {name for name, member in members if isinstance(member, functools.cached_property)}
+
+
+def _stands_for_itself(value: object) -> bool:
+    """Whether a library's callable is told by its name: it wraps nothing, and has nothing attached."""
+    kind = type(value)
+    if not (_by_name(kind) and callable(value) and hasattr(value, "__name__")):
+        return False
+    return kind.__module__ == "torch._ops" or not getattr(value, "__dict__", None)
 
 
 def _globals_of(code: types.CodeType) -> set[str]:

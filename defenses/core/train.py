@@ -211,7 +211,9 @@ def train(
     ledger = Ledger(sampling)
     only = None if observe_only is None else frozenset(observe_only)
     transcript = Transcript(observer, layout, frozenset(observe_always), only, observe_memory)
-    remarks: dict[str, str] = unverified(noise=source, augmentation=augmentation, sampling=sampling)
+    remarks: dict[str, str] = unverified(
+        noise=source, augmentation=augmentation, sampling=sampling, defense=defense, optimizer=updater
+    )
     mark = ""
     if checkpoint is not None:
         # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
@@ -268,6 +270,7 @@ def train(
 
     def save(done: int) -> None:
         if checkpoint is not None:
+            rest.check()  # a resumed run takes what it finds there for untouched
             content: dict[str, Any] = {
                 "fingerprint": mark,
                 "step": done,

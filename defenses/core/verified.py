@@ -3,7 +3,8 @@
 A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Ours is held
 to that by tests. Anybody may write a codec, a bound or a source of noise of their own, and no code can check what it
 does: a codec may count the rows, or give back in `decode` what it saw in `encode`. So exact types are compared, and
-whatever else took part is named in the claim, in the record and on the board.
+whatever else took part is named in the claim, in the record and on the board. An optimizer is handed releases alone,
+but one of somebody's own may know the data from elsewhere: PyTorch's are known by their package.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Iterator
 from .augment import CropAndFlip
 from .bound import Bound
 from .codec import Complement, Coordinates, Everything, Subspace
-from .defense import Block, StepPlan
+from .defense import Block, Defense, StepPlan
 from .noise import PhiloxNoise, SecureNoise
 from .post import Identity, Keep, Offset, Project
 from .query import Gradient, GradientDifference, NormWithin
 from .sampling import Sampling
 
 _OURS: dict[str, tuple[type, ...]] = {
+    "defense": (Defense,),
     "plan": (StepPlan,),
     "block": (Block,),
     "codec": (Everything, Coordinates, Subspace, Complement),
@@ -36,15 +38,17 @@ def unverified(**parts: object) -> dict[str, str]:
     """What took part and is not ours.
 
     Args:
-        parts: of a run, by role: `noise`, `augmentation`, `sampling`, or a `plan` with all that is in it.
+        parts: of a run, by role: `noise`, `augmentation`, `sampling`, `optimizer`, `defense`, or a `plan` with
+            all that is in it.
 
     Returns:
         Mark of a record, as `unverified_codec` -> a sentence for the claim.
     """
     found = {}
     for role, part in _roles(parts):
-        if type(part) not in _OURS[role]:
-            kind = type(part)
+        kind = type(part)
+        of_torch = role == "optimizer" and kind.__module__.startswith("torch.optim")
+        if kind not in _OURS.get(role, ()) and not of_torch:
             found[f"unverified_{role}"] = (
                 f"{role} {kind.__qualname__} (of {kind.__module__}) is none of leakbench's: "
                 "that it does what the claim assumes of it is not checked"

@@ -1,10 +1,13 @@
 """Targets, narrowing, results and priors: what they refuse, and what a view withholds."""
 
+import contextlib
 import functools
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attacks.core import (
     Access,
@@ -143,6 +146,78 @@ def test_a_function_takes_no_tensor_that_would_be_shown_the_weights():
     assert view.logits(inputs).shape == view.logits(inputs=torch.nn.Parameter(inputs)).shape == (2, 4)
     with pytest.raises(TypeError, match="a target's functions take plain tensors, got Spy"):
         view.logits(inputs.as_subclass(Spy))
+
+
+class Duck:
+    """No tensor, but PyTorch asks it what to do."""
+
+    def split(self, _size):
+        return [self]
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), settings=None):
+        raise AssertionError("it was shown an operand")
+
+
+class Watcher(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        raise AssertionError("it was shown an operand")
+
+
+class Reader(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), settings=None):
+        raise AssertionError("it was shown an operand")
+
+
+@contextlib.contextmanager
+def hook_of_all_modules():
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+WATCHING = {
+    "a mode of operations": Watcher,
+    "a mode of functions": Reader,
+    "hooks of saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one),
+    "a hook of all modules": hook_of_all_modules,
+}
+
+
+def test_a_function_takes_nothing_that_pytorch_would_ask():
+    view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
+    with pytest.raises(TypeError, match="a target's functions take plain tensors, got Duck"):
+        view.logits(Duck())
+
+
+@pytest.mark.parametrize("way", WATCHING)
+def test_nobody_watches_a_function_compute(way):
+    knows = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
+    view = narrow(UPDATE, Requirements(access=Access.UPDATE, knows=knows))
+    steps = narrow(toys.transcript(noise=1.0, steps=2)[0], Requirements(access=Access.ALL_STEPS, knows=knows)).steps
+    some, labels = torch.zeros(1, *UPDATE.input_shape), torch.zeros(1, dtype=torch.int64)
+    assert view.others_removed is not None
+    functions = [view.others_removed, lambda: view.simulate(some, labels)]
+    with WATCHING[way]():
+        for function in functions:
+            with pytest.raises(AccessError, match="a target's functions must not be watched, got"):
+                function()
+    first = next(iter(steps))
+    assert first.others_removed is not None
+    with WATCHING[way](), pytest.raises(AccessError, match="must not be watched"):
+        first.others_removed()
+
+
+def test_who_watched_before_the_attack_began_may_go_on():
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
+        with torch.device("cpu"):  # a mode of PyTorch's own, which looks at nothing
+            assert view.logits(torch.zeros(2, 1, 4, 4)).shape == (2, 4)
+    finally:
+        handle.remove()
 
 
 def test_a_view_has_tensors_and_not_what_they_were_cut_from():

@@ -10,7 +10,7 @@ PEOPLE = Examples(ids=torch.arange(100, 140), inputs=torch.rand(40, 3), labels=t
 
 
 def scored(ids, scores) -> MembershipScores:
-    return MembershipScores(ids=torch.as_tensor(ids), scores=torch.as_tensor(scores).double(), exact=False)
+    return MembershipScores(ids=torch.as_tensor(ids), scores=torch.as_tensor(scores, dtype=torch.float64), exact=False)
 
 
 def test_an_attack_gets_copies_in_another_order_under_other_ids():
@@ -77,3 +77,12 @@ def test_rounding_is_no_comparison_and_a_score_that_needs_the_others_is_one():
         refuse_comparison("one", together, scored([2], [30.0]))
     tied = scored([1, 2, 3], [0.0, 0.0, 0.0])
     refuse_comparison("one", tied, scored([2], [0.0]))
+
+
+@pytest.mark.parametrize(("offset", "outlier"), [(0.0, 0.0), (1e9, 0.0), (2.0**52, 0.0), (0.0, 1e9)])
+def test_a_comparison_is_found_whatever_the_scores_are_made_to_look_like(offset, outlier):
+    decisions = [offset + (number < 50) for number in range(100)]
+    decisions[7] += outlier
+    together = scored([*range(100)], decisions)
+    with pytest.raises(ValueError, match="must score a candidate by what is left without everybody else"):
+        refuse_comparison("one", together, scored([3], [offset]))

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..fingerprint import digest, own_attributes
@@ -34,6 +35,8 @@ from ..record_draws import entries, one_pass
 from ..rows import Loss
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+# Those that hand over memory, of which no operation is seen.
+_READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
 
 class Refused(ValueError):
@@ -92,8 +95,9 @@ def try_passes(
     """
 
     def forward(x: Tensor, y: Tensor) -> tuple[Tensor, _Watch, bool]:
-        with torch.no_grad(), entries(keys), one_pass() as dropout, _Watch() as watch:
+        with torch.no_grad(), entries(keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
             values = loss(model(x), y)
+        watch.reads = watch.reads or memory.reads
         return values, watch, dropout is not None and dropout.calls > 0
 
     forward(inputs, targets)  # what is computed once and kept, as a table of positions, is there afterwards
@@ -150,6 +154,20 @@ class _Watch(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not self.random:
             self.random = name
         if name in _READS and not self.reads:
+            self.reads = name
+        return func(*args, **(kwargs or {}))
+
+
+class _WatchMemory(TorchFunctionMode):
+    """Notes functions that hand a tensor's memory to Python, or to a library that is not PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS_AS_MEMORY and not self.reads:
             self.reads = name
         return func(*args, **(kwargs or {}))
 

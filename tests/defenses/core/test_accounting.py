@@ -234,3 +234,16 @@ def test_a_global_clip_over_layers_is_one_block():
     layered = Subspace((basis, basis, basis, basis), ((0, 1), (1, 2), (2, 3), (3, 4)), 4)
     out = clip(1.0)(layered.encode(torch.full((1, 4), 1e3)))
     assert float(out.norm()) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-20, 1e-30])
+def test_a_rate_whose_divergence_float64_does_not_see_is_charged_all_the_same(delta):
+    rate, sigma = 1e-12, 1000.0
+    claimed = epsilon([Gaussian(rate, sigma, 1)], delta).value
+    with mpmath.workdps(60):
+        # Who is there shows where the likelihood ratio 1 - q + q exp((2 x - 1) / 2 s^2) is above exp(epsilon).
+        q, s = mpmath.mpf(rate), mpmath.mpf(sigma)
+        edge = s**2 * mpmath.log((mpmath.exp(mpmath.mpf(claimed)) - 1 + q) / q) + mpmath.mpf(1) / 2
+        without = mpmath.ncdf(-edge / s)
+        spent = (1 - q) * without + q * mpmath.ncdf((1 - edge) / s) - mpmath.exp(mpmath.mpf(claimed)) * without
+    assert spent <= delta

@@ -1,5 +1,6 @@
 """A checkpoint is whole or refused, belongs to its run, runs no code, and is never lost by a refusal."""
 
+import contextlib
 import functools
 import os
 import pickle
@@ -13,7 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import CropAndFlip, GradientDifference, Ledger, Offset, StepPlan, poisson, secure, shuffle
+from defenses.core import (
+    CropAndFlip,
+    GradientDifference,
+    Ledger,
+    Offset,
+    StepPlan,
+    partition,
+    poisson,
+    secure,
+    shuffle,
+    train,
+)
 from defenses.core import checkpoint as disk
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
@@ -289,3 +301,44 @@ def test_a_checkpoint_of_another_version_is_refused_as_one(tmp_path):
     path.write_bytes(b"leakbench checkpoint 2\n" + bytes(100))
     with pytest.raises(ValueError, match="must be one of this version of leakbench; delete it to start afresh"):
         disk.load(path, fingerprint="any")
+
+
+class Peak(nn.Module):
+    """Keeps the largest input that is beyond what made-up examples reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.peak: torch.Tensor
+        self.register_buffer("peak", torch.zeros(()))
+
+    def forward(self, inputs):
+        with torch.no_grad():
+            self.peak.copy_(torch.where(inputs.abs().amax() > 1e3, inputs.amax(), self.peak))
+        return self.linear(inputs)
+
+
+def test_what_a_pass_changed_before_an_interruption_is_never_taken_for_untouched(tmp_path):
+    inputs, labels, sampling = torch.zeros(8, 4), torch.arange(8) % 2, partition(0.25)
+    inputs[3, 0] = 4321.0
+    key = next(key for key in range(100) if 3 in sampling.indices(1, 8, key))  # neither in the first step nor the last
+
+    def run(progress=None):
+        train(
+            Peak(),
+            (inputs, labels),
+            DEFENSE,
+            sampling=sampling,
+            steps=4,
+            seed=1,
+            sampler_key=key,
+            engine="one_by_one",
+            checkpoint=tmp_path / "run.checkpoint",
+            checkpoint_every=2,
+            progress=progress,
+        )
+
+    for progress in (duties._Stop(2), None):
+        refused = pytest.raises(ValueError, match="must change trained parameters only, got another 'peak'")
+        with refused, contextlib.suppress(KeyboardInterrupt):
+            run(progress)

@@ -1,5 +1,6 @@
 """A digest sees everything that decides a computation, the same in every process, and refuses what it cannot see."""
 
+import collections
 import enum
 import functools
 import subprocess
@@ -66,7 +67,8 @@ class Colour(enum.Enum):
 @dataclass(frozen=True, eq=False)
 class Setting:
     hidden: torch.Tensor = field(repr=False)
-    memory: list = field(default_factory=list, compare=False)
+    weight: torch.Tensor | None = field(default=None, compare=False)
+    memory: list = field(default_factory=list, init=False, compare=False)
 
 
 def rescaled(function, factor):
@@ -74,6 +76,44 @@ def rescaled(function, factor):
     changed.__kwdefaults__ = {"shift": factor}
     return changed
 
+
+class Hiding:
+    __slots__ = ("__value",)
+
+    def __init__(self, value):
+        self.__value = value
+
+
+class Number(float):
+    """A number of another type."""
+
+
+class Annotated(list):
+    def __init__(self, note):
+        super().__init__([1])
+        self.note = note
+
+
+def with_attribute(scale):
+    def loss(outputs, targets):
+        return vars(loss)["scale"] * cross_entropy(outputs, targets)
+
+    vars(loss)["scale"] = scale
+    return loss
+
+
+def class_of(content):
+    class Holder:
+        held = content
+
+    return Holder
+
+
+def missing(value):
+    return collections.defaultdict(lambda: value)
+
+
+WHITE = torch.zeros(2)
 
 DIFFERENT = {
     "numbers": (1, 2),
@@ -105,6 +145,19 @@ DIFFERENT = {
     "lambdas": (lambda x: x + 1, lambda x: x + 2),
     "inner functions": (lambda x: [y + 1 for y in x], lambda x: [y + 2 for y in x]),
     "slots": (Slotted(1), Slotted(2)),
+    "private slots": (Hiding(1), Hiding(2)),
+    "a setting of a module in a module": (nn.Sequential(nn.LeakyReLU(0.1)), nn.Sequential(nn.LeakyReLU(0.2))),
+    "a function's attributes": (with_attribute(1.0), with_attribute(2.0)),
+    "a cached function": (functools.cache(closed_over(1.0)), functools.cache(closed_over(2.0))),
+    "a wrapped function": (np.vectorize(closed_over(1.0)), np.vectorize(closed_over(2.0))),
+    "containers of a class": (class_of([1.0]), class_of([2.0])),
+    "partial functions of a class": (class_of(functools.partial(max, 1)), class_of(functools.partial(max, 2))),
+    "classes of a class": (class_of(class_of(1)), class_of(class_of(2))),
+    "numbers of another type": (Number(1.0), Number(2.0)),
+    "attributes of a list": (Annotated(1), Annotated(2)),
+    "values of an enum": (enum.Enum("E", {"A": 1}).A, enum.Enum("E", {"A": 2}).A),  # pyright: ignore[reportAttributeAccessIssue]  as Python makes it
+    "what no comparison looks at": (Setting(WHITE, WHITE), Setting(WHITE, torch.ones(2))),
+    "what a missing key is": (missing(1), missing(2)),
     "enums": (Colour.RED, Colour.BLUE),
     "paths": (Path("a"), Path("b")),
     "what repr hides": (Setting(torch.zeros(2)), Setting(torch.ones(2))),
@@ -139,7 +192,8 @@ def test_a_class_attribute_is_part_of_its_instances(monkeypatch):
 
 
 def test_what_does_not_count_in_comparisons_is_memory_and_does_not_count_here():
-    one, other = Setting(torch.zeros(2), memory=[1]), Setting(torch.zeros(2), memory=[2, 3])
+    one, other = Setting(torch.zeros(2)), Setting(torch.zeros(2))
+    other.memory.append(3)
     assert digest(one) == digest(other)
     used, fresh = pcdp(rank=3), pcdp(rank=3)
     assert isinstance(used.method, Pcdp)

@@ -98,6 +98,14 @@ class Quiet(Block):
         return 1e-9
 
 
+class OwnOptimizer(torch.optim.SGD):
+    """May know more than releases."""
+
+
+class OwnDefense(Defense):
+    """May plan by anything."""
+
+
 @dataclass(frozen=True)
 class Planned(Stateless):
     make: Callable[[int], StepPlan]
@@ -170,3 +178,11 @@ def test_a_claim_says_what_it_assumes():
     assert silent == drawn[1:]
     full = duties.trained(dp_sgd(noise_multiplier=1.0), sampling=Sampling("full", 1.0), noise=seeded(0)).claim(1e-5)
     assert len(full.assumes) == 1  # nothing rests on the sampler
+
+
+def test_a_defense_and_an_optimizer_that_are_none_of_ours_are_named_and_an_optimizer_of_pytorch_is_not():
+    assert duties.trained(OwnDefense(dp_sgd().method, 1.0)).remarks == ("unverified_defense",)
+    own = duties.trained(dp_sgd(noise_multiplier=1.0), optimizer=lambda p: OwnOptimizer(p, lr=0.1))
+    assert own.remarks == ("unverified_optimizer",) and "optimizer OwnOptimizer" in own.claim(1e-5).unverified[0]
+    known = duties.trained(dp_sgd(noise_multiplier=1.0), optimizer=lambda p: torch.optim.AdamW(p, lr=0.1))
+    assert known.remarks == known.unverified == ()
