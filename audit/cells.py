@@ -456,8 +456,7 @@ def defend(request: dict[str, Any], examples: int) -> tuple[Defense, bool]:
         return defense.with_noise(float(budget["noise_multiplier"])), False
     sampling, steps = planned(request, examples)
     wanted = {"epsilon": budget["epsilon"], "delta": budget["delta"], "sampling": sampling, "steps": steps}
-    proved = predict(defense.with_noise(1.0), sampling=sampling, steps=steps).claim(budget["delta"]).epsilon
-    if math.isfinite(proved):
+    if not any(entry.reason for entry in predict(defense.with_noise(1.0), sampling=sampling, steps=steps).entries):
         # What the method releases once, beside its steps, is a part of the budget.
         return calibrate(defense, **wanted), False
     return defense.with_noise(noise_multiplier(**wanted)), True

@@ -1,16 +1,28 @@
 """What every test shares: shapes and types checked at run time, one thread, the optional data folder."""
 
+import ast
 import os
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import _import_hook, install_import_hook
 
 # An int is a float, as type checkers have it.
 _CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
+
+def _of_modules_and_classes_alone(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionDef):
+    """Leaves functions within functions unchecked: they would be decorated at every call, for milliseconds each."""
+    inside = any(isinstance(parent, ast.FunctionDef) for parent in self._parents)
+    self._no_type_check_level += inside
+    visit(self, node)
+    self._no_type_check_level -= inside
+    return node
+
+
+_import_hook.JaxtypingTransformer.visit_FunctionDef = _of_modules_and_classes_alone
 # Before any of them is imported: a module that is loaded already is not checked any more.
 install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
 

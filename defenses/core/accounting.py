@@ -28,7 +28,7 @@ from dp_accounting import pld, rdp
 DISCRETISATION = 1e-4
 TIME_LIMIT = 60.0  # seconds
 _FINE_UP_TO = 50.0  # nats: from here on the discretisation grows with epsilon
-_QUICK_EVENTS = 24  # with so many, the accountant takes a second or two
+_QUICK_EVENTS = 24
 _CLOSED_FORM_ERROR = 1e-6, 1e-9
 """Relative and absolute: what float64 may lose of an epsilon in the closed form, added to it."""
 _RDP_ERROR = 1e-12
@@ -83,6 +83,11 @@ def merged(events: Sequence[Gaussian]) -> tuple[Gaussian, ...]:
     return (*unsampled, *(Gaussian(q, s, n) for (q, s), n in sorted(counts.items())))
 
 
+def quick(events: Sequence[Gaussian]) -> bool:
+    """Whether the PLD accountant takes a second or two for so many merged events."""
+    return len(events) <= _QUICK_EVENTS
+
+
 def epsilon(events: Sequence[Gaussian], delta: float, *, time_limit: float = TIME_LIMIT) -> Epsilon:
     """Epsilon at `delta` of the composition of `events`.
 
@@ -109,8 +114,9 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
         exact = gaussian_epsilon(events[0].noise_multiplier, delta)
         return Epsilon(exact, max(exact, by_rdp), f"closed form of the Gaussian ({library})")
     interval = DISCRETISATION * max(1.0, by_rdp / _FINE_UP_TO)
-    quick = len(events) <= _QUICK_EVENTS
-    by_pld = pld_epsilon(events, delta, interval) if quick else _pld_in_time(events, delta, interval, time_limit)
+    by_pld = (
+        pld_epsilon(events, delta, interval) if quick(events) else _pld_in_time(events, delta, interval, time_limit)
+    )
     # All are upper bounds, so the smallest one holds; on rare tiny events PLD's truncation makes it larger.
     plain = gaussian_epsilon(math.fsum(e.count / e.noise_multiplier**2 for e in events) ** -0.5, delta)
     if plain < min(by_rdp, math.inf if by_pld is None else by_pld):

@@ -13,7 +13,7 @@ Guarantee:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
@@ -21,7 +21,16 @@ from typing import cast
 import torch
 from scipy.optimize import brentq
 
-from .accounting import TIME_LIMIT, Gaussian, gaussian_multiplier, merged, rdp_epsilon
+from .accounting import (
+    DISCRETISATION,
+    TIME_LIMIT,
+    Gaussian,
+    gaussian_multiplier,
+    merged,
+    pld_epsilon,
+    quick,
+    rdp_epsilon,
+)
 from .accounting import epsilon as proved
 from .defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, StepPlan, checked_multiplier
 from .engine import Release, add_noise
@@ -349,13 +358,41 @@ def _searched(
         high = cast(float, brentq(excess_rdp, least, high, xtol=precision)) + precision
     elif excess(high) > 0:
         return math.inf
-    low = high - 0.2
+
+    def excess_coarsely(log_sigma: float) -> float:
+        found = pld_epsilon(merged(charged(log_sigma)), delta, 20 * DISCRETISATION * max(1.0, epsilon / 10))
+        return math.log(max(found, 1e-12) / epsilon)
+
+    # PLD in wide steps is many times as quick and hardly looser; a step or two from its answer is the one wanted.
+    if not quick(merged(charged(high))) or excess_coarsely(high + 0.2) > 0:
+        return math.exp(_crossing(excess, high, precision))
+    root = _crossing(excess_coarsely, high, precision)
+    slope = (excess_coarsely(root) - excess_coarsely(root + 0.05)) / 0.05
+    for _ in range(4):
+        over = excess(root)
+        if -slope * precision <= over <= 0:
+            return math.exp(root)
+        root += over / slope + precision / 4
+    return math.exp(_crossing(excess, root, precision))
+
+
+def _crossing(excess: Callable[[float], float], near: float, precision: float) -> float:
+    """Where a falling function crosses 0, up to `precision`, on the side where it is negative.
+
+    Args:
+        excess: to be crossed.
+        near: where to begin.
+        precision: absolute.
+    """
+    low, high = near - 0.2, near
+    while excess(high) > 0:
+        low, high = high, high + 0.2
     while excess(low) < 0:
         low, high = low - 0.2, low
     root = cast(float, brentq(excess, low, high, xtol=precision / 2))
     while excess(root) > 0:  # the root is within xtol on either side
         root += precision / 2
-    return math.exp(root)
+    return root
 
 
 def _charged(entries: list[Entry]) -> Iterator[Gaussian]:

@@ -289,10 +289,10 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
         own = seen.contributions(PEOPLE.inputs, PEOPLE.labels)
         for z in range(0, len(PEOPLE), 4):
             expected = drawn + own[z] if z in took_part else drawn
-            torch.testing.assert_close(remainder[z], expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(remainder[z].float(), expected, rtol=1e-4, atol=1e-5)
             others = some(i for i in took_part if i != z)
             left_out = seen.released * seen.divisor - seen.simulate(others.inputs, others.labels) * seen.divisor
-            torch.testing.assert_close(remainder[z], left_out, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(remainder[z].float(), left_out, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_that_nobody_joined_leaves_its_noise():
@@ -312,7 +312,7 @@ def test_a_step_that_nobody_joined_leaves_its_noise():
     )
     (seen,) = view_of(run, sampling=rare)
     assert seen.others_removed is not None
-    torch.testing.assert_close(seen.others_removed(), (0.5 * noise.draws[0]).expand(len(PEOPLE), -1))
+    torch.testing.assert_close(seen.others_removed().float(), (0.5 * noise.draws[0]).expand(len(PEOPLE), -1))
 
 
 def test_who_is_asked_about_changes_nothing_for_the_others():
