@@ -360,7 +360,8 @@ def _searched(
         return math.inf
 
     def excess_coarsely(log_sigma: float) -> float:
-        found = pld_epsilon(merged(charged(log_sigma)), delta, 20 * DISCRETISATION * max(1.0, epsilon / 10))
+        interval = max(DISCRETISATION, min(20 * DISCRETISATION, epsilon / 100)) * max(1.0, epsilon / 10)
+        found = pld_epsilon(merged(charged(log_sigma)), delta, interval)
         return math.log(max(found, 1e-12) / epsilon)
 
     # PLD in wide steps is many times as quick and hardly looser; a step or two from its answer is the one wanted.
@@ -372,8 +373,10 @@ def _searched(
         over = excess(root)
         if -slope * precision <= over <= 0:
             return math.exp(root)
+        if not abs(over) < 0.1 * slope:  # the wide steps lead astray
+            break
         root += over / slope + precision / 4
-    return math.exp(_crossing(excess, root, precision))
+    return math.exp(_crossing(excess, high, precision))
 
 
 def _crossing(excess: Callable[[float], float], near: float, precision: float) -> float:

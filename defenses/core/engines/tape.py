@@ -70,6 +70,10 @@ def record(
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if len(given) != 1 or not isinstance(output, Tensor):
             raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(given)} tensors")
+        if output._is_view():
+            # A change in place of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, goes to
+            # what it is a view of, and the pass backward then goes by the view's own node no more.
+            output = output.clone()
         # The first layers' outputs depend on nothing that is differentiated: they begin the graph. They must
         # not be leaves, which nothing may change in place, as nn.ReLU(inplace=True) does.
         traced = output if output.requires_grad else _Begin.apply(output, _switch(output))

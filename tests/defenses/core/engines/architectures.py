@@ -204,6 +204,10 @@ BUILDERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
         IMAGE,
         lambda: classifier(IMAGE, nn.Conv2d(6, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 2, 3)),
     ),
+    "relu_in_place_after_linear_of_sequences": (
+        SEQUENCE,
+        lambda: classifier(SEQUENCE, nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 4), nn.ReLU(inplace=True)),
+    ),
     "relu_in_place_after_conv": (
         IMAGE,
         lambda: classifier(IMAGE, nn.Conv2d(6, 5, 3), nn.Tanh(), nn.Conv2d(5, 2, 3), nn.ReLU(inplace=True)),
