@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
@@ -76,17 +75,8 @@ class Deck:
         """SHA-256 of pixels and labels."""
         return content_digest(self.pixels, self.labels)
 
-    @cached_property
-    def distinct(self) -> Int64[Tensor, " distinct"]:
-        """Positions in the training part, of equal pixels the first only: a copy in two pools belongs to neither."""
-        each = self.pixels[: self.train].flatten(1).contiguous().numpy()
-        rows = each.view(np.dtype((np.void, each.itemsize * each.shape[1]))).ravel()
-        return torch.from_numpy(np.unique(rows, return_index=True)[1]).sort().values
-
     def deal(self, *, name: str, about: str, seed: int, sizes: Sizes, defaults: Sizes | None = None) -> Splits:
         """Deals all three pools from the training part, so that members and non-members are exchangeable.
-
-        Of examples with equal pixels the first alone is dealt: else one could be private and public at once.
 
         The public pool is dealt first, by the data set alone: it is the same under every seed, so that what is
         tuned on it under one seed has seen no member of another. The seed then deals the rest.
@@ -102,10 +92,10 @@ class Deck:
             ValueError: if there are not as many examples as asked for.
         """
         tested = torch.arange(self.train, len(self.labels))
-        everyone = self.distinct
-        counts = fit(sizes, defaults, available=len(everyone), name=name, tested=len(tested) > 0)
+        counts = fit(sizes, defaults, available=self.train, name=name, tested=len(tested) > 0)
         # Not by the path of one's own data: moving a folder moves nobody from pool to pool.
         salt = name.partition(":")[0]
+        everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
         private, non_member = choose(
             everyone[~torch.isin(everyone, public)], [counts["private"], counts["non_member"]], salt=f"{salt}/{seed}"

@@ -44,18 +44,6 @@ def test_inputs_and_labels_follow_the_ids():
         assert torch.equal(pool.labels, pool.ids % 5)
 
 
-def test_of_examples_with_equal_pixels_the_first_alone_is_dealt_whatever_their_labels():
-    """Else one image is private and public, or member and non-member, at once."""
-    whole = deck(train=100)
-    pixels = whole.pixels.clone()
-    pixels[60:100] = pixels[20:60]
-    copied = Deck(pixels=pixels, labels=whole.labels.roll(1), train=100, classes=5)
-    splits = deal(copied, sizes=Sizes(private=20, public=20), defaults=None)
-    assert sorted(torch.cat([pool.ids for pool in present(splits)[:3]]).tolist()) == list(range(60))
-    with pytest.raises(ValueError, match="sizes of toy must add up to at most 60, got 80"):
-        deal(copied, sizes=Sizes(private=40, non_member=20, public=20))
-
-
 def test_the_public_pool_is_the_same_under_every_seed_and_the_members_are_not():
     splits = [deal(deck(), seed=seed) for seed in range(4)]
     assert len({tuple(s.public.ids.tolist()) for s in splits}) == 1
