@@ -195,7 +195,7 @@ def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | No
     for value, low, high in ends:
         if value is None or low is None or high is None:
             return None
-        # A bootstrap interval may leave its own estimate out; widening must not turn it inside out.
+        # An interval may end at its own estimate, as at 0 or 1; widening must not turn it inside out.
         lows.append(min(low, value - widen * (value - low)))
         highs.append(max(high, value + widen * (high - value)))
     return fmean(lows), fmean(highs)

@@ -91,9 +91,8 @@ class PhiloxNoise:
         """Takes the stream's key, 16 bytes that nobody else may know."""
         self.kind: Kind = kind
         self._key, self._draws = np.frombuffer(key, dtype=np.uint64), 0
-        self._short = np.random.Philox(
-            key=0
-        )  # of all draws of a single part: to make another takes longer than they do
+        # Kept for all draws of a single part: to make another generator takes longer than they do.
+        self._short = np.random.Philox(key=0)
 
     def unit(self, std: float) -> float:
         """A power of two."""
