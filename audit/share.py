@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attacks.core import Examples, Observation
 from defenses.core import (
+    Claim,
     Context,
     Defense,
     Engine,
@@ -23,9 +24,12 @@ from defenses.core import (
     PublicGradients,
     Step,
     StepPlan,
+    assumptions,
     cross_entropy,
     from_os,
     full,
+    refuse_shared,
+    unverified,
 )
 
 from .candidates import copied
@@ -41,12 +45,25 @@ class Shared:
         truth: what it does not.
         ledger: the releases in which the shared batch took part, without sampling: it is known to be there.
         engine: how the clipped sums were computed.
+        noise: which kind of noise was drawn; `none` when the multiplier is 0.
+        public_used: whether the defense read public examples.
+        remarks: of the plans executed, each once, and marks of what took part and is none of ours.
+        unverified: the same in sentences.
     """
 
     observation: Observation
     truth: GroundTruth
     ledger: Ledger
     engine: str
+    noise: str = "none"
+    public_used: bool = False
+    remarks: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+
+    def claim(self, delta: float) -> Claim:
+        """The guarantee of the releases at `delta`, with what it assumes."""
+        assumes = assumptions(self.noise, self.ledger.sampling, key_given=False, public_used=self.public_used)
+        return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
 
 
 def share_update(
@@ -154,7 +171,8 @@ def simulate_share(
         raise ValueError(f"inputs and labels must have one length above 0, got {len(inputs)} and {len(labels)}")
     sigma = defense.calibrated_multiplier
     client = copy.deepcopy(model).to(inputs.device).eval()
-    runner = Engine(client, loss=loss, noise=noise or from_os(), microbatch=microbatch, engine=engine)
+    source = noise or from_os()
+    runner = Engine(client, loss=loss, noise=source, microbatch=microbatch, engine=engine, expected_batch=len(inputs))
     layout, size = runner.layout, len(inputs)
     past_inputs, past_labels = (inputs, labels) if history is None else history
     if len(past_inputs) == 0 or len(past_inputs) != len(past_labels):
@@ -163,11 +181,13 @@ def simulate_share(
         )
     rows = None
     if population is not None:
+        refuse_shared(inputs, population.inputs)
         rows = PublicGradients(lambda x, y: runner.gradients(x, y)(None), population.inputs, population.labels)
-    ledger = Ledger(full())
+    ledger, remarks = Ledger(full()), unverified(noise=source, defense=defense)
 
     def one_off(plan: StepPlan, multiplier: float) -> tuple[Tensor, ...]:
-        ledger.record(plan, multiplier, step=0, one_off=True)
+        remarks.update(unverified(plan=plan))
+        ledger.record(plan, multiplier, step=0, one_off=True, exact=source.exact)
         return runner.run(plan, inputs, labels, multiplier).noisy
 
     context = Context(
@@ -190,7 +210,8 @@ def simulate_share(
         x, y = (inputs, labels) if now == step else (past_inputs[batch], past_labels[batch])
         out = runner.run(plan, x, y, sigma)
         if now == step or history is None:
-            ledger.record(plan, sigma, step=now)
+            ledger.record(plan, sigma, step=now, exact=source.exact)
+            remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
         shared = Step(now, parameters, sigma, float(size), 1.0, plan, out.noisy)
         update = plan.post(out.total / size)
         state = defense.observe(state, context, out.noisy, update)
@@ -215,4 +236,15 @@ def simulate_share(
     observation = observe(shared, client, layout, world, labels=labels, batch_size=size)
     floor = None if population is None else population.inputs.mean(dim=0)
     truth = GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor)
-    return Shared(observation, truth, ledger, runner.name)
+    if runner.unverified:
+        remarks["unverified_model"] = runner.unverified
+    return Shared(
+        observation,
+        truth,
+        ledger,
+        runner.name,
+        noise=source.kind if sigma > 0 else "none",
+        public_used=rows is not None and rows.used,
+        remarks=tuple(remarks),
+        unverified=tuple(sentence for sentence in remarks.values() if sentence),
+    )

@@ -51,6 +51,7 @@ class SharedUpdates:
         knows = attack.requires.knows
         results, scored, wanted = [], [], []
         claim: dict[str, Any] = {}
+        remarks: dict[str, None] = {}
         engine: str | None = None
         noise = noise_for(request)
         for image in range(task["images"]):
@@ -88,10 +89,13 @@ class SharedUpdates:
             wanted.append((inputs, labels))
             engine = shared.engine
             # Every target took part in its own shared step alone, so one ledger speaks for all of them.
-            claim = asdict(shared.ledger.claim(request["budget"]["delta"]))
+            claim = asdict(shared.claim(request["budget"]["delta"]))
+            remarks |= dict.fromkeys(shared.remarks)
         if task["noise"] == "none" and calibrated > 0:
             claim["reason"] = "the noise is switched off to see what the release alone hides"
-        flags = sorted({r.status for r in results} - {"ok"}) + ["noise_matched"] * (matched and task["noise"] != "none")
+        flags = [*sorted({r.status for r in results} - {"ok"}), *remarks]
+        if matched and task["noise"] != "none":
+            flags.append("noise_matched")
         return Outcome(
             metrics=averaged(scored),
             task={

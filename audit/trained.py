@@ -41,6 +41,9 @@ WATCHED = 32
 WATCHED_MEMORY = 2**29
 """Bytes that these may take; the last step is kept whatever it takes."""
 
+_ASKED_ALONE = 4
+"""Members, and non-members, about whom an informed attack is asked again with nobody beside them."""
+
 
 class TrainedModel:
     """One training run, and what its cells ask of it."""
@@ -246,7 +249,7 @@ class TrainedModel:
             coins = keyed(seed_of(cell.request, f"alone {cell.id}"))
             for kind in (inside, ~inside):
                 places = kind.nonzero().flatten().cpu()
-                for one in places[torch.randperm(len(places), generator=coins)[:1]]:
+                for one in places[torch.randperm(len(places), generator=coins)[:_ASKED_ALONE]]:
                     refuse_comparison(request["name"], result, asked_about(pick(examples, one[None]), f"alone {one}"))
         truth = GroundTruth(members=members, candidates=examples.ids)
         columns = {

@@ -14,7 +14,7 @@ from .layers import group_norm_instead, refuse_batch_norm
 from .ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
 from .noise import Noise, from_generator, from_os, secure, seeded
 from .post import Identity, Keep, Offset, Post, Project
-from .public import PublicGradients, PublicRows, ToyRows
+from .public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .query import Gradient, GradientDifference, NormWithin, Query
 from .rows import Layout, Loss, cross_entropy, outputs, per_example_gradients
 from .sampling import Sampling, fixed, full, partition, poisson, shuffle
@@ -22,6 +22,7 @@ from .subspaces import Bases, PublicSubspace, RandomSubspace, Scope
 from .sums import clipped_sums, contributions
 from .train import Run, train
 from .transcript import Step, Transcript
+from .verified import assumptions, unverified
 
 __all__ = [
     "TOY_DIM",
@@ -68,6 +69,7 @@ __all__ = [
     "ToyRows",
     "Transcript",
     "adaptive_weight",
+    "assumptions",
     "calibrate",
     "clip",
     "clipped_sums",
@@ -87,6 +89,7 @@ __all__ = [
     "poisson",
     "predict",
     "refuse_batch_norm",
+    "refuse_shared",
     "release",
     "secure",
     "seed_from",
@@ -94,4 +97,5 @@ __all__ = [
     "shuffle",
     "train",
     "unbounded",
+    "unverified",
 ]

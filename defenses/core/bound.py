@@ -38,6 +38,9 @@ class Bound:
     regulariser: float = 0.0
 
     def __post_init__(self) -> None:
+        # Plain floats: a subclass may compare as one number and multiply as another.
+        object.__setattr__(self, "norm", float(self.norm))
+        object.__setattr__(self, "regulariser", float(self.regulariser))
         if not (math.isfinite(self.norm) and self.norm > 0):
             raise ValueError(f"the bound's norm must be a positive finite number, got {self.norm}")
         if not (math.isfinite(self.regulariser) and self.regulariser >= 0):

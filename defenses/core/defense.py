@@ -52,12 +52,13 @@ def checked_multiplier(value: float) -> float:
     Raises:
         ValueError: for anything else: NaN, infinity, a negative number, or one so small that no noise would be drawn.
     """
-    if value != 0 and not LEAST_MULTIPLIER <= value <= LARGEST_MULTIPLIER:  # false for NaN
+    plain = float(value)  # a subclass may compare as one number and multiply as another
+    if plain != 0 and not LEAST_MULTIPLIER <= plain <= LARGEST_MULTIPLIER:  # false for NaN
         raise ValueError(
             f"noise_multiplier must be 0 for no noise, or in [{LEAST_MULTIPLIER:g}, {LARGEST_MULTIPLIER:g}], "
             f"got {value}"
         )
-    return float(value)
+    return plain
 
 
 def seed_from(*parts: object) -> int:
@@ -85,6 +86,7 @@ class Block:
     updates: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "share", float(self.share))
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 

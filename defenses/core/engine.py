@@ -16,7 +16,6 @@ Guarantee:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from .augment import Augmentation
 from .defense import Context, Defense, State, StepPlan, checked_multiplier, seed_from
-from .engines import Choice, choose, refuse_model, refuse_name
+from .engines import Batches, Choice, choose, refuse_model, refuse_name, reused
 from .exact_sums import exact_sums
 from .full_precision import full_precision, refuse_autocast
 from .layers import refuse_batch_norm
@@ -39,8 +38,6 @@ from .sums import added_up, totals
 
 # Of activations, their derivatives and rows at a time, unless the user says otherwise.
 MEMORY_BUDGET = 2 * 2**30
-# What a CPU's allocator hands out again without returning it to the system in between, roughly.
-REUSED_MEMORY = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,7 @@ class Engine:
                 self.layout,
                 inputs,
                 targets,
-                sizes=self._sizes,
+                batches=self._batches(),
             )
         choice = self._checked[kind]
         self.name, self.unverified = choice.note, choice.unverified
@@ -277,9 +274,7 @@ class Engine:
                 sums = exact_sums(plan, examples, units_of(plan, sigma, noise), like.device)
             return add_noise(plan, sums, sigma, noise, like.dtype)
         parts = []
-        limit = self.microbatch or self._fitting(
-            choice.engine.bytes_per_entry(choice.activations, like.element_size()), views
-        )
+        limit = self._batches().fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
         even = -(-len(inputs) // max(1, -(-len(inputs) // limit)))  # parts of one size, none of which is a remnant
         for chosen in microbatches(len(inputs), max(1, even)):
             x, y, some = part(chosen)
@@ -316,23 +311,8 @@ class Engine:
             raise ValueError(f"coins must be given where there is {what}, got None")
         return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
 
-    def _sizes(self, bytes_per_entry: int) -> set[int]:
-        """Entries that an engine will be handed at a time: of the expected batch, and of a large Poisson sample.
-
-        A batch that does not fit is cut, so that what is left over is one of the sizes.
-        """
+    def _batches(self) -> Batches:
+        """What is known of the run's batches."""
         views = 1 if self.augmentation is None else self.augmentation.views
-        most = self.microbatch or self._fitting(bytes_per_entry, views)
-        expected = math.ceil(self._expected_batch)
-        large = math.ceil(self._expected_batch + 4 * math.sqrt(self._expected_batch))
-        return {views * size for size in (min(expected, most), expected % most, min(large, most)) if size}
-
-    def _fitting(self, bytes_per_entry: int, views: int) -> int:
-        """Most examples whose work fits the budget; at least one."""
-        some = next(iter(self.model.parameters()))
-        budget = self.memory_budget
-        if some.device.type == "cpu":
-            # Fresh memory has to be cleared page by page, which takes longer than most passes over it; smaller batches
-            # use the same again. But every one costs passes over a vector of the parameters' length.
-            budget = min(budget, max(REUSED_MEMORY, 64 * self.layout.dim * some.element_size()))
-        return max(1, budget // max(1, views * bytes_per_entry))
+        budget = reused(self.memory_budget, next(iter(self.model.parameters())), self.layout.dim)
+        return Batches(self._expected_batch, views, self.microbatch, budget)

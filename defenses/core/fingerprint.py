@@ -85,7 +85,7 @@ def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
     values too.
     """
     saved = set(model.state_dict())
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):  # a layer may be called in two places
         yield f"{name}:class", type(module)
         for key, value in own_attributes(module).items():
             yield f"{name}.{key}", value
@@ -182,8 +182,12 @@ class _Walker:
             return self.add((str(value.device), value.get_state()), place)
         if isinstance(value, nn.Module):
             self.add(type(value), f"{place}:class")
-            inside = {name: (type(module), own_attributes(module)) for name, module in value.named_modules()}
-            return self.add((inside, dict(value.named_parameters()), dict(value.named_buffers())), place)
+            everywhere = value.named_modules(remove_duplicate=False)  # a layer may be called in two places
+            inside = {name: (type(module), own_attributes(module)) for name, module in everywhere}
+            parameters, buffers = (
+                dict(named(remove_duplicate=False)) for named in (value.named_parameters, value.named_buffers)
+            )
+            return self.add((inside, parameters, buffers), place)
         if dataclasses.is_dataclass(value):
             never = all(not f.compare for f in dataclasses.fields(value))
             return self._instance(value, place, set() if never else _memories(value))

@@ -7,6 +7,7 @@ Whoever reads them leaves a mark here, so that a record can say that a result re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from .keys import keyed
 from .record_draws import record_keys
+
+_AT_ONCE = 2**24  # numbers that are copied at a time to be compared
 
 
 @runtime_checkable
@@ -81,18 +84,31 @@ class ToyRows:
 def refuse_shared(private: Tensor, public: Tensor) -> None:
     """Raises `ValueError` where an input of the private data is one of the public data too, whatever the labels.
 
+    Inputs are compared as values, in the coarser of the two dtypes and whatever their shape: a copy stays a copy.
+
     Args:
         private: inputs [n, ...].
         public: inputs [m, ...].
     """
-    if private.shape[1:] != public.shape[1:] or private.dtype != public.dtype:
-        return
-    found = torch.isin(record_keys(public), record_keys(private))
+    dtype = _coarser(private.dtype, public.dtype)
+    found = torch.isin(_as_values(public, dtype), _as_values(private, dtype).to(public.device))
     if bool(found.any()):
         raise ValueError(
             f"public examples must be none of the private ones, got {int(found.sum())} of {len(public)} whose inputs "
             "are the same; leave them out of one of the two"
         )
+
+
+def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    floating = [dtype for dtype in (a, b) if dtype.is_floating_point]
+    return min(floating, key=lambda dtype: dtype.itemsize, default=torch.promote_types(a, b))
+
+
+def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
+    """A key for each input, the same for +0.0 and -0.0."""
+    flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
+    at_once = max(1, _AT_ONCE // max(1, flat.shape[1]))
+    return torch.cat([record_keys(part.to(dtype) + 0) for part in flat.split(at_once)])
 
 
 def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:

@@ -44,6 +44,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"sampling must be one of {', '.join(get_args(Kind))}, got '{self.kind}'")
+        object.__setattr__(self, "rate", float(self.rate))
         if not 0 < self.rate <= 1:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.rate}")
         if self.kind == "full" and self.rate != 1:

@@ -37,7 +37,7 @@ from .public import PublicGradients, refuse_shared
 from .rows import Loss, cross_entropy
 from .sampling import Sampling
 from .transcript import Observer, Step, Transcript
-from .verified import unverified
+from .verified import assumptions, unverified
 
 Examples = tuple[Tensor, Tensor] | Dataset[Any]
 Schedule = Callable[[int, int], float]
@@ -83,26 +83,9 @@ class Run:
 
     def claim(self, delta: float) -> Claim:
         """The guarantee of the run at `delta`, with what it assumes."""
-        return replace(self.ledger.claim(delta), assumes=tuple(self._assumptions()), unverified=self.unverified)
-
-    def _assumptions(self) -> Iterator[str]:
-        if self.noise != "none":
-            yield _ASSUMED[self.noise]
-        amplified = self.ledger.sampling.kind == "poisson" and self.ledger.sampling.rate < 1
-        if amplified and self.key_given:
-            yield "the sampler's key was given: amplification protects from nobody who knows it"
-        elif amplified:
-            yield "the sampler's key, drawn from the operating system, stays secret"
-        if self.public_used:
-            yield "the public examples are public, and tell nothing of the private ones"
-
-
-_ASSUMED = {
-    "seeded": "the noise follows from a seed: the claim holds for nobody who knows or guesses it",
-    "os": "nobody tells the stream of the generator Philox, under a key from the operating system, from fair bits; "
-    "sums are those of exact arithmetic up to float32 rounding",
-    "secure": "the operating system's random bits are fair and independent",
-}
+        sampling = self.ledger.sampling
+        assumes = assumptions(self.noise, sampling, key_given=self.key_given, public_used=self.public_used)
+        return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
 
 
 def train(
@@ -139,7 +122,8 @@ def train(
     """Trains a model in place under a defense.
 
     Args:
-        model: refused when it mixes examples, or changes anything but its gradients in a forward pass.
+        model: refused when it mixes examples, or changes anything but its gradients in a forward pass. One in
+            evaluation mode is put in training mode; of one in training mode, parts in evaluation mode stay in it.
         examples: the private data: (inputs [n, ...], labels [n]), or a map-style dataset of such pairs, which is
             read into memory once.
         defense: with its noise multiplier set.
@@ -192,7 +176,9 @@ def train(
     divisor = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
     if not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
-    model.to(device).train()
+    model.to(device)
+    if not model.training:  # otherwise a part in evaluation mode was put there by somebody who wants it so
+        model.train()
     source = noise or from_os()
     runner = Engine(
         model,

@@ -15,8 +15,9 @@ from attacks.core import Examples, Observation
 from attacks.inverting_gradients import inverting_gradients
 from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 from audit.evidence import gaussian_auc, gaussian_tpr
+from audit.share import simulate_share
 from benchmarks import data, models
-from defenses.core import Block, Defense, Stateless, StepPlan, Subspace, clip, group_norm_instead, seeded
+from defenses.core import Block, Defense, Stateless, StepPlan, Subspace, clip, group_norm_instead, secure, seeded
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.random_sparsification import random_sparsification
@@ -198,6 +199,29 @@ def test_the_truth_stays_apart_from_what_is_observed():
         assert not any((tensor[:, None] == private.flatten(1)).all(2).any() for tensor in flat)
     assert not holds(observation, inputs.flatten(1))
     assert truth.floor is not None and torch.equal(truth.floor, public.inputs.mean(dim=0))
+
+
+def test_the_claim_says_what_it_assumes_and_names_what_is_none_of_ours():
+    model, inputs, labels, splits = image_client()
+    public = Examples(ids=splits.public.ids, inputs=splits.public.inputs, labels=splits.public.labels)
+    kept = simulate_share(model, inputs, labels, dpdr(noise_multiplier=1.0), population=public, noise=seeded(0))
+    assert [words.split(":")[0] for words in kept.claim(1e-5).assumes] == ["the noise follows from a seed"]
+    assert (kept.noise, kept.public_used, kept.remarks) == ("seeded", False, ())
+    silent = simulate_share(model, inputs, labels, dp_sgd(noise_multiplier=0.0))
+    assert (silent.noise, silent.claim(1e-5).assumes) == ("none", ())
+    reads = simulate_share(model, inputs, labels, Defense(PublicDirections(), 1.0), population=public, noise=secure())
+    claim = reads.claim(1e-5)
+    assert reads.remarks == ("unverified_method",) and "method PublicDirections" in claim.unverified[0]
+    assert reads.public_used and len(claim.assumes) == 2
+    assert all(entry.exact for entry in reads.ledger.entries)
+
+
+def test_a_batch_that_is_among_the_public_examples_is_refused():
+    model, inputs, labels, splits = image_client()
+    mixed = torch.cat([splits.public.inputs[:5], inputs])
+    public = Examples(ids=torch.arange(8), inputs=mixed, labels=torch.zeros(8, dtype=torch.int64))
+    with pytest.raises(ValueError, match="must be none of the private ones, got 3 of 8"):
+        simulate_share(model, inputs, labels, dp_sgd(noise_multiplier=1.0), population=public)
 
 
 def test_history_gives_a_method_its_past():

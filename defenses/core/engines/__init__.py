@@ -4,7 +4,8 @@ All answer the same questions (`interface.py`) with the same sums; `choose.py` p
 `model_checks.py` refuses models that no way can train.
 """
 
-from .choose import Choice, choose, names, refuse_name
+from .batches import Batches, reused
+from .choose import Choice, choose, forget, names, refuse_name
 from .interface import PerExample, Unsupported
 from .layerwise import Layerwise
 from .model_checks import Untrained, refuse_model
@@ -12,6 +13,7 @@ from .one_by_one import OneByOne
 from .torch_func import TorchFunc
 
 __all__ = [
+    "Batches",
     "Choice",
     "Layerwise",
     "OneByOne",
@@ -20,7 +22,9 @@ __all__ = [
     "Unsupported",
     "Untrained",
     "choose",
+    "forget",
     "names",
     "refuse_model",
     "refuse_name",
+    "reused",
 ]

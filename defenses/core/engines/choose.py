@@ -11,7 +11,6 @@ inputs of several sizes in them, taking one example out must take exactly its ow
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +19,10 @@ from torch import Tensor, nn
 from ..bound import normalize
 from ..codec import Everything
 from ..defense import Block, StepPlan
+from ..fingerprint import UnknownContent, architecture, digest
 from ..record_draws import entries, record_keys, words
 from ..rows import Layout, Loss, function_of
+from .batches import Batches
 from .interface import PerExample, Unsupported
 from .layerwise import InOrder, Layerwise
 from .model_checks import Findings, Refused, try_passes
@@ -32,6 +33,7 @@ AUTO = "auto"
 # Relative to the largest entry of the sum. Wrong layers are wrong in the first digits; deep ones differ by 1e-13.
 _AGREES = 1e-8
 _AGREES_IN_FLOAT32 = 1e-3
+_BESIDE = 1e-2  # of their own size: by how much weights are moved
 _EXAMPLES = 7  # of the small batch: a prime, so that no other dimension passes for a multiple of it
 
 
@@ -67,7 +69,7 @@ def choose(
     inputs: Tensor,
     targets: Tensor,
     *,
-    sizes: Callable[[int], Iterable[int]] = lambda bytes_per_entry: (),
+    batches: Batches | None = None,
 ) -> Choice:
     """The engine called `name`, or by the static rule, checked for data of this shape.
 
@@ -78,7 +80,7 @@ def choose(
         layout: its trained parameters.
         inputs: shape and dtype are looked at, no value is.
         targets: likewise.
-        sizes: numbers of entries that the run will hand over at a time, by the bytes that an entry takes.
+        batches: what is known of the run's.
 
     Raises:
         ValueError: for an unknown name, a model that must not be trained (`model_checks.py`), or an engine that was
@@ -86,20 +88,71 @@ def choose(
         ImportError: for one whose package is not installed; names the extra.
     """
     refuse_name(name)
+    batches = batches or Batches()
+    key = _key(name, model, loss, layout, inputs, targets, batches)
+    if key in _verdicts:
+        verdict = _verdicts[key]
+        return verdict.choice(verdict.kind(model, loss, layout))
     # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        return _choose(name, _Trial(model, loss, layout, inputs, targets), sizes)
+        trial = _Trial(model, loss, layout, inputs, targets)
+        verdict = _choose(name, trial, batches)
+    if key:
+        _verdicts[key] = verdict
+        while len(_verdicts) > _REMEMBERED:
+            _verdicts.pop(next(iter(_verdicts)))
+    return verdict.choice(trial.made(verdict.kind, model))
 
 
-def _choose(name: str, trial: _Trial, sizes: Callable[[int], Iterable[int]]) -> Choice:
+def forget() -> None:
+    """Lets go of what was found out about models."""
+    _verdicts.clear()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What was found out about a model: a `Choice` without the engine itself, which keeps memory of its model."""
+
+    kind: type[PerExample]
+    note: str
+    activations: int
+    draws: bool
+    unverified: str
+
+    def choice(self, engine: PerExample) -> Choice:
+        """With the engine of a model that is in all things equal."""
+        return Choice(engine, self.note, self.activations, self.draws, self.unverified)
+
+
+_REMEMBERED = 64
+_verdicts: dict[str, _Verdict] = {}
+
+
+def _key(
+    name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor, batches: Batches
+) -> str:
+    """A digest of what a verdict follows from; empty where something cannot be looked into.
+
+    Weights that are trained are left out. They change from the first step on, and a verdict is about all of them.
+    """
+    fixed = {key: value for key, value in model.named_parameters() if not value.requires_grad}
+    data = [(tuple(like.shape[1:]), like.dtype, like.device) for like in (inputs, targets)]
+    try:
+        about = (dict(architecture(model)), fixed, dict(model.named_buffers()))
+        return digest(name, about, loss, layout, data, batches)
+    except UnknownContent:
+        return ""
+
+
+def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
     """The first way that agrees, from the fastest to the surest; of one that was asked for, that alone."""
     if trial.failure:  # not even in the model's own precision
         if name not in (AUTO, OneByOne.name):
             raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
         note = f"{OneByOne.name} (not checked: {trial.failure})"
-        return trial.choice(OneByOne, note, unverified=f"the model fails on made-up examples: {trial.failure}")
+        return trial.verdict(OneByOne, note, unverified=f"the model fails on made-up examples: {trial.failure}")
     if name == OneByOne.name:
-        return trial.choice(OneByOne, OneByOne.name)
+        return trial.verdict(OneByOne, OneByOne.name)
     reason = ""
     for kind in _ways(name):
         if reads := trial.findings.reads:
@@ -109,14 +162,14 @@ def _choose(name: str, trial: _Trial, sizes: Callable[[int], Iterable[int]]) -> 
             reason = reason or f"not checked in float64: {trial.doubt}"
             continue
         try:
-            trial.check(kind, sizes)
+            trial.check(kind, batches)
         except Unsupported as why:
             reason = _joined(reason, kind, str(why))
             continue
-        return trial.choice(kind, _note(kind, name, reason))
+        return trial.verdict(kind, _note(kind, name, reason))
     if name != AUTO:
         raise ValueError(f"engine '{name}' cannot run this model: {reason}")
-    return trial.choice(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: {reason})")
+    return trial.verdict(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: {reason})")
 
 
 def _ways(name: str) -> tuple[type[PerExample], ...]:
@@ -188,23 +241,23 @@ class _Trial:
     def _prepare(self, dtype: torch.dtype) -> None:
         """Copies the model in this precision and looks what passes over a few examples show."""
         self._dtype = dtype
-        self._model = copy.deepcopy(self._original).to(dtype)
+        self._model = _moved(copy.deepcopy(self._original).to(dtype))
         x, y, keys = self._made_up(_EXAMPLES)
         self.findings = try_passes(self._model, self._loss, x, y, keys)
         self._activations = self._count(x)
 
-    def choice(self, kind: type[PerExample], note: str, *, unverified: str = "") -> Choice:
-        """This way for the model itself."""
+    def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
+        """That the model is to be trained this way."""
         draws = self.findings.draws or bool(unverified)
-        return Choice(self._made(kind, self._original), note, self._activations, draws, unverified)
+        return _Verdict(kind, note, self._activations, draws, unverified)
 
-    def check(self, kind: type[PerExample], sizes: Callable[[int], Iterable[int]]) -> None:
+    def check(self, kind: type[PerExample], batches: Batches) -> None:
         """Compares a way with plain autograd, example by example.
 
         Raises:
             Unsupported: when they differ, or it fails.
         """
-        engine = self._made(kind, self._original)  # what it does not know it says here
+        engine = self.made(kind, self._original)  # what it does not know it says here
         agrees = _AGREES if self._dtype == torch.float64 else _AGREES_IN_FLOAT32
         x, y, keys = self._made_up(_EXAMPLES)
         error = _distance(self._sum(kind, x, y, keys), self._sum(OneByOne, x, y, keys))
@@ -212,7 +265,7 @@ class _Trial:
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
         if kind is TorchFunc:
             return
-        asked = sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
+        asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
         for size in sorted({2, 3, *(max(2, size) for size in asked)}):
             error = self._leave_one_out(kind, size)
             if not error <= agrees:
@@ -232,7 +285,7 @@ class _Trial:
         return worst
 
     def _sum(self, kind: type[PerExample], x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
-        engine = self._made(kind, self._model)
+        engine = self.made(kind, self._model)
         try:
             with entries(keys if self.findings.draws else None):
                 (found,) = engine.sums(self.plan, x, y)
@@ -242,7 +295,7 @@ class _Trial:
             raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
         return found
 
-    def _made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
+    def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
         """This way for a model, made once."""
         if (kind, model) not in self._engines:
             self._engines[kind, model] = kind(model, self._loss, self._layout)
@@ -295,6 +348,18 @@ class _Trial:
         for handle in handles:
             handle.remove()
         return (total + x.numel()) // len(x)
+
+
+def _moved(model: nn.Module) -> nn.Module:
+    """The model a little beside its weights: what a gate of zero hides at first shows there, as it will in training."""
+    coins = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.numel():
+                size = float(parameter.square().mean().sqrt()) or 1.0
+                step = torch.randn(parameter.shape, generator=coins, dtype=torch.float64)
+                parameter += _BESIDE * size * step.to(parameter.device, parameter.dtype)
+    return model
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:

@@ -278,3 +278,13 @@ def test_an_architecture_is_all_but_the_values_that_a_checkpoint_restores():
     first.register_buffer("table", torch.zeros(2), persistent=False)
     second.register_buffer("table", torch.ones(2), persistent=False)
     assert of(first) != of(second)
+
+
+def test_a_layer_that_is_called_in_two_places_makes_another_model():
+    def model(*, twice):
+        torch.manual_seed(0)
+        layer = nn.Tanh()
+        return nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 3), *[layer] * twice)
+
+    assert digest(model(twice=1)) == digest(model(twice=1)) != digest(model(twice=0))
+    assert dict(architecture(model(twice=1))) != dict(architecture(model(twice=0)))

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defenses.core import Context, PublicGradients, PublicRows, ToyRows
-from defenses.core.public import disjoint, draw
+from defenses.core.public import disjoint, draw, refuse_shared
+from defenses.dp_sgd import dp_sgd
+
+from .. import duties
 
 
 def coins(seed):
@@ -74,3 +77,38 @@ def test_reading_leaves_a_mark_and_asking_for_the_size_does_not():
         assert not pool.used
         context.public_rows(2)
         assert pool.used
+
+
+AS_COPIES = {
+    "the same": lambda x: x,
+    "flat": lambda x: x.flatten(1),
+    "in double precision": lambda x: x.double(),
+    "in half precision": lambda x: x.half(),
+    "with negative zeros": lambda x: torch.where(x == 0, -0.0, x),
+}
+
+
+@pytest.mark.parametrize("copied", AS_COPIES.values(), ids=AS_COPIES)
+def test_public_examples_that_are_private_ones_are_refused_however_they_are_stored(copied):
+    private = torch.randn(30, 2, 3, generator=torch.Generator().manual_seed(0))
+    private[:, 0, 0] = 0.0
+    others = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1))
+    refuse_shared(private, copied(others))
+    with pytest.raises(ValueError, match=r"must be none of the private ones, got 2 of 7 whose inputs are the same"):
+        refuse_shared(private, copied(torch.cat([others, private[[3, 29]]])))
+    with pytest.raises(ValueError, match=r"got 1 of 1 whose"):
+        refuse_shared(copied(private), private[7:8])
+
+
+def test_whole_numbers_are_compared_with_floats_as_numbers():
+    private = torch.randint(0, 256, (20, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    refuse_shared(private, private.float() + 1)
+    with pytest.raises(ValueError, match="got 20 of 20"):
+        refuse_shared(private, private.float())
+    refuse_shared(private, private[:0].float())
+
+
+def test_training_on_public_examples_that_are_private_is_refused():
+    with pytest.raises(ValueError, match=r"must be none of the private ones, got 1 of 120"):
+        mixed = torch.cat([duties.PUBLIC[0][1:], duties.DATA[0][5:6]])
+        duties.trained(dp_sgd(noise_multiplier=1.0), public=(mixed, duties.PUBLIC[1]))

@@ -1,7 +1,7 @@
 """The training loop: its divisor, its optimizers, its public data, its randomness and its refusals."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -250,6 +250,19 @@ def test_public_data_must_be_there_and_enough():
     few = (duties.PUBLIC[0][:4], duties.PUBLIC[1][:4])
     with pytest.raises(ValueError, match="public data must have at least 5 examples, got 4"):
         duties.trained(defense, public=few)
+
+
+def test_a_part_in_evaluation_mode_stays_there_unless_the_whole_model_is():
+    def trained(whole, dropout):
+        network = duties.network_with_dropout().train(whole)
+        network.get_submodule("3").train(dropout)
+        run = duties.trained(dp_sgd(noise_multiplier=0.0), replace(duties.DRAWN, network=lambda: network))
+        assert not any(layer.training for layer in network.modules())
+        return duties.parameters(run)
+
+    with_dropout = trained(True, True)
+    assert torch.equal(trained(False, False), with_dropout) and torch.equal(trained(False, True), with_dropout)
+    assert not torch.equal(trained(True, False), with_dropout)
 
 
 def with_dropout():

@@ -98,6 +98,18 @@ class Quiet(Block):
         return 1e-9
 
 
+class Lying(float):
+    """Compares as itself, and multiplies as a millionth of that."""
+
+    def __mul__(self, other):
+        return float(self) * other * 1e-6
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other):
+        return float(self) / other * 1e6
+
+
 class OwnOptimizer(torch.optim.SGD):
     """May know more than releases."""
 
@@ -135,17 +147,18 @@ RUNS = {
 @pytest.mark.parametrize("role", PLANS)
 def test_a_part_of_a_plan_that_is_none_of_ours_is_named(role):
     run = duties.trained(Defense(Planned(PLANS[role]), 1.0))
-    assert run.remarks == (f"unverified_{role}",)
+    assert run.remarks == ("unverified_method", f"unverified_{role}")
     claim = run.claim(1e-5)
     assert math.isfinite(claim.epsilon)
-    assert len(claim.unverified) == 1 and claim.unverified == run.unverified
-    assert claim.unverified[0].startswith(f"{role} ") and "is none of leakbench's" in claim.unverified[0]
+    assert len(claim.unverified) == 2 and claim.unverified == run.unverified
+    assert claim.unverified[0].startswith("method Planned (of ")
+    assert claim.unverified[1].startswith(f"{role} ") and "is none of leakbench's" in claim.unverified[1]
 
 
 def test_a_codec_that_gives_back_what_it_saw_is_named():
     stash = Stashing(duties.DIM)
     run = duties.trained(Defense(Planned(lambda dim: StepPlan(Block(**plain(dim, codec=stash)))), 1.0))
-    assert run.remarks == ("unverified_codec",)
+    assert run.remarks == ("unverified_method", "unverified_codec")
 
 
 @pytest.mark.parametrize("role", RUNS)
@@ -158,7 +171,7 @@ def test_a_part_of_a_run_that_is_none_of_ours_is_named(role):
 def test_it_is_still_named_after_an_interruption(tmp_path):
     defense = Defense(Planned(PLANS["codec"]), 1.0)
     resumed = duties.interrupted(defense, tmp_path / "c", after=2, observer="final")
-    assert resumed.remarks == ("unverified_codec",) and len(resumed.claim(1e-5).unverified) == 1
+    assert resumed.remarks == ("unverified_method", "unverified_codec") and len(resumed.claim(1e-5).unverified) == 2
 
 
 def test_what_is_ours_is_not_named():
@@ -186,3 +199,16 @@ def test_a_defense_and_an_optimizer_that_are_none_of_ours_are_named_and_an_optim
     assert own.remarks == ("unverified_optimizer",) and "optimizer OwnOptimizer" in own.claim(1e-5).unverified[0]
     known = duties.trained(dp_sgd(noise_multiplier=1.0), optimizer=lambda p: torch.optim.AdamW(p, lr=0.1))
     assert known.remarks == known.unverified == ()
+
+
+def test_a_number_that_multiplies_as_another_one_is_taken_for_what_it_compares_as():
+    assert Lying(1.0) == 1.0 and Lying(1.0) * 3.0 == 3e-6
+    block = Block(codec=Everything(4), bound=clip(Lying(1.0)), share=Lying(1.0))
+    assert block.noise_std(Lying(2.0)) == 2.0
+    rows = torch.full((2, 4), 100.0)
+    torch.testing.assert_close(block.bound(rows).norm(dim=1), torch.ones(2))
+    assert (
+        Bound(kind="normalize", norm=1.0, regulariser=Lying(0.5)).factors(torch.ones(1, dtype=torch.float64)) == 2 / 3
+    )
+    assert Sampling("poisson", Lying(0.5)).expected_batch(10) == 5.0
+    assert dp_sgd(noise_multiplier=Lying(1.0)).calibrated_multiplier * 2.0 == 2.0

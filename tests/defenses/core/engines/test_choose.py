@@ -20,7 +20,7 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core.engines import Layerwise, TorchFunc, choose, names
+from defenses.core.engines import Batches, Layerwise, TorchFunc, choose, forget, names
 from defenses.core.engines.interface import PerExample
 from defenses.dp_sgd import dp_sgd
 
@@ -73,6 +73,7 @@ def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
     monkeypatch.setattr(Layerwise, "sums", lambda *a, **k: tuple(1.000001 * s for s in right(*a, **k)))
     assert "differs from the reference by 1.0e-06" in choice_for(made).note
     monkeypatch.setattr(Layerwise, "sums", right)
+    forget()
     assert choice_for(made).note == "layerwise"
 
 
@@ -130,6 +131,57 @@ def test_it_runs_once_for_data_of_one_shape(monkeypatch):
     for _ in range(3):
         engine.run(plan, made.inputs, made.targets, 0.0)
     assert len(checks) == 3  # the engine itself, and on the float64 copy its twin and the reference
+
+
+def test_what_was_found_out_about_a_model_holds_for_its_equals_and_for_no_other(monkeypatch):
+    trials = []
+    whole = PerExample.__init__
+    monkeypatch.setattr(PerExample, "__init__", lambda self, *a: (trials.append(1), whole(self, *a))[1])
+
+    def tried(model, loss=cross_entropy, inputs=None, batches=None, name="auto"):
+        trials.clear()
+        inputs = torch.zeros(2, 4) if inputs is None else inputs
+        choice = choose(name, model, loss, Layout.of(model), inputs, torch.tensor([0, 1]), batches=batches)
+        assert choice.engine.model is model
+        return len(trials) > 1
+
+    def network(slope=0.1):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.LeakyReLU(slope), nn.Linear(5, 3))
+
+    def weighted(factor):
+        return lambda outputs, targets: factor * cross_entropy(outputs, targets)
+
+    other, moved = network(), network()
+    with torch.no_grad():
+        next(other.parameters())[0, 0] += 1.0
+        moved.register_buffer("table", torch.zeros(2))
+    one_frozen = network()
+    one_frozen[1].bias.requires_grad_(False)
+    assert tried(network()) and not tried(network())
+    assert not tried(other)  # trained weights become others anyway
+    assert tried(network(0.2)) and tried(network().eval()) and tried(one_frozen) and tried(moved)
+    moved.table.add_(1.0)
+    assert tried(moved)
+    assert tried(network(), weighted(2.0)) and not tried(network(), weighted(2.0)) and tried(network(), weighted(3.0))
+    assert tried(network(), inputs=torch.zeros(2, 4, dtype=torch.float64)) and tried(
+        network(), inputs=torch.zeros(2, 1, 4)
+    )
+    assert tried(network(), batches=Batches(expected=9)) and tried(network(), name="torch.func")
+    stream = iter([1.0, 2.0])  # nothing can look into it: never taken for a known one
+    opaque = [lambda outputs, targets: (stream, cross_entropy(outputs, targets))[1]] * 2
+    assert all(tried(network(), loss) for loss in opaque)
+
+
+def test_no_more_is_remembered_than_a_few_dozen(monkeypatch):
+    from importlib import import_module
+
+    module = import_module("defenses.core.engines.choose")
+    monkeypatch.setattr(module, "_REMEMBERED", 3)
+    for width in range(2, 8):
+        model = nn.Linear(4, width)
+        choose("auto", model, cross_entropy, Layout.of(model), torch.zeros(2, 4), torch.tensor([0, 1]))
+    assert len(module._verdicts) == 3
 
 
 def test_a_model_that_fails_on_synthetic_rows_runs_by_the_reference():

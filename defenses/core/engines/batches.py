@@ -1,0 +1,56 @@
+"""How many examples are worked on at a time, and so the sizes of batches that an engine is checked on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# What a CPU's allocator hands out again without returning it to the system in between, roughly.
+REUSED_MEMORY = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a run, as far as they are known before it.
+
+    Attributes:
+        expected: examples in one; 0 where nobody said.
+        views: entries of an example.
+        most: examples that are worked on at a time, whatever fits; None for no such limit.
+        budget: bytes that these may take.
+    """
+
+    expected: float = 0.0
+    views: int = 1
+    most: int | None = None
+    budget: int = 2 * 2**30
+
+    def fitting(self, bytes_per_entry: int) -> int:
+        """Most examples that are worked on at a time; at least one."""
+        return self.most or max(1, self.budget // max(1, self.views * bytes_per_entry))
+
+    def sizes(self, bytes_per_entry: int) -> set[int]:
+        """Entries that an engine will be handed at a time: of the expected batch, and of a large Poisson sample.
+
+        A batch that does not fit is cut, so that what is left over is one of the sizes.
+        """
+        most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
+        large = math.ceil(self.expected + 4 * math.sqrt(self.expected))
+        return {self.views * size for size in (min(expected, most), expected % most, min(large, most)) if size}
+
+
+def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
+    """The part of a budget of bytes that is best used at a time.
+
+    On a CPU fresh memory has to be cleared page by page, which takes longer than most passes over it; smaller batches
+    use the same again. But every one costs passes over a vector of the parameters' length.
+
+    Args:
+        budget: bytes.
+        parameter: one of the model's.
+        dim: numbers in all of them.
+    """
+    on_cpu = parameter.device.type == "cpu"
+    return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if on_cpu else budget
