@@ -156,7 +156,7 @@ def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world
 
 @in_each_world
 @each
-def test_a_run_interrupted_inside_any_step_goes_on_bit_for_bit(name, world, tmp_path):
+def test_a_run_interrupted_inside_a_step_goes_on_bit_for_bit(name, world, tmp_path):
     duties.check_interruption_inside_a_step(FACTORIES[name], tmp_path, world)
 
 

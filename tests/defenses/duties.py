@@ -389,10 +389,12 @@ def interrupted(defense: Defense, path: Path, world: World | None = None, *, aft
 def check_interruptions(factory: Factory, folder: Path, world: World | None = None) -> None:
     """A run interrupted after any step and resumed equals the one that was not, for every kind of optimizer.
 
-    With views and dropout, in the middle alone: what they add to a checkpoint is the same after every step.
+    With another optimizer, and with views and dropout, in the middle alone: what they add to a checkpoint is the same
+    after every step.
     """
-    places = range(1, STEPS + 1) if world is None or world is PLAIN else [STEPS // 2]
     for name, momentum in (("sgd", 0.5), ("adam", 0.0)):
+        everywhere = name == "sgd" and (world is None or world is PLAIN)
+        places = range(1, STEPS + 1) if everywhere else [STEPS // 2]
         settings = {"optimizer": name, "momentum": momentum, "schedule": "cosine"}
         whole = trained(factory(1.0), world, **settings)
         for after in places:
@@ -401,9 +403,9 @@ def check_interruptions(factory: Factory, folder: Path, world: World | None = No
 
 
 def check_interruption_inside_a_step(factory: Factory, folder: Path, world: World | None = None) -> None:
-    """A step that was broken off is done again from the last checkpoint, with the same noise."""
+    """A step that was broken off, be it the first or the last, is done again from a checkpoint, with the same noise."""
     whole, take_step = trained(factory(1.0), world), torch.optim.SGD.step
-    for broken in range(STEPS) if world is None or world is PLAIN else [STEPS // 2]:
+    for broken in (0, STEPS // 2, STEPS - 1) if world is None or world is PLAIN else [STEPS // 2]:
         path, calls = folder / f"step{broken}", []
 
         def stopping(self: Any, closure: Any = None, broken: int = broken, calls: list[int] = calls) -> Any:

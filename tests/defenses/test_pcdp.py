@@ -61,11 +61,11 @@ def test_noise_lies_inside_the_subspace_and_has_one_number_a_direction():
     context, defense = context_at(), pcdp(clip_norm=0.5, rank=2, noise_multiplier=3.0)
     _, subspace = subspace_of(defense, context)
     assert subspace.size == 6
-    draws = [release(defense, torch.zeros(1, DIM), context, noise=seeded(i)) for i in range(2000)]
+    draws = [release(defense, torch.zeros(1, DIM), context, noise=seeded(i)) for i in range(400)]
     totals = torch.stack([draw.total for draw in draws])
     torch.testing.assert_close(subspace.project(totals), totals, rtol=1e-4, atol=1e-5)
     assert duties.has_scale(torch.stack([draw.noisy[0] for draw in draws]), 1.5)
-    assert not duties.has_scale(torch.stack([draw.noisy[0] for draw in draws]), 1.5 * 1.1)
+    assert not duties.has_scale(torch.stack([draw.noisy[0] for draw in draws]), 1.5 * 1.15)
 
 
 def test_the_directions_are_those_of_the_public_gradients():
@@ -157,12 +157,12 @@ def test_public_gradients_that_are_not_finite_count_for_nothing():
 def test_what_it_proves_does_not_depend_on_the_rank():
     from defenses.core import predict
 
-    claims = [
-        predict(d, sampling=poisson(0.025), steps=3200).claim(1e-5).epsilon
-        for d in (pcdp(rank=3, noise_multiplier=22.0), dp_sgd(noise_multiplier=22.0))
-    ]
-    assert claims[0] == claims[1]
-    assert claims[0] == pytest.approx(0.21, abs=0.005)  # by PLD; the paper's 0.31 is the classic conversion
+    def claimed(defense, steps):
+        return predict(defense, sampling=poisson(0.025), steps=steps).claim(1e-5).epsilon
+
+    assert claimed(pcdp(rank=3, noise_multiplier=22.0), 200) == claimed(dp_sgd(noise_multiplier=22.0), 200)
+    # By PLD; the paper's 0.31 is the classic conversion.
+    assert claimed(dp_sgd(noise_multiplier=22.0), 3200) == pytest.approx(0.21, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_what_was_found_out_about_a_model_holds_for_its_equals_and_for_no_other(
     assert tried(network()) and not tried(network())
     assert not tried(other)  # trained weights become others anyway
     assert tried(network(0.2)) and tried(network().eval()) and tried(one_frozen) and tried(moved)
-    moved.table.add_(1.0)
+    next(moved.buffers()).add_(1.0)
     assert tried(moved)
     assert tried(network(), weighted(2.0)) and not tried(network(), weighted(2.0)) and tried(network(), weighted(3.0))
     assert tried(network(), inputs=torch.zeros(2, 4, dtype=torch.float64)) and tried(
