@@ -221,7 +221,7 @@ def _kept(points: dict[str, _Point], folder: Path, *, recompute: bool = False) -
             stale.append(f"{point.words}: {'; '.join(differs)}")
     if stale:
         raise StaleError(
-            f"{len(stale)} points in {folder} cannot be kept ({stale[0]}); "
+            f"{len(stale)} point{'s' if len(stale) > 1 else ''} in {folder} cannot be kept ({stale[0]}); "
             "compute them again with --recompute, or name another --out"
         )
     return found

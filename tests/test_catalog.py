@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,14 @@ SHARED_WORDS = {"sgd"}  # also the name of an optimizer, and what a positive con
 
 def mentions(source: str, package: str, name: str) -> list[int]:
     """Lines on which a module names a method: as a string of its own, or by importing it."""
-    return [getattr(node, "lineno", 0) for node in ast.walk(ast.parse(source)) if names(node, package, name)]
+    return [getattr(node, "lineno", 0) for node in parsed(source) if names(node, package, name)]
+
+
+@cache
+def parsed(source: str) -> list[ast.AST]:
+    """What a method can be named by."""
+    kinds = (ast.Constant, ast.ImportFrom, ast.Import)
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
 
 
 def names(node: ast.AST, package: str, name: str) -> bool:

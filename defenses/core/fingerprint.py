@@ -149,8 +149,17 @@ class _Walker:
                 self.add(one, f"{place}[{position}]")
             return self._attached(value, place)
         if isinstance(value, (set, frozenset)):
-            return self._say(_name(type(value)), *sorted(digest(one, strict=self._strict) for one in value))
+            return self._say(_name(type(value)), *sorted(map(self._alone, value)))
         return self._object(value, place)
+
+    def _alone(self, value: object) -> str:
+        """A digest of one of several things that come in no order."""
+        other = _Walker(self._strict)
+        if not isinstance(value, _PLAIN):
+            # What is under way already ends here too: a class may be a key in a table that its own methods read.
+            other._met, other._kept = dict(self._met), self._kept
+        other.add(value, "key")
+        return other.found.hexdigest()
 
     def _attached(self, value: object, place: str) -> None:
         """Attributes of something whose own content was taken in."""
@@ -221,7 +230,7 @@ class _Walker:
 
     def _mapping(self, value: Mapping[Any, Any], place: str) -> None:
         self._say(_name(type(value)), len(value))
-        keyed = sorted(((digest(key, strict=self._strict), key) for key in value), key=lambda pair: pair[0])
+        keyed = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
         for name, key in keyed:
             self._say("key", name)
             self.add(value[key], f"{place}[{key!r}]")

@@ -7,6 +7,7 @@ import torch
 
 from audit import harness, tuning
 from audit.cells import plan
+from audit.resume import StaleError
 from audit.suite import SuiteError
 from audit.tuning import tune
 from leaderboard.record import read_all
@@ -91,6 +92,36 @@ def test_what_is_there_is_not_computed_again_and_a_new_grid_is(suite_of, tmp_pat
     assert settings_of(tuned(suite_of(TUNED), tmp_path)) == first
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         tuned(suite_of(TUNED.replace("1e-4", "1e-3")), tmp_path)
+
+
+OTHERS = '{ name = "dp_sgd" }, { name = "pcdp", rank = 3, lr = 0.2 }, '
+SMALL = TUNED.replace(OTHERS, "").replace(", clip_norm = [0.5, 1.0]", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("result", "accuracy"), 1.0, "it was edited after it was written"),
+        (("provenance", "versions", "torch"), "1.0", "torch was 1.0, is "),
+        (("provenance",), None, "it is not a whole document of this version"),
+    ],
+)
+def test_a_point_of_another_code_or_an_edited_one_is_refused_by_name_and_can_be_tried_again(
+    suite_of, tmp_path, path, value, words
+):
+    first = settings_of(tuned(suite_of(SMALL), tmp_path))
+    chosen = min((tmp_path / "tuning" / "points").glob("*.json"))
+    before = json.loads(chosen.read_text("utf-8"))
+    inside = changed = json.loads(json.dumps(before))
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    chosen.write_text(json.dumps(changed), "utf-8")
+    with pytest.raises(StaleError, match=rf"^1 point in .* cannot be kept \(.*{words}.*--recompute, or name another"):
+        tuned(suite_of(SMALL), tmp_path)
+    assert json.loads(chosen.read_text("utf-8")) == changed  # left as it is
+    again = tune(suite_of(SMALL), tmp_path, device=CPU, jobs=1, report=quiet, recompute=True)
+    assert settings_of(again) == first and json.loads(chosen.read_text("utf-8")) == before
 
 
 def test_processes_find_the_same(suite_of, tmp_path):

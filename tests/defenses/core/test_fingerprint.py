@@ -201,6 +201,16 @@ def test_what_does_not_count_in_comparisons_is_memory_and_does_not_count_here():
     assert digest(used) == digest(fresh)
 
 
+class Ranked:
+    """Is a key in a table that its own method reads."""
+
+    def rank(self):
+        return RANKS[type(self)]
+
+
+RANKS = {Ranked: 1, "others": 2}
+
+
 def test_cycles_end():
     ring: list[object] = [1]
     ring.append(ring)
@@ -210,6 +220,7 @@ def test_cycles_end():
 
     assert digest(ring) == digest(ring)
     assert digest(recursive) == digest(recursive)
+    assert digest(Ranked) == digest(Ranked) and digest({Ranked, 1}) == digest({1, Ranked})
 
 
 SCRIPT = """
