@@ -108,18 +108,26 @@ def score_reconstruction(
     return metrics | floors
 
 
-def pictures_again(found: Tensor, inputs: Tensor, *, low: float, high: float) -> dict[str, Metric]:
-    """The metrics of one target that pictures alone give: `psnr`, `mse`, `ssim`.
+def pictures_again(
+    found: Tensor, inputs: Tensor, *, low: float, high: float, floor_image: Tensor | None, failed: bool
+) -> dict[str, Metric]:
+    """The metrics of one target that pictures alone give: `psnr_floor`, and unless it failed `psnr`, `mse`, `ssim`.
 
     Args:
-        found: as many reconstructions as truths, in model-input units.
+        found: at most as many reconstructions as truths, in model-input units.
         inputs: the truth, in the same units.
         low: pixel value that is black.
         high: pixel value that is white.
+        floor_image: best guess without the update.
+        failed: whether the attack found nothing that could be scored.
     """
     truth = _unit(inputs, low, high)
-    recovered, _ = match(_unit(found, low, high), truth, None)
-    return _distances(_mse(recovered, truth), recovered, truth)
+    floor = None if floor_image is None else _unit(floor_image, low, high).expand_as(truth)
+    metrics = {"psnr_floor": _psnr_floor(floor, truth)}
+    if failed:
+        return metrics
+    recovered, _ = match(_unit(found, low, high), truth, floor)
+    return metrics | _distances(_mse(recovered, truth), recovered, truth)
 
 
 def match(

@@ -53,6 +53,7 @@ class SharedUpdates:
         claim: dict[str, Any] = {}
         remarks: dict[str, None] = {}
         engine: str | None = None
+        floor: Tensor | None = None
         noise = noise_for(request)
         for image in range(task["images"]):
             inputs, labels, decoy = self._batch(request, image)
@@ -84,6 +85,7 @@ class SharedUpdates:
                 floor=shared.truth.floor,
                 labels_given=Knows.LABELS in knows,
             )
+            floor = shared.truth.floor  # the public mean image, the same for every target
             results.append(result)
             scored.append(score(result, about))
             wanted.append((inputs, labels))
@@ -110,7 +112,7 @@ class SharedUpdates:
             noise=noise.kind if task["noise"] != "none" and calibrated > 0 else "none",
             engine=engine,
             flags=flags,
-            arrays=_pictures(wanted, results),
+            arrays=_pictures(wanted, results, floor),
         )
 
     def _batch(self, request: dict[str, Any], image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
@@ -159,8 +161,13 @@ def averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
     return averaged
 
 
-def _pictures(wanted: list[tuple[Tensor, Tensor]], results: list[Reconstruction]) -> dict[str, Any]:
-    """Truths and reconstructions side by side; shapes are in the record's task. What was not found is null."""
+def _pictures(
+    wanted: list[tuple[Tensor, Tensor]], results: list[Reconstruction], floor: Tensor | None
+) -> dict[str, Any]:
+    """Truths and reconstructions side by side; shapes are in the record's task. What was not found is null.
+
+    The best guess without the update is in the first row alone.
+    """
     found: list[list[float] | None] = []
     for (inputs, _), result in zip(wanted, results, strict=True):
         here = [column(x.flatten()).tolist() for x in result.inputs[: len(inputs)]]
@@ -170,4 +177,5 @@ def _pictures(wanted: list[tuple[Tensor, Tensor]], results: list[Reconstruction]
         "label": [int(label) for _, labels in wanted for label in labels],
         "original": [column(x.flatten()).tolist() for inputs, _ in wanted for x in inputs],
         "reconstruction": found,
+        "floor": [*([] if floor is None else [column(floor.flatten()).tolist()]), *[None] * len(found)][: len(found)],
     }

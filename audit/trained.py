@@ -27,7 +27,7 @@ from .evidence import largest_auc, largest_tpr
 from .observe import GroundTruth, RunView, World, logits_of, model_access, noise_found, observe_run, participation
 from .outcome import Outcome, column, examples_of, finite, finite_claim, join, noise_for, pick, world_of
 from .score import score
-from .utility import score_utility
+from .utility import losses, score_utility
 
 NOISE_TOLERANCE = 6.0
 """Standard deviations by which the noise found may differ from the noise claimed: one false alarm in 10^9 runs."""
@@ -221,6 +221,7 @@ class TrainedModel:
         columns = {
             "id": column(test.ids),
             "label": column(test.labels),
+            "loss": column(losses(logits, test.labels)),
             "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
         }
         return score_utility(logits, test.labels), columns, []

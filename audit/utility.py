@@ -44,15 +44,20 @@ def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"])
         better="higher",
         detail={"correct": correct, "undefined": int(undefined.sum()), "method": "Clopper-Pearson"},
     )
-    losses = functional.cross_entropy(logits.double(), labels.long(), reduction="none")
-    infinite = int((~losses.isfinite()).sum())
-    if infinite:
-        reason = f"the loss of {infinite} of {n} examples is not finite: the model diverged"
-        return {"accuracy": accuracy, "loss": Metric(value=None, n=n, better="lower", reason=reason)}
-    return {
-        "accuracy": accuracy,
-        "loss": mean_metric(losses.cpu().numpy(), better="lower", one="one example", least=0.0),
-    }
+    return {"accuracy": accuracy, "loss": mean_loss(losses(logits, labels).cpu().numpy())}
+
+
+def losses(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The cross-entropy of each example, in nats, float64."""
+    return functional.cross_entropy(logits.double(), labels.long(), reduction="none")
+
+
+def mean_loss(values: Float[ndarray, " n"]) -> Metric:
+    """The mean of examples' losses; none where one of them is not finite."""
+    if infinite := int((~np.isfinite(values)).sum()):
+        reason = f"the loss of {infinite} of {len(values)} examples is not finite: the model diverged"
+        return Metric(value=None, n=len(values), better="lower", reason=reason)
+    return mean_metric(values, better="lower", one="one example", least=0.0)
 
 
 def mean_metric(

@@ -1,15 +1,17 @@
 """Numbers of a record computed again from the scores beside it.
 
-What scores give exactly is compared: accuracy; AUC, TPR, advantage and what epsilon they imply; PSNR, MSE and SSIM of
-the pictures; each with its interval. What needs more than the arrays hold (the loss of a model, LPIPS weights, the
-public mean image, labels an attack guessed) is not.
+What scores give exactly is compared: accuracy and loss; AUC, TPR, advantage and what epsilon they imply; PSNR, its
+floor, MSE and SSIM of the pictures; each with its interval. What needs more than the arrays hold (LPIPS weights, the
+labels that an attack guessed, its objective) is not.
 """
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,7 @@ from .evidence import clopper_pearson
 from .leakage import score_membership
 from .reconstruction import pictures_again
 from .shared import averaged
+from .utility import mean_loss
 
 TOLERANCE = 1e-6
 """Relative: arrays hold single precision."""
@@ -60,23 +63,33 @@ def _again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
         right = table["label"].to_numpy() == table["predicted"].to_numpy()
         correct, n = int(right.sum()), len(right)
         low, high = clopper_pearson(correct, n)
-        return {"accuracy": Metric(value=correct / n, low=low, high=high, n=n, better="higher")}
+        accuracy = Metric(value=correct / n, low=low, high=high, n=n, better="higher")
+        return {"accuracy": accuracy, "loss": mean_loss(table["loss"].to_numpy())}
     if record.kind == "membership":
         ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
         members = torch.from_numpy(table["member"].to_numpy().astype(bool))
         found = MembershipScores(ids=ids, scores=scores, exact=False)
         return score_membership(found, members, delta=record.budget["delta"])
-    if any(value is None for value in table["reconstruction"]) or record.metrics["psnr"].value is None:
-        return {}
     low, high = (float(end) for end in record.task["input_range"])
     shape = record.task["input_shape"]
-    scored = []
-    for _, group in table.groupby("target", sort=True):
-        found, truth = (
-            torch.from_numpy(np.stack(group[name].to_list()).astype(np.float32)).reshape(len(group), *shape)
-            for name in ("reconstruction", "original")
+
+    def pictures(cells: Iterable[Any]) -> torch.Tensor:
+        there = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
+        return torch.from_numpy(np.stack(there) if there else np.zeros((0, math.prod(shape)), "f4")).reshape(-1, *shape)
+
+    # One image for all targets, in the first row that there is.
+    guess = pictures(table["floor"])
+    scored = [
+        pictures_again(
+            pictures(group["reconstruction"]),
+            pictures(group["original"]),
+            low=low,
+            high=high,
+            floor_image=guess[0] if len(guess) else None,
+            failed=record.metrics["psnr"].value is None,
         )
-        scored.append(pictures_again(found, truth, low=low, high=high))
+        for _, group in table.groupby("target", sort=True)
+    ]
     return averaged(scored)
 
 

@@ -284,6 +284,8 @@ def test_every_number_is_that_of_its_scores_and_one_that_is_not_is_found(results
         ("dp_sgd", "likelihood_ratio", "auc"),
         ("dp_sgd", "likelihood_ratio", "advantage"),
         ("dp_sgd", None, "accuracy"),
+        ("dp_sgd", None, "loss"),
+        ("dp_sgd", "inverting_gradients", "psnr_floor"),
         ("dp_sgd", "inverting_gradients", "psnr"),
     ):
         old = of(records, defense, attack)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
+from torch.nn.modules import module as _of_all_modules
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -70,6 +71,11 @@ def refuse_model(model: nn.Module) -> None:
                 f"parameters must have no hooks, got one at '{name}': per-example gradients do not run it, so training "
                 "would not be what it says; remove it, or do in the loss what it does"
             )
+    if everywhere := [*_of_all_modules._global_backward_hooks, *_of_all_modules._global_backward_pre_hooks]:
+        raise Refused(
+            f"there must be no backward hooks on all modules, got {len(everywhere)}: per-example gradients do not run "
+            "them; remove what torch.nn.modules.module.register_module_full_backward_hook returned"
+        )
     for name, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise Refused(

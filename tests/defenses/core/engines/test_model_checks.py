@@ -340,6 +340,23 @@ def test_hooks_on_gradients_are_refused_and_not_ignored():
     Engine(model)
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.modules.module.register_module_full_backward_hook,
+        nn.modules.module.register_module_full_backward_pre_hook,
+    ],
+)
+def test_hooks_on_the_gradients_of_all_modules_are_refused(register):
+    handle = register(lambda *_: None)
+    try:
+        with pytest.raises(ValueError, match="there must be no backward hooks on all modules, got 1: "):
+            moved(network())
+    finally:
+        handle.remove()
+    assert moved(network())[0] <= 1 + 1e-4
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_trained_parameters_in_half_precision_are_refused(dtype):
     with pytest.raises(ValueError, match=f"trained parameters must be float32 or float64, got {dtype} for '0.weight'"):
