@@ -1,6 +1,6 @@
 """A whole data set as it lies in memory, once, and how its three pools are dealt from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -75,11 +75,18 @@ class Deck:
         """SHA-256 of pixels and labels."""
         return content_digest(self.pixels, self.labels)
 
+    @cached_property
+    def _looks(self) -> Int64[Tensor, " train"]:
+        """A number for each training image, the same for equal ones."""
+        content = self.pixels[: self.train].numpy()
+        return torch.tensor([hash(image.tobytes()) for image in content], dtype=torch.int64)
+
     def deal(self, *, name: str, about: str, seed: int, sizes: Sizes, defaults: Sizes | None = None) -> Splits:
         """Deals all three pools from the training part, so that members and non-members are exchangeable.
 
         The public pool is dealt first, by the data set alone: it is the same under every seed, so that what is
-        tuned on it under one seed has seen no member of another. The seed then deals the rest.
+        tuned on it under one seed has seen no member of another. The seed then deals the rest, without images that
+        equal a public one: nobody is private whose image is public.
 
         Args:
             name: of the data set.
@@ -97,9 +104,16 @@ class Deck:
         salt = name.partition(":")[0]
         everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
-        private, non_member = choose(
-            everyone[~torch.isin(everyone, public)], [counts["private"], counts["non_member"]], salt=f"{salt}/{seed}"
-        )
+        rest = everyone[~torch.isin(self._looks, self._looks[public])]
+        if copies := self.train - len(public) - len(rest):
+            counts = fit(
+                replace(sizes, public=len(public)),
+                defaults,
+                available=self.train - copies,
+                name=f"{name}, without {copies} images that equal public ones,",
+                tested=len(tested) > 0,
+            )
+        private, non_member = choose(rest, [counts["private"], counts["non_member"]], salt=f"{salt}/{seed}")
         return Splits.cut(
             self.pixels,
             self.labels,

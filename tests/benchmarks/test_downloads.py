@@ -191,7 +191,8 @@ def small_cifar(root: Path, monkeypatch, kind: str) -> np.ndarray:
     each = TRAIN // len(cifar.train_list)
     for i, (file, _) in enumerate([*cifar.train_list, *cifar.test_list]):
         count = TEST if i == len(cifar.train_list) else each
-        content = {"data": pixels(count, 3 * 32 * 32), label: [n % 10 for n in range(count)]}
+        shift = np.uint8(i % len(cifar.train_list))  # else all files would hold the same images
+        content = {"data": pixels(count, 3 * 32 * 32) + shift, label: [n % 10 for n in range(count)]}
         (place / file).write_bytes(pickle.dumps(content))
     meta = dict(cifar.meta)
     (place / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: [str(i) for i in range(10)]}))
@@ -294,7 +295,8 @@ def small_imagenet(root: Path, monkeypatch) -> None:
             place = root / "imagenet" / part / name
             place.mkdir(parents=True)
             for i in range(count):
-                image = Image.new("RGB", (10 + i, 12), (80 * label,) * 3).convert(["RGB", "L", "CMYK"][i % 3])
+                shade = 80 * label + 2 * i  # no two are equal once they are cut
+                image = Image.new("RGB", (10 + i, 12), (shade,) * 3).convert(["RGB", "L", "CMYK"][i % 3])
                 image.save(place / f"{i:02}.JPEG", "JPEG")
     torch.save(({name: (name,) for name in names}, names), root / "imagenet" / "meta.bin")
 

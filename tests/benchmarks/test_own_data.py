@@ -23,15 +23,19 @@ def picture(number: int, *, side: int = 8, mode: str = "RGB") -> Image.Image:
     return Image.fromarray(noise + np.uint8(number % 50)).convert(mode)
 
 
+def different(n: int) -> np.ndarray:
+    """Images of which no two are equal."""
+    return np.arange(n, dtype=np.uint8)[:, None, None].repeat(4, axis=1).repeat(4, axis=2)
+
+
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     written = io.BytesIO()
     image.save(written, kind)
     return written.getvalue()
 
 
-def folders(root: Path, counts: dict[str, int], **options) -> str:
-    """One folder a class with so many pictures."""
-    number = 0
+def folders(root: Path, counts: dict[str, int], number: int = 0, **options) -> str:
+    """One folder a class with so many pictures, numbered from here on."""
     for name, count in counts.items():
         (root / name).mkdir(parents=True)
         for i in range(count):
@@ -129,7 +133,7 @@ def test_files_that_are_no_images_and_hidden_ones_are_passed_over(tmp_path):
 
 def test_images_below_a_class_are_found_at_any_depth_and_through_links(tmp_path):
     folders(tmp_path / "elsewhere", {"b": 4, "more": 2})
-    folders(tmp_path / "x" / "a", {"deep": 3, "deeper/still": 3})
+    folders(tmp_path / "x" / "a", {"deep": 3, "deeper/still": 3}, number=6)
     (tmp_path / "x" / "b").symlink_to(tmp_path / "elsewhere" / "b")
     (tmp_path / "x" / "a" / "more").symlink_to(tmp_path / "elsewhere" / "more")
     assert everything(data.load(f"folder:{tmp_path / 'x'}"))[1].tolist() == [0] * 8 + [1] * 4
@@ -339,7 +343,7 @@ def test_labels_with_gaps_are_renumbered_in_their_order(tmp_path):
     contents, labels = [encoded(picture(i)) for i in range(12)], [7, 1, 40] * 4
     for name in (
         table(tmp_path / "x.parquet", contents, labels),
-        archive(tmp_path / "x.npz", images=np.zeros((12, 4, 4), np.uint8), labels=np.array(labels)),
+        archive(tmp_path / "x.npz", images=different(12), labels=np.array(labels)),
     ):
         splits = data.load(name)
         assert splits.classes == 3
@@ -378,10 +382,10 @@ def test_arrays_may_have_their_channels_first_last_or_none(tmp_path, shape, inpu
 
 
 def test_an_archive_with_a_test_part_has_an_official_test_set(tmp_path):
-    x, y = np.zeros((20, 4, 4), np.uint8), np.arange(20) % 2
+    x, y = different(20), np.arange(20) % 2
     for first, second in (("x_train", "x_test"), ("train_images", "test_images")):
         names = {first: x, first.replace("x_", "y_").replace("images", "labels"): y}
-        names |= {second: x[:4] + np.uint8(9), second.replace("x_", "y_").replace("images", "labels"): y[:4]}
+        names |= {second: np.full_like(x[:4], 9), second.replace("x_", "y_").replace("images", "labels"): y[:4]}
         splits = data.load(archive(tmp_path / f"{first}.npz", **names))
         assert splits.test is not None
         assert splits.test.ids.tolist() == [20, 21, 22, 23]

@@ -1,6 +1,7 @@
 """How pools are dealt from a training part, and that they are slices of one tensor."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,22 @@ def test_the_public_pool_is_the_same_under_every_seed_and_the_members_are_not():
     splits = [deal(deck(), seed=seed) for seed in range(4)]
     assert len({tuple(s.public.ids.tolist()) for s in splits}) == 1
     assert len({tuple(s.private.ids.tolist()) for s in splits}) == 4
+
+
+def test_nobody_is_private_whose_image_is_public():
+    whole = deck(train=100)
+    copies = whole.pixels.clone()
+    copies[50:100] = copies[:50]  # everybody twice
+    splits = deal(replace(whole, pixels=copies))
+    looks = [set(pool.inputs[:, 0, 0, 0].tolist()) for pool in present(splits)]
+    assert not looks[2] & (looks[0] | looks[1])
+    # What was not asked for shrinks alike: 20 public ones, and as many as are unlike them.
+    left = 100 - 20 - len(set((splits.public.ids + 50).remainder(100).tolist()) - set(splits.public.ids.tolist()))
+    assert [len(pool) for pool in present(splits)] == [left // 2, left // 2, 20, 30]
+    sentence = "sizes of toy, without .* images that equal public ones, must add up to at most .*, got 100"
+    with pytest.raises(ValueError, match=sentence):
+        deal(replace(whole, pixels=copies), sizes=Sizes(private=40, non_member=40, public=20))
+    assert [len(pool) for pool in present(deal(replace(whole, pixels=copies), sizes=Sizes(public=0)))][:2] == [40, 40]
 
 
 def test_members_and_non_members_are_exchangeable():
