@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,7 +92,8 @@ def execute(
             for process in workers:
                 process.join()
                 for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
-                    draft.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        draft.unlink()
 
 
 @contextmanager

@@ -322,6 +322,42 @@ def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
         pass
 
 
+def test_a_full_disk_is_said_with_its_path_when_the_lock_is_written(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(28, "No space left on device")
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(WriteError, match=f"cannot write {tmp_path / '.lock'}: No space"),
+    ):
+        patched.setattr(os, "write", full)
+        with locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["records", "tuning"])
+def test_a_folder_that_is_a_link_is_neither_swept_nor_written_to(tmp_path, name):
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    for folder in (out, mine):
+        folder.mkdir()
+    (mine / "0123456789abcdef.parquet").touch()
+    (out / name).symlink_to(mine)
+    with pytest.raises(RecordError, match=f"{out / name} is a symbolic link"):
+        run(SUITE, out)
+    assert [path.name for path in mine.iterdir()] == ["0123456789abcdef.parquet"]
+
+
+def test_an_edited_request_stops_the_run_before_anything_is_computed(copied, monkeypatch):
+    (path,) = (copied / "records").glob("*.manifest")
+    path.write_text(path.read_text().replace('"toy"', '"boy"', 1))
+    monkeypatch.setattr(harness, "run_job", lambda *args, **settings: pytest.fail("computed"))
+    next((copied / "records").glob("*.json")).unlink()
+    with pytest.raises(RecordError, match=f"bad manifest {path}: it was edited"):
+        run(WHOLE, copied)
+
+
 def test_a_record_that_cannot_be_written_leaves_no_arrays_behind(tmp_path, monkeypatch):
     def full(record, folder):
         raise WriteError("cannot write: No space left on device")
