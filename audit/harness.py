@@ -28,7 +28,7 @@ from .lock import locked
 from .outcome import Outcome
 from .pool import execute
 from .provenance import library, third_party, tuning_digest
-from .resume import kept
+from .resume import kept, refuse_other_code
 from .suite import Suite
 from .tuning import tune
 
@@ -186,7 +186,11 @@ def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Pro
 
     Returns:
         Their records; a cell that fails has one with its error.
+
+    Raises:
+        StaleError: this process read another code than the run began with, so no record could say which it was.
     """
+    refuse_other_code(origins[job.cells[0].id])
     records = []
     for cell, outcome in compute(job.cells, device):
         try:

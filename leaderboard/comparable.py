@@ -20,14 +20,16 @@ SHARE = ("data", "model", "model_settings", "model_digest", "step", "steps", "ba
 
 
 def faced(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
-    """The attacks that were tried, also those that failed or could not be run: (kind, name) by all of their settings.
+    """The attacks that were run, also those that failed: (kind, name) by all of their settings.
+
+    One that was skipped, as where an extra is not installed, tried nothing; what cannot be run in any row divides none.
 
     Args:
         records: of one row, of any status.
     """
     found = {}
     for record in records:
-        if record.attack is not None:
+        if record.attack is not None and record.status != "skipped":
             share = {key: record.task.get(key) for key in SHARE} if record.kind == "reconstruction" else None
             key = key_of((record.kind, record.attack.name, record.attack.settings, share))
             found[key] = (record.kind, record.attack.name)

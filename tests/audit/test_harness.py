@@ -290,11 +290,23 @@ def test_every_number_is_that_of_its_scores_and_one_that_is_not_is_found(results
         fake = dataclasses.replace(old.metrics[metric], value=0.999, low=0.998, high=1.0)
         made = dataclasses.replace(old, metrics=old.metrics | {metric: fake})
         assert f"its {metric} is 0.999 [0.998, 1] of" in contradiction(made, folder / "records")
+    old = of(records, "dp_sgd", "inverting_gradients")
+    hidden = dataclasses.replace(old.metrics["psnr"], value=None, low=None, high=None, reason="not measured")
+    made = dataclasses.replace(old, metrics=old.metrics | {"psnr": hidden})
+    assert "its psnr is none, and its scores give" in contradiction(made, folder / "records")
     old = of(records, "dp_sgd", "loss_threshold")
     fake = dataclasses.replace(old.metrics["auc"], value=0.999, low=0.998, high=1.0)
     tampered(copied, old, metrics=old.metrics | {"auc": fake})
     assert of(run(WHOLE, copied), "dp_sgd", "loss_threshold").metrics["auc"].value == 0.999
     assert timeless(of(run(WHOLE, copied, verify=True), "dp_sgd", "loss_threshold")) == timeless(old)
+
+
+def test_a_process_that_read_another_code_than_the_run_began_with_records_nothing(tmp_path):
+    (job, *_) = plan(load(tmp_path, SUITE)).jobs
+    then = {cell.id: dataclasses.replace(library(), source="0" * 64) for cell in job.cells}
+    with pytest.raises(RecordError, match="was edited between the start of the run and that of its processes"):
+        harness.run_job(job, tmp_path, CPU, then)
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_third_party_code_is_part_of_what_is_compared(tmp_path, site):

@@ -330,6 +330,15 @@ def test_defenses_that_were_not_treated_alike_are_not_ranked_though_each_request
     assert all(flag in row.flags and why in row.unplaced for row in rows)
 
 
+def test_an_attack_that_was_skipped_in_one_environment_and_run_in_another_is_no_better_rank(record, metric):
+    mine = [record(defense="dpdr", metrics={"auc": metric(0.5, 0.02)})]
+    mine.append(record(defense="dpdr", attack="spy", status="skipped", reason="needs the extra 'images'"))
+    yours = [record(), record(attack="spy", metrics={"auc": metric(0.9, 0.02)})]
+    board = Board.from_records([*mine, *yours], complete(*mine, *yours))
+    assert [(row.defense.name, row.rank) for row in board.rows] == [("dp_sgd", 1), ("dpdr", None)]
+    assert "uneven_attacks" in board.rows[1].flags and "≥0.50" in board.to_markdown()
+
+
 def test_seeds_of_another_code_are_said_on_top(record):
     old, new = record(), record(seed=1, provenance=provenance(versions={"torch": "2.9", "lpips": "0.1"}))
     (said,) = Board.from_records([old, new], complete(old, new)).gaps
