@@ -84,16 +84,17 @@ def execute(
         ) from error
     finally:
         # Also on an interrupt or when the caller stops: what has not begun is dropped.
-        workers = [process for process in multiprocessing.active_children() if process not in others]
-        pool.shutdown(wait=not waiting, cancel_futures=True)
-        if waiting:
-            for process in workers:
-                process.terminate()
-            for process in workers:
-                process.join()
-                for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
-                    with suppress(OSError):
-                        draft.unlink()
+        with _interrupts_ignored():  # a second Control-C would leave this half done; it takes no time
+            workers = [process for process in multiprocessing.active_children() if process not in others]
+            pool.shutdown(wait=not waiting, cancel_futures=True)
+            if waiting:
+                for process in workers:
+                    process.terminate()
+                for process in workers:
+                    process.join()
+                    for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
+                        with suppress(OSError):
+                            draft.unlink()
 
 
 @contextmanager

@@ -521,7 +521,9 @@ def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
     text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
     process = start(text, tmp_path, "--jobs", jobs)
     first_record(tmp_path, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+    for _ in range(3):  # by somebody impatient
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+        time.sleep(0.05)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""
