@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if text:  # without arguments there is nothing to add to the help
             _say(f"error: {text}")
     if code == INTERRUPTED:  # some versions of typer raise nothing, but return it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses it again gets this sentence, and no traceback
         _say("interrupted; what was finished is kept, run the same command to go on")
     sys.exit(code if isinstance(code, int) else OK)
 

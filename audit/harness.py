@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from leaderboard.files import sweep
-from leaderboard.manifest import Expected, Manifest, write_manifest
+from leaderboard.files import refuse_links, sweep
+from leaderboard.manifest import Expected, Manifest, read_manifests, write_manifest
 from leaderboard.record import Claim, MethodUsed, Provenance, Record, RecordError, Reported, write
 
 from . import cells as planning
@@ -28,7 +28,7 @@ from .lock import locked
 from .outcome import Outcome
 from .pool import execute
 from .provenance import library, third_party, tuning_digest
-from .resume import kept
+from .resume import kept, refuse_other_code
 from .suite import Suite
 from .tuning import tune
 
@@ -81,16 +81,19 @@ def run(
 
     Raises:
         SuiteError: sizes that do not fit.
-        RecordError: torn, edited or stale records in the directory, named; nothing is computed or overwritten.
+        RecordError: torn, edited or stale records or requests in the directory, or links, named; nothing is computed or
+            overwritten.
         BusyError: another run writes into the directory.
         WriteError: a full disk, say; what was finished is kept.
     """
     with locked(directory):
+        refuse_links(directory / "records", directory / "tuning", directory / "tuning" / "points")
         if suite.tune is not None:
             planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
         folder = directory / "records"
+        read_manifests(folder)  # a bad one is said now, and not when the board is to be shown
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
         there = found.records
@@ -183,7 +186,11 @@ def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Pro
 
     Returns:
         Their records; a cell that fails has one with its error.
+
+    Raises:
+        StaleError: this process read another code than the run began with, so no record could say which it was.
     """
+    refuse_other_code(origins[job.cells[0].id])
     records = []
     for cell, outcome in compute(job.cells, device):
         try:
@@ -205,7 +212,8 @@ def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
     try:
         write(record, folder)
     except OSError:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         raise
     return record
 

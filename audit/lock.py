@@ -50,10 +50,14 @@ def locked(directory: Path) -> Iterator[None]:
                 raise BusyError(
                     f"another run writes into {directory} ({holder}); wait for it, or name another --out"
                 ) from None
-        os.ftruncate(handle, 0)
-        os.write(
-            handle, f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this host'}".encode()
-        )
+        host = os.uname().nodename if hasattr(os, "uname") else "this host"
+        try:
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {host}".encode())
+        except OSError as error:
+            raise WriteError(
+                f"cannot write {directory / NAME}: {error.strerror or error}; make room, or name another --out"
+            ) from error
         yield
     finally:
         os.close(handle)  # and with it the lock; the file stays, because who removes it may remove another's

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,15 +84,17 @@ def execute(
         ) from error
     finally:
         # Also on an interrupt or when the caller stops: what has not begun is dropped.
-        workers = [process for process in multiprocessing.active_children() if process not in others]
-        pool.shutdown(wait=not waiting, cancel_futures=True)
-        if waiting:
-            for process in workers:
-                process.terminate()
-            for process in workers:
-                process.join()
-                for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
-                    draft.unlink(missing_ok=True)
+        with _interrupts_ignored():  # a second Control-C would leave this half done; it takes no time
+            workers = [process for process in multiprocessing.active_children() if process not in others]
+            pool.shutdown(wait=not waiting, cancel_futures=True)
+            if waiting:
+                for process in workers:
+                    process.terminate()
+                for process in workers:
+                    process.join()
+                    for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
+                        with suppress(OSError):
+                            draft.unlink()
 
 
 @contextmanager

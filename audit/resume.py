@@ -15,6 +15,7 @@ from leaderboard.record import Provenance, Record, RecordError, read
 
 from . import catalog
 from .cells import Cell, planned, requires
+from .provenance import library
 from .verify import contradiction
 
 UNRESOLVED = ("private", "non_member", "public")
@@ -89,6 +90,19 @@ def kept(
     if stale:
         found.remarks.append(f"{count} records are computed again ({words})")
     return found
+
+
+def refuse_other_code(origin: Provenance) -> None:
+    """Checks in a process of a run that it read the code that the run began with, and that its records will name.
+
+    Raises:
+        StaleError: the source was edited meanwhile.
+    """
+    if library().source != origin.source:
+        raise StaleError(
+            "the source of leakbench was edited between the start of the run and that of its processes; what was "
+            "finished is kept, run the same command again"
+        )
 
 
 def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:

@@ -29,7 +29,7 @@ from .outcome import examples_of, noise_for, pick
 from .pool import execute
 from .progress import Report
 from .provenance import library, third_party
-from .resume import StaleError
+from .resume import StaleError, refuse_other_code
 from .suite import DefenseChoice, Suite, SuiteError
 from .utility import score_utility
 
@@ -230,6 +230,7 @@ def _kept(points: dict[str, _Point], folder: Path, *, recompute: bool = False) -
 def _try(point: _Point, *, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> None:
     """Trains one point on public data and writes how well it did on others."""
     request = point.request
+    refuse_other_code(origins[digest_of(request)])
     splits = load_splits(request, device)
     public, task = examples_of(splits.public, device), request["task"]
     coins = keyed(seed_of({"digest": splits.digest}, "tuning"))

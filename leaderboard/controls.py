@@ -57,9 +57,10 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
         records: all of them, for controls of which nothing succeeded and which have no row.
 
     Returns:
-        One result for each control and kind of attack; empty when the records have no control.
+        One result for each control and kind of attack, and a failed one for each table that has none while others have:
+        theirs say nothing about it. Empty when the records have no control.
     """
-    results = []
+    records, results = list(records), []
     shown = set()
     for row in rows:
         if row.control is None:
@@ -78,7 +79,23 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
             name = f"{record.suite}: {record.defense.name} ({record.control} control)"
             measured = f"nothing: every cell was skipped or failed, as {record.reason or record.status!r}"
             results.append(ControlResult(name=name, expected="a measurement", measured=measured, ok=False))
+    if results:
+        results += [
+            ControlResult(name=" · ".join(filter(None, section)), expected="controls", measured="nothing", ok=False)
+            for section in _uncontrolled(rows, records)
+        ]
     return tuple(results)
+
+
+def _uncontrolled(rows: Sequence[Row], records: list[Record]) -> list[tuple[str, str, str]]:
+    """Tables with contestants and without a control of any status."""
+    controls = [record for record in records if record.control is not None]
+    there = {(r.suite, str(r.task.get("data", "")), str(r.task.get("model", ""))) for r in controls}
+    suites = {record.suite for record in controls}
+    # A row of images alone stands under the data of its images, where no other row of its suite is.
+    alone = {row.section for row in rows if "step" in row.task and row.suite in suites}
+    contestants = dict.fromkeys(row.section for row in rows if row.control is None)
+    return [section for section in contestants if section not in there | alone]
 
 
 def find_violations(records: Iterable[Record]) -> tuple[Violation, ...]:

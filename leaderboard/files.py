@@ -6,7 +6,10 @@ written is one error that names the path and says how to go on. Standard library
 
 import hashlib
 import os
+import re
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from .strict import RecordError
@@ -29,7 +32,7 @@ def read_bytes(path: Path, what: str = "file") -> bytes:
         what: it is, for the message.
 
     Raises:
-        RecordError: a link, or it cannot be read.
+        RecordError: a link, a pipe (which would block), a folder, or it cannot be read.
     """
     if path.is_symlink():
         raise RecordError(
@@ -37,9 +40,14 @@ def read_bytes(path: Path, what: str = "file") -> bytes:
         )
     try:
         # The check above is for the sentence; this one cannot be raced.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-        with os.fdopen(handle, "rb") as file:
-            return file.read()
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise RecordError(f"cannot read {what} {path}: it is no regular file; remove it and run again")
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(handle)
     except OSError as error:
         raise RecordError(f"cannot read {what} {path}: {error.strerror or error}") from error
 
@@ -72,18 +80,33 @@ def write_bytes(path: Path, content: bytes) -> Path:
             "make room or mend the folder, and run the same command to go on"
         ) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # on a disk that became read-only, say: the error to show is the one above
+            draft.unlink()
     return path
+
+
+def refuse_links(*folders: Path) -> None:
+    """Raises RecordError where a folder of a run is a symbolic link, which would be written through and swept."""
+    for folder in folders:
+        if folder.is_symlink():
+            raise RecordError(f"{folder} is a symbolic link, and those are not followed; name where it leads")
 
 
 def sweep(folder: Path) -> None:
     """Removes what killed processes left behind: drafts, and arrays whose record was never written.
 
     Args:
-        folder: of a run; nobody else may be writing to it.
+        folder: of a run; nobody else may be writing to it. Files that are not named as ours stay.
+
+    Raises:
+        WriteError: the folder cannot be written to.
     """
-    for draft in folder.glob(".*.tmp"):
-        draft.unlink(missing_ok=True)
-    for arrays in folder.glob("*.parquet"):
-        if not arrays.with_suffix(".json").exists():
-            arrays.unlink(missing_ok=True)
+    drafts = list(folder.glob(".*.tmp"))
+    arrays = [path for path in folder.glob("*.parquet") if re.fullmatch(r"[0-9a-f]{16,128}", path.stem)]
+    for path in [*drafts, *(path for path in arrays if not path.with_suffix(".json").exists())]:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(
+                f"cannot remove {path}: {error.strerror or error}; mend the folder, and run the same command to go on"
+            ) from error

@@ -20,7 +20,7 @@ from .parts import MethodUsed
 from .record import Record
 from .strict import RecordError, build, conform
 
-SCHEMA = 1
+SCHEMA = 2
 SUFFIX = ".manifest"
 
 
@@ -86,13 +86,13 @@ class Manifest:
     def __post_init__(self) -> None:
         conform(self)
         if self.schema != SCHEMA:
-            raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}; delete it")
+            raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
 
     @property
     def name(self) -> str:
-        """Of its file: the suite's digest, and one of the cells."""
-        cells = digest_of_bytes(" ".join(sorted(cell.id for cell in self.cells)).encode())
-        return f"{self.suite_digest[:16]}-{cells[:16]}{SUFFIX}"
+        """Of its file: the suite's digest, and one of everything in it, so that nothing of it is edited unseen."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+        return f"{self.suite_digest[:16]}-{digest_of_bytes(content)[:16]}{SUFFIX}"
 
     def command_for(self, results: Path) -> str:
         """The command that computes what is missing, for a shell."""

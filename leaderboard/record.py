@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .files import digest_of_bytes, read_bytes, write_bytes
+from .files import digest_of_bytes, read_bytes, refuse_links, write_bytes
 from .parts import Claim, MethodUsed, Metric, Provenance, Reported, check_known
 from .strict import RecordError, build, conform
 
@@ -138,7 +138,7 @@ class Record:
             if seal != _seal(data):
                 raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
             return record
-        except RecordError as error:
+        except (RecordError, RecursionError) as error:
             raise RecordError(f"bad record {source}: {error}" if source else f"bad record: {error}") from None
 
 
@@ -191,8 +191,7 @@ def folder_of(directory: str | os.PathLike[str]) -> Path:
         RecordError: no such directory, or `records` is a symbolic link.
     """
     folder = Path(directory)
-    if (folder / "records").is_symlink():
-        raise RecordError(f"{folder / 'records'} is a symbolic link, and those are not followed; name where it leads")
+    refuse_links(folder / "records")
     if (folder / "records").is_dir():
         folder = folder / "records"
     if not folder.is_dir():

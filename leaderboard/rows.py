@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .aggregate import BoardError, Cell, Estimate, worst_case
+from .comparable import dealt_alike, faced, mixed
 from .folder import Completeness
 from .labels import differences, key_of, public, without
 from .manifest import Expected, belongs
@@ -41,7 +42,7 @@ class Row:
         psnr_noisy: worst-case reconstruction at the calibrated noise, dB.
         floor: PSNR of the mean public image, which needs no update at all, dB.
         flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks,
-            claims_differ.
+            uneven_tasks, mixed_code, claims_differ.
         unranked: its records that failed or were skipped.
         missing: cells that were asked for and have no record.
         lacks: kinds of attack of which something failed or is missing, so that the worst case is at least what is seen.
@@ -136,7 +137,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
-    rows = placed([_held_against(row, complete, lacking, uncovered) for row in _compared(rows)])
+    rows = placed([_held_against(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))])
     return rows
 
 
@@ -151,30 +152,30 @@ def placed(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
-def _compared(rows: list[Row]) -> list[Row]:
-    """Rows with the flags that come from the others of their section: fewer seeds, or not the same attacks."""
+def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
+    """Rows with the flags that come from the others of their section: other seeds, attacks, data, or code."""
     sections: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.control is None:
             sections.setdefault(row.section, []).append(row)
+    dealt = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
+    uneven = {key for key, records in dealt.items() if not dealt_alike(records)}
     found = []
     for row in rows:
         others = sections.get(row.section, []) if row.control is None else []
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
         if any(set(other.seeds) - set(row.seeds) for other in others):
             flags["uneven_seeds"] = None
-        faced = {attack for other in others for attack in _faced(other)}
-        if absent := faced - _faced(row):
+        tried = {key: attack for other in others for key, attack in faced([*other.records, *other.unranked]).items()}
+        if absent := tried.keys() - faced([*row.records, *row.unranked]).keys():
             flags["uneven_attacks"] = None
-            lacks |= {kind for kind, _ in absent}
+            lacks |= {tried[key][0] for key in absent}
+        if row.control is None and row.section in uneven:
+            flags["uneven_tasks"] = None
+        if row.suite in mixed_suites:
+            flags["mixed_code"] = None
         found.append(replace(row, flags=tuple(flags), lacks=frozenset(lacks)))
     return found
-
-
-def _faced(row: Row) -> set[tuple[str, str]]:
-    """The attacks that were tried on a row, also those that failed or could not be run: (kind, name)."""
-    tried = [*row.records, *row.unranked]
-    return {(record.kind, record.attack.name) for record in tried if record.attack is not None}
 
 
 def _held_against(
@@ -191,6 +192,12 @@ def _held_against(
         why = "some of its cells failed"
     elif "uneven_attacks" in flags:
         why = "other defenses were attacked by more"
+    elif "uneven_seeds" in flags:
+        why = "not everything was measured with the same seeds"
+    elif "uneven_tasks" in flags:
+        why = "rows of this table were not trained on the same examples and model"
+    elif "mixed_code" in flags:
+        why = "records of its suite are of different code"
     elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):
         why = "whether its cells are complete is unknown: no manifest of a run lists them"
     lacks = row.lacks | {cell.kind for cell in missing}

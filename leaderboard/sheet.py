@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from .aggregate import Estimate, over_seeds
+from .comparable import mixed
 from .controls import ControlResult, Violation
 from .folder import Completeness
 from .metrics import METRICS
@@ -100,9 +101,14 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
         complete: what they are held against.
 
     Returns:
-        One sentence for each request that lacks cells; one where nothing says what ought to be there.
+        One sentence for each request that lacks cells; one where nothing says what ought to be there; one for each
+        suite whose numbers are of different code.
     """
-    said = []
+    said = [
+        f"MIXED: records of {suite} are of different code ({'; '.join(words)}), so none of its rows is ranked: "
+        "compute them again with --recompute, or take the others out of the folder."
+        for suite, words in mixed(records).items()
+    ]
     for manifest, cells in complete.missing(records):
         names = list(dict.fromkeys(cell.words for cell in cells))
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -20,7 +20,8 @@ from .sheet import Footnotes, at_least, claim_remark, seeds_words, strongest_wor
 
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
-    "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
+    "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad", "uneven_tasks": "bad",
+    "mixed_code": "bad",
 }  # fmt: skip
 
 FLAGS = {
@@ -40,6 +41,8 @@ FLAGS = {
     "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
     "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",
     "uneven_seeds": "not everything was measured with the same seeds",
+    "uneven_tasks": "rows of this table were not trained on the same examples and model",
+    "mixed_code": "records of its suite are of different code",
     "claims_differ": "seeds or cells claim different epsilons; the largest is shown",
 }
 """What a flag of a row means, for the reader of a page."""

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -335,7 +336,12 @@ def test_interrupted_is_code_130(command, monkeypatch):
 
     write(ALONE)
     monkeypatch.setattr(harness, "run_job", interrupt)
-    code, out, err = command("run", "toy.toml", "--jobs", 1)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        code, out, err = command("run", "toy.toml", "--jobs", 1)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # until the process has ended
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
 

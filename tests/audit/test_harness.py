@@ -292,11 +292,23 @@ def test_every_number_is_that_of_its_scores_and_one_that_is_not_is_found(results
         fake = dataclasses.replace(old.metrics[metric], value=0.999, low=0.998, high=1.0)
         made = dataclasses.replace(old, metrics=old.metrics | {metric: fake})
         assert f"its {metric} is 0.999 [0.998, 1] of" in contradiction(made, folder / "records")
+    old = of(records, "dp_sgd", "inverting_gradients")
+    hidden = dataclasses.replace(old.metrics["psnr"], value=None, low=None, high=None, reason="not measured")
+    made = dataclasses.replace(old, metrics=old.metrics | {"psnr": hidden})
+    assert "its psnr is none, and its scores give" in contradiction(made, folder / "records")
     old = of(records, "dp_sgd", "loss_threshold")
     fake = dataclasses.replace(old.metrics["auc"], value=0.999, low=0.998, high=1.0)
     tampered(copied, old, metrics=old.metrics | {"auc": fake})
     assert of(run(WHOLE, copied), "dp_sgd", "loss_threshold").metrics["auc"].value == 0.999
     assert timeless(of(run(WHOLE, copied, verify=True), "dp_sgd", "loss_threshold")) == timeless(old)
+
+
+def test_a_process_that_read_another_code_than_the_run_began_with_records_nothing(tmp_path):
+    (job, *_) = plan(load(tmp_path, SUITE)).jobs
+    then = {cell.id: dataclasses.replace(library(), source="0" * 64) for cell in job.cells}
+    with pytest.raises(RecordError, match="was edited between the start of the run and that of its processes"):
+        harness.run_job(job, tmp_path, CPU, then)
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_third_party_code_is_part_of_what_is_compared(tmp_path, site):
@@ -322,6 +334,42 @@ def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
     assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
     with locked(tmp_path):
         pass
+
+
+def test_a_full_disk_is_said_with_its_path_when_the_lock_is_written(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(28, "No space left on device")
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(WriteError, match=f"cannot write {tmp_path / '.lock'}: No space"),
+    ):
+        patched.setattr(os, "write", full)
+        with locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["records", "tuning"])
+def test_a_folder_that_is_a_link_is_neither_swept_nor_written_to(tmp_path, name):
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    for folder in (out, mine):
+        folder.mkdir()
+    (mine / "0123456789abcdef.parquet").touch()
+    (out / name).symlink_to(mine)
+    with pytest.raises(RecordError, match=f"{out / name} is a symbolic link"):
+        run(SUITE, out)
+    assert [path.name for path in mine.iterdir()] == ["0123456789abcdef.parquet"]
+
+
+def test_an_edited_request_stops_the_run_before_anything_is_computed(copied, monkeypatch):
+    (path,) = (copied / "records").glob("*.manifest")
+    path.write_text(path.read_text().replace('"toy"', '"boy"', 1))
+    monkeypatch.setattr(harness, "run_job", lambda *args, **settings: pytest.fail("computed"))
+    next((copied / "records").glob("*.json")).unlink()
+    with pytest.raises(RecordError, match=f"bad manifest {path}: it was edited"):
+        run(WHOLE, copied)
 
 
 def test_a_record_that_cannot_be_written_leaves_no_arrays_behind(tmp_path, monkeypatch):
@@ -475,7 +523,9 @@ def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
     text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
     process = start(text, tmp_path, "--jobs", jobs)
     first_record(tmp_path, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+    for _ in range(3):  # by somebody impatient
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+        time.sleep(0.05)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""

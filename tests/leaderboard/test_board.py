@@ -300,3 +300,62 @@ def test_a_reported_epsilon_stands_beside_the_claim(record, claim):
     theirs = Reported(metric="epsilon", value=2.5, source="Table 1")
     (one,) = comparisons(Board.from_records([record("utility", claim=claim(3.0), reported=(theirs,))]).rows)
     assert (one.theirs, one.ours, one.difference) == ("2.5", "3.000", "+0.500")
+
+
+T = {"data": "digits", "model": "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("mine", "flag", "why"),
+    [
+        ({"attack_settings": {"shadows": 1}}, "uneven_attacks", "attacked by more"),
+        ({"task": T | {"private": 5000}}, "uneven_tasks", "same examples and model"),
+        ({"task": T | {"model_settings": {"hidden": 1}}}, "uneven_tasks", "same examples and model"),
+        ({"task": T | {"digest": "another deal"}}, "uneven_tasks", "same examples and model"),
+        ({"provenance": provenance(source="1" * 64)}, "mixed_code", "different code"),
+        ({"provenance": provenance(versions={"torch": "2.9"})}, "mixed_code", "different code"),
+    ],
+)
+def test_defenses_that_were_not_treated_alike_are_not_ranked_though_each_request_is_complete(
+    record, metric, mine, flag, why
+):
+    def cells(defense, auc, **fields):
+        given = {"attack_settings": {"shadows": 64}, "task": T, **fields}
+        return [record(defense=defense, seed=s, metrics={"auc": metric(auc, 0.02)}, **given) for s in (0, 1)]
+
+    first, second = cells("dpdr", 0.5, **mine), cells("dp_sgd", 0.7)
+    requests = Completeness((asked_for(*first), asked_for(*second)))
+    rows = Board.from_records([*first, *second], requests).rows
+    assert not any(row.rank for row in rows)
+    assert all(flag in row.flags and why in row.unplaced for row in rows)
+
+
+def test_an_attack_that_was_skipped_in_one_environment_and_run_in_another_is_no_better_rank(record, metric):
+    mine = [record(defense="dpdr", metrics={"auc": metric(0.5, 0.02)})]
+    mine.append(record(defense="dpdr", attack="spy", status="skipped", reason="needs the extra 'images'"))
+    yours = [record(), record(attack="spy", metrics={"auc": metric(0.9, 0.02)})]
+    board = Board.from_records([*mine, *yours], complete(*mine, *yours))
+    assert [(row.defense.name, row.rank) for row in board.rows] == [("dp_sgd", 1), ("dpdr", None)]
+    assert "uneven_attacks" in board.rows[1].flags and "≥0.50" in board.to_markdown()
+
+
+def test_seeds_of_another_code_are_said_on_top(record):
+    old, new = record(), record(seed=1, provenance=provenance(versions={"torch": "2.9", "lpips": "0.1"}))
+    (said,) = Board.from_records([old, new], complete(old, new)).gaps
+    assert said.startswith("MIXED: records of quick are of different code (torch 2.14.1 and 2.9)")
+
+
+def test_one_lucky_seed_is_no_rank(record, metric):
+    lucky = record(defense="dpdr", metrics={"auc": metric(0.5, 0.02)})
+    both = [record(seed=seed) for seed in (0, 1)]
+    board = Board.from_records([lucky, *both], complete(lucky, *both))
+    assert [(row.defense.name, row.rank) for row in board.rows] == [("dp_sgd", 1), ("dpdr", None)]
+    assert "same seeds" in board.rows[1].unplaced
+
+
+def test_controls_of_one_suite_speak_for_no_other(record, metric):
+    control = record(control="positive", defense="sgd", metrics={"auc": metric(0.97, 0.01)})
+    board = Board.from_records([control, record(), record(suite="weak")])
+    assert not board.trustworthy
+    assert [(result.name, result.ok) for result in board.controls if not result.ok] == [("weak · digits · mlp", False)]
+    assert "CONTROLS FAILED" in board.to_text()

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from leaderboard.files import WriteError, digest_of_bytes, sweep, write_bytes
+from leaderboard.files import WriteError, digest_of_bytes, read_bytes, sweep, write_bytes
 from leaderboard.folder import read_folder
 from leaderboard.manifest import read_manifests, write_manifest
 from leaderboard.metrics import METRICS, REPORTED
@@ -84,11 +85,12 @@ def test_links_are_followed_neither_to_read_nor_to_write(stored, tmp_path):
         read_manifests(folder)
 
 
-def test_an_edited_request_is_refused(stored):
+@pytest.mark.parametrize("edit", [{"cells": []}, {"suite": "another"}, {"command": ["rm", "-rf", "."]}])
+def test_an_edited_request_is_refused(stored, edit):
     _, folder = stored
     (path,) = folder.glob("*.manifest")
     data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | {"cells": []}))
+    path.write_text(json.dumps(data | edit))
     with pytest.raises(RecordError, match=f"bad manifest {path}: it was edited"):
         read_manifests(folder)
 
@@ -103,12 +105,45 @@ def test_what_cannot_be_written_names_the_path_and_leaves_nothing(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_that_became_read_only_is_one_sentence_with_the_path(tmp_path, monkeypatch):
+    def read_only(path, *args, **settings):
+        raise OSError(30, "Read-only file system", str(path))
+
+    (tmp_path / ".a.tmp").touch()
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, read_only)
+    with pytest.raises(WriteError, match=f"cannot write {tmp_path / 'a'}: Read-only file system; .* run the same"):
+        write_bytes(tmp_path / "a", b"x")
+    with pytest.raises(
+        WriteError, match=f"cannot remove {tmp_path / '.a.tmp'}: Read-only file system; .* run the same"
+    ):
+        sweep(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among its files")
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_and_blocks_nobody(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(RecordError, match=f"cannot read record {tmp_path / name}: it is no regular file"):
+            read_bytes(tmp_path / name, "record")
+
+
+def test_a_record_nested_too_deep_is_refused_with_its_path(stored):
+    made, folder = stored
+    path = folder / f"{made.id}.json"
+    path.write_text(path.read_text().replace('"task": {', f'"task": {{"deep": {"[" * 700 + "]" * 700},'))
+    with pytest.raises(RecordError, match=f"bad record {path}: "):
+        read_all(folder)
+
+
 def test_what_a_kill_leaves_behind_is_swept(stored):
     made, folder = stored
-    for name in (".0123.1.aa.tmp", "0123456789abcdef.parquet"):
+    for name in (".0123.1.aa.tmp", "0123456789abcdef.parquet", "my own.parquet"):
         (folder / name).write_bytes(b"half")
     sweep(folder)
-    assert {path.name for path in folder.iterdir()} == {f"{made.id}.json", made.arrays, asked_for(made).name}
+    left = {f"{made.id}.json", made.arrays, asked_for(made).name, "my own.parquet"}
+    assert {path.name for path in folder.iterdir()} == left
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_csv_has_one_number_a_column_and_nothing_where_nothing_was_measured(boar
     assert (sparse["psnr_with_noise"], sparse["psnr_with_noise_n"]) == ("", "0")
     violated = by_name["a_&_b|c%", ""]
     assert (violated["flags"], violated["failed"], violated["accuracy"]) == (
-        "claim_violated incomplete uneven_seeds",
+        "claim_violated incomplete uneven_seeds mixed_code",
         "1",
         "",
     )
