@@ -519,7 +519,7 @@ def nobody_is_left(group: int) -> bool:
 
 @pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
-    seeds = ", ".join(map(str, range(100)))  # far more than there is time for
+    seeds = ", ".join(map(str, range(20)))  # far more than there is time for
     text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
     process = start(text, tmp_path, "--jobs", jobs)
     first_record(tmp_path, process)
@@ -531,7 +531,7 @@ def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
     assert out == ""
     assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
     assert "Traceback" not in err
-    assert 1 <= len(read_all(tmp_path)) < 600  # every one of them is whole
+    assert 1 <= len(read_all(tmp_path)) < 120  # every one of them is whole
     assert not [path for path in (tmp_path / "records").iterdir() if path.name.startswith(".")]
     assert nobody_is_left(process.pid)
 

@@ -95,7 +95,7 @@ def test_an_exact_run_is_the_usual_one_up_to_noise_and_units():
         found = torch.stack([run.noisy[number] for run in runs]).double()
         assert float((found.mean(dim=0) - values).abs().max()) < 7 * std / 60**0.5
         assert duties.has_scale(found - values, std)
-        # Of a single number a run, 60 tell a third from the whole with the power that all others have for two thirds.
+        # A block of one number gives 60 draws in all, enough to reject three times the scale.
         assert not duties.has_scale(found - values, std * (3 / 2 if found.numel() > 1000 else 3))
     assert exact.name == "one_by_one"
 
