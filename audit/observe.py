@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -41,6 +41,7 @@ from .candidates import Candidates, copied
 _AT_ONCE = 1024  # inputs a forward pass
 _ROWS = 2**26  # numbers of per-example gradients in memory where they can be cut up
 _MOST = 2**30  # ... and where they cannot
+_KEPT = 2**25  # numbers that are kept for further views of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +241,7 @@ class RunView:
         sampling: the sampler of the run.
         candidates: whom membership is about; None where nothing is asked.
         informed: whether the attacker knows everybody but the candidate.
+        kept: what is left of a step's sums without everybody, by the number of the step, for other views of the run.
     """
 
     run: Run
@@ -248,6 +250,7 @@ class RunView:
     sampling: Sampling
     candidates: Candidates | None = None
     informed: bool = True
+    kept: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Training drew other units than an auditor would, so the contributions could not be computed again.
@@ -322,12 +325,18 @@ class RunView:
         asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
         own = seen.sums.new_zeros(len(asked), seen.sums.numel(), dtype=torch.float64)
         total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
-        for part in took_part.split(max(1, _ROWS // layout.dim)):
+        noise = self.kept.get(step.step)
+        needed = took_part if noise is None else took_part[torch.isin(private.ids[took_part], asked)]
+        for part in needed.split(max(1, _ROWS // layout.dim)) if len(needed) else ():
             rows = seen.contributions(private.inputs[part], private.labels[part])
             total += rows.sum(dim=0, dtype=torch.float64)
             is_asked = torch.isin(private.ids[part], asked)
             own[place[torch.searchsorted(asked, private.ids[part][is_asked])]] = rows[is_asked].double()
-        return seen.sums.double() - total, own
+        if noise is None:
+            noise = seen.sums.double() - total
+            if sum(one.numel() for one in self.kept.values()) + noise.numel() <= _KEPT:
+                self.kept[step.step] = noise
+        return noise, own
 
 
 def participation(sampling: Sampling) -> Participation:

@@ -41,7 +41,7 @@ WATCHED = 32
 WATCHED_MEMORY = 2**29
 """Bytes that these may take; the last step is kept whatever it takes."""
 
-_ASKED_ALONE = 4
+_ASKED_ALONE = 2
 """Members, and non-members, about whom an informed attack is asked again with nobody beside them."""
 
 
@@ -53,6 +53,7 @@ class TrainedModel:
         self._request, self._device = cells[0].request, device
         self._splits: Splits = load_splits(self._request, device)
         names = {cell.request["attack"]["name"] for cell in cells if cell.kind == "membership"}
+        self._left_over: dict[int, Tensor] = {}  # of steps without everybody: as the views of all cells need it
         self._all_steps = any(catalog.attack(name).requires.access is Access.ALL_STEPS for name in names)
 
     def outcome(self, cell: Cell) -> Outcome:
@@ -191,7 +192,7 @@ class TrainedModel:
             return []
         budget = self._request["budget"].get("epsilon", math.inf)
         overspent = claim.epsilon > budget * (1 + 1e-9)  # by the plans that were executed
-        view = RunView(self._run, self._world, self._trained_on, self._sampling[0])
+        view = RunView(self._run, self._world, self._trained_on, self._sampling[0], kept=self._left_over)
         ratio, deviations = noise_found(view, watched(self._sampling[1]))
         flags = ["claim_violated"] if overspent or deviations < -NOISE_TOLERANCE else []
         return [*flags, f"noise_{ratio:.2g}x_of_claimed"] if abs(deviations) > NOISE_TOLERANCE else flags
@@ -239,7 +240,8 @@ class TrainedModel:
 
         def asked_about(some: Examples, purpose: str) -> MembershipScores:
             candidates = Candidates.draw(some, seed_of(cell.request, f"{purpose} {cell.id}"))
-            view = RunView(self._run, world, self._trained_on, self._sampling[0], candidates, Knows.OTHERS in knows)
+            informed = Knows.OTHERS in knows
+            view = RunView(self._run, world, self._trained_on, self._sampling[0], candidates, informed, self._left_over)
             coins = keyed(seed_of(cell.request, f"attack {cell.id}"))
             target = self._target(view, attack)
             return candidates.answers(attack(target, coins, **copy.deepcopy(request["settings"])))

@@ -324,6 +324,32 @@ def test_who_is_asked_about_changes_nothing_for_the_others():
     torch.testing.assert_close(asked(), everyone()[[3, 25, 7]])
 
 
+def others_removed(view: RunView, step: int) -> Tensor:
+    found = view.at(step).others_removed
+    assert found is not None
+    return found()
+
+
+def test_what_is_kept_of_a_step_is_for_other_views_and_changes_no_answer(monkeypatch):
+    run = trained("dp_sgd", 1.0)
+    few, kept = some([1, 25, 3]), {}
+    fresh = [others_removed(view_of(run, few), step) for step in range(3)]
+    for _ in range(2):  # the second is told
+        view = view_of(run, few, kept=kept)
+        for step in range(3):
+            answer = others_removed(view, step)
+            torch.testing.assert_close(answer, fresh[step], rtol=0, atol=1e-6)
+            answer.zero_()  # whatever an attack does to what it was given
+    assert sorted(kept) == [0, 1, 2]
+    for step in run.transcript.steps[:3]:
+        torch.testing.assert_close(view_of(run, kept=kept).noise(step), view_of(run).noise(step), rtol=0, atol=0)
+    monkeypatch.setattr("audit.observe._KEPT", 2 * kept[0].numel())
+    bounded = {}
+    for step in range(4):
+        others_removed(view_of(run, few, kept=bounded), step)
+    assert len(bounded) == 2
+
+
 def test_an_attacker_that_is_not_informed_gets_no_remainder():
     view = view_of(trained("dp_sgd", 1.0), informed=False)
     assert all(seen.others_removed is None for seen in view)
