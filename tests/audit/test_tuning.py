@@ -124,6 +124,7 @@ def test_a_point_of_another_code_or_an_edited_one_is_refused_by_name_and_can_be_
     assert settings_of(again) == first and json.loads(chosen.read_text("utf-8")) == before
 
 
+@pytest.mark.slow  # processes are tested on whole runs
 def test_processes_find_the_same(suite_of, tmp_path):
     text = TUNED.replace('{ name = "dp_sgd" }, ', "").replace(', { name = "sgd" }', "")
     alone, together = (settings_of(tuned(suite_of(text), tmp_path / str(n), jobs=n)) for n in (1, 2))
