@@ -162,8 +162,8 @@ def simulate_share(
         ledger.
 
     Raises:
-        ValueError: for an uncalibrated defense, a model that mixes examples, an empty batch or history, or a step
-            below 0.
+        ValueError: for an uncalibrated defense, a model that mixes examples, an empty batch or history, a step
+            below 0, or a population that holds an input of the batch.
     """
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")

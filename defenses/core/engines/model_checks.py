@@ -10,7 +10,7 @@ What is looked for:
   without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, but for dropout, which is drawn by record;
 * values of tensors read by Python code, on which a batch would branch as one: such a model gets one example at a time;
-* examples that show in each other's gradients: `agreement` in `choose.py`, by comparing batches with and without one.
+* examples that show in each other's gradients: in `choose.py`, by comparing batches with and without one.
 
 This is a search, and best effort: it finds what shows on made-up examples, in batches of a few sizes, one of them the
 run's largest. It cannot see a branch on a batch size that was not tried, or on values that made-up examples do not
