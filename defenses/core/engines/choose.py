@@ -3,10 +3,10 @@
 `auto` takes our own engine where it knows every layer and passes the checks, otherwise the reference, otherwise one
 example at a time, and says why. An engine that was asked for by name and cannot do it, or fails, is an error.
 
-Two comparisons, in float64 on a copy of the model in its own mode, with weights moved a little. A small batch's clipped
-sum is compared with plain autograd example by example. And in batches as large as the run's, with copies of one example,
-labels that repeat and inputs of several sizes in them, taking one example out must take exactly its own contribution off
-the sum.
+Two comparisons, in float64 on a copy of the model in its own mode, with weights moved a little. A small batch's
+clipped sum is compared with plain autograd example by example. And in batches as large as the run's, with copies
+of one example, labels that repeat and inputs of several sizes in them, taking one example out must take exactly
+its own contribution off the sum.
 """
 
 from __future__ import annotations
