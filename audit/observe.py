@@ -36,7 +36,7 @@ from defenses.core import (
     per_example_gradients,
 )
 
-from .candidates import Candidates, copied
+from .subjects.candidates import Candidates, copied
 
 _AT_ONCE = 1024  # inputs a forward pass
 _ROWS = 2**26  # numbers of per-example gradients in memory where they can be cut up

@@ -60,7 +60,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_known_of_models() -> None:
     """Every test finds out by itself what engines make of a model: another may have changed an engine."""
-    from defenses.core.engines import forget
+    from defenses.core.gradients.choose import forget
 
     forget()
 

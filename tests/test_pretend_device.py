@@ -14,20 +14,22 @@ from torch import nn
 
 import audit
 from attacks.core import MembershipScores, Reconstruction
-from audit import catalog, harness
-from audit import suite as suites
+from audit.catalog import methods as catalog
 from audit.observe import GroundTruth
-from audit.reconstruction import score_reconstruction
-from audit.utility import score_utility
+from audit.run import harness
+from audit.scoring.reconstruction import score_reconstruction
+from audit.scoring.utility import score_utility
+from audit.suite import suite as suites
 from defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, cross_entropy, secure
-from defenses.core.engines import Layerwise, names
-from defenses.core.noise import PhiloxNoise
-from leaderboard.record import Metric, Record
+from defenses.core.gradients.choose import names
+from defenses.core.gradients.layerwise.engine import Layerwise
+from defenses.core.privacy.noise import PhiloxNoise
+from leaderboard.records.record import Metric, Record
 
 from . import pretend_device
 from .defenses import duties
-from .defenses.core.engines.architectures import problem
-from .defenses.core.engines.test_layerwise import KNOWN
+from .defenses.core.gradients.engines.architectures import problem
+from .defenses.core.gradients.engines.test_layerwise import KNOWN
 from .test_every_defense import FACTORIES, NAMES
 
 HERE = torch.device("cpu")

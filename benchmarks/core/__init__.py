@@ -1,10 +1,10 @@
 """What the data sets and the architectures share."""
 
 from .catalogue import Catalogue
-from .deck import Deck
-from .partitions import partition
-from .shapes import features, image_shape
-from .splits import DEFAULT_SIZES, Sizes, Split, Splits, choose, content_digest, verify
+from .data.client_splits import partition
+from .data.dealing import Deck
+from .data.splits import DEFAULT_SIZES, Sizes, Split, Splits, choose, content_digest, verify
+from .nets.shapes import features, image_shape
 
 __all__ = [
     "DEFAULT_SIZES",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..core import DEFAULT_SIZES, Catalogue, Sizes, Split, Splits
-from ..core.places import Address, existing, parse
+from ..core.data.data_paths import Address, existing, parse
 from . import own
 
 __all__ = ["Sizes", "Split", "Splits", "check", "describe", "load", "names", "patterns"]

@@ -6,8 +6,8 @@ What is checked are the JPEG images and labels. Decoders differ by a grey level 
 refused for that; they are in the digest of the splits, which every record carries.
 """
 
-from ..core.places import VARIABLE, data_folder
-from ..core.splits import DEFAULT_SIZES, Sizes, Splits, verify
+from ..core.data.data_paths import VARIABLE, data_folder
+from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits, verify
 from .own.parquet import read
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from ..core import DEFAULT_SIZES, Sizes, Splits, choose, content_digest, verify
-from ..core.deck import fit
+from ..core.data.dealing import fit
 
 SIZES = Sizes(private=700, non_member=700, public=397)
 # Of pixels / 16 as float32 [1797, 1, 8, 8] and labels as int64 [1797]; exact on every platform.

@@ -4,9 +4,9 @@ Xiao, Rasul & Vollgraf, "Fashion-MNIST", 2017, MIT licence; torchvision's Fashio
 there: it is of them that the MD5 sums are known.
 """
 
-from ..core.downloads import packed
-from ..core.places import data_folder
-from ..core.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.data_paths import data_folder
+from ..core.data.downloads import packed
+from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=20_000)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from ..core.deck import Deck, fit
-from ..core.downloads import torchvision
-from ..core.images import Encoded, decode, reason, refuse_too_large
-from ..core.places import VARIABLE, data_folder, stamp
-from ..core.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.data_paths import VARIABLE, data_folder, stamp
+from ..core.data.dealing import Deck, fit
+from ..core.data.downloads import torchvision
+from ..core.data.images import Encoded, decode, reason, refuse_too_large
+from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 SIZES = Sizes(private=50_000, non_member=50_000, public=50_000)
 EXAMPLES = {"train": 1_281_167, "val": 50_000}

@@ -3,9 +3,9 @@
 LeCun, Cortes & Burges, "The MNIST database of handwritten digits", 1998, CC BY-SA 3.0; torchvision's MNIST.
 """
 
-from ..core.downloads import packed
-from ..core.places import data_folder
-from ..core.splits import DEFAULT_SIZES, Sizes, Splits, verify
+from ..core.data.data_paths import data_folder
+from ..core.data.downloads import packed
+from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits, verify
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=20_000)
 # Of pixels as bytes [70000, 1, 28, 28] and labels as int64 [70000], training part first.

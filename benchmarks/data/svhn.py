@@ -4,9 +4,9 @@ Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learn
 torchvision's SVHN. Its extra part is not used.
 """
 
-from ..core.downloads import checked
-from ..core.places import data_folder
-from ..core.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.data_paths import data_folder
+from ..core.data.downloads import checked
+from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 SIZES = Sizes(private=25_000, non_member=25_000, public=20_000)
 FILES = ("svhn/train_32x32.mat", "svhn/test_32x32.mat")

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core import Catalogue, factories, torchvision_models
-from ..core.shapes import Natural
+from ..core import Catalogue
+from ..core import user_factory as factories
+from ..core.nets import torchvision_models
+from ..core.nets.shapes import Natural
 
 __all__ = [
     "Natural",

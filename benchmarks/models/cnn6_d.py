@@ -7,8 +7,8 @@ their equations, 3780, are more than the unknowns.
 
 from torch import nn
 
-from ..core.leaky import leaky_cnn
-from ..core.shapes import Natural
+from ..core.nets.leaky_relu_cnn import leaky_cnn
+from ..core.nets.shapes import Natural
 
 NATURAL = Natural((3, 32, 32), classes=1)
 CONVOLUTIONS = ((12, 4, 2, 2), (20, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))

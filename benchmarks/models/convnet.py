@@ -10,7 +10,7 @@ throughout at 20 dB.
 
 from torch import nn
 
-from ..core.shapes import Natural, features, image_shape
+from ..core.nets.shapes import Natural, features, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 CHANNELS = (12, 24, 48)

@@ -7,7 +7,7 @@ tanh after Papernot et al., "Tempered Sigmoid Activations for Deep Learning with
 
 from torch import nn
 
-from ..core.shapes import Natural, features, image_shape
+from ..core.nets.shapes import Natural, features, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

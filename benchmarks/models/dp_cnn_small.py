@@ -5,7 +5,7 @@ Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differenti
 
 from torch import nn
 
-from ..core.shapes import Natural, features, image_shape
+from ..core.nets.shapes import Natural, features, image_shape
 
 NATURAL = Natural((1, 28, 28), classes=10)
 

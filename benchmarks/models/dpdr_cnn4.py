@@ -8,7 +8,7 @@ DP-CNN/S with a group norm after each convolution, in groups of 8 channels.
 
 from torch import nn
 
-from ..core.shapes import Natural, features, image_shape
+from ..core.nets.shapes import Natural, features, image_shape
 
 NATURAL = Natural((1, 28, 28), classes=10)
 CHANNELS_PER_GROUP = 8

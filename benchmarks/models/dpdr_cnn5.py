@@ -8,7 +8,7 @@ pooling and groups of 8 channels are our choice.
 
 from torch import nn
 
-from ..core.shapes import Natural, image_shape
+from ..core.nets.shapes import Natural, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 CHANNELS_PER_GROUP = 8

@@ -8,8 +8,8 @@ import math
 
 from torch import nn
 
-from ..core.leaky import SLOPE
-from ..core.shapes import Natural
+from ..core.nets.leaky_relu_cnn import SLOPE
+from ..core.nets.shapes import Natural
 
 NATURAL = Natural((1, 28, 28), classes=1)
 

@@ -7,8 +7,8 @@ statistics of the data released with noise, is no matter of the architecture.
 
 from torch import nn
 
-from ..core.scatter import scattered_shape, scattering
-from ..core.shapes import Natural, features, image_shape
+from ..core.nets.scatter import scattered_shape, scattering
+from ..core.nets.shapes import Natural, features, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

@@ -6,8 +6,8 @@ normalised within each example, as in `h_cnn`.
 
 from torch import nn
 
-from ..core.scatter import scattered_shape, scattering
-from ..core.shapes import Natural, features, image_shape
+from ..core.nets.scatter import scattered_shape, scattering
+from ..core.nets.shapes import Natural, features, image_shape
 
 NATURAL = Natural((1, 28, 28), classes=10)
 

@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from ..core.shapes import Natural
+from ..core.nets.shapes import Natural
 
 NATURAL = Natural((4096,), classes=10)
 

@@ -6,8 +6,8 @@ ECCV 2018, in the place of BatchNorm. Weights are drawn as in the first of the t
 
 from torch import nn
 
-from ..core.residual import basic, resnet
-from ..core.shapes import Natural
+from ..core.nets.residual import basic, resnet
+from ..core.nets.shapes import Natural
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

@@ -8,8 +8,8 @@ Private Learning", ICLR 2021, for GroupNorm with four groups and no affine param
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.residual import Residual, conv, he_normal
-from ..core.shapes import Natural, image_shape
+from ..core.nets.residual import Residual, conv, he_normal
+from ..core.nets.shapes import Natural, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 GROUPS, BLOCKS = 4, 3

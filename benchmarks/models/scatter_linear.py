@@ -8,8 +8,8 @@ import math
 
 from torch import nn
 
-from ..core.scatter import scattered_shape, scattering
-from ..core.shapes import Natural, image_shape
+from ..core.nets.scatter import scattered_shape, scattering
+from ..core.nets.shapes import Natural, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

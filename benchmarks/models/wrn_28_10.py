@@ -6,8 +6,8 @@ High-Accuracy Differentially Private Image Classification through Scale", 2022, 
 
 from torch import nn
 
-from ..core.shapes import Natural
-from ..core.wide import wide_resnet
+from ..core.nets.shapes import Natural
+from ..core.nets.wide import wide_resnet
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

@@ -4,25 +4,25 @@ A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPla
 bound. A user calls `calibrate` and `train`.
 """
 
-from .augment import Augmentation, CropAndFlip
-from .bound import Bound, adaptive_weight, clip, normalize, unbounded
-from .codec import Codec, Complement, Coordinates, Everything, Subspace
-from .defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
-from .engine import Engine, Release, release
-from .keys import keyed
-from .layers import group_norm_instead, refuse_batch_norm
-from .ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
-from .noise import Noise, from_generator, from_os, secure, seeded
-from .post import Identity, Keep, Offset, Post, Project
-from .public import PublicGradients, PublicRows, ToyRows, refuse_shared
-from .query import Gradient, GradientDifference, NormWithin, Query
-from .rows import Layout, Loss, cross_entropy, outputs, per_example_gradients
-from .sampling import Sampling, fixed, full, partition, poisson, shuffle
-from .subspaces import Bases, PublicSubspace, RandomSubspace, Scope
-from .sums import clipped_sums, contributions
-from .train import Run, train
-from .transcript import Step, Transcript
-from .verified import assumptions, unverified
+from .gradients.executor import Engine, Release, release
+from .gradients.normalisation import group_norm_instead, refuse_batch_norm
+from .gradients.reference import Layout, Loss, cross_entropy, outputs, per_example_gradients
+from .gradients.sums import clipped_sums, contributions
+from .plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
+from .plan.codec import Codec, Complement, Coordinates, Everything, Subspace
+from .plan.defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
+from .plan.post import Identity, Keep, Offset, Post, Project
+from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
+from .plan.query import Gradient, GradientDifference, NormWithin, Query
+from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope
+from .privacy.keys import keyed
+from .privacy.ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
+from .privacy.noise import Noise, from_generator, from_os, secure, seeded
+from .privacy.verified import assumptions, unverified
+from .training.augment import Augmentation, CropAndFlip
+from .training.sampling import Sampling, fixed, full, partition, poisson, shuffle
+from .training.train import Run, train
+from .training.transcript import Step, Transcript
 
 __all__ = [
     "TOY_DIM",

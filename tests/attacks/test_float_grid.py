@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks.float_grid import compared, evidence, float_grid
 from defenses.core import clip, from_os, secure, seeded
-from defenses.core.exact_sums import whole_units
+from defenses.core.gradients.exact_sums import whole_units
 
 from . import toys
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit import suite as suites
+from audit.suite import suite as suites
 
 SUITE = """
 name = "toy"

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from attacks.float_grid import float_grid
-from audit.candidates import Candidates, refuse_comparison
 from audit.observe import GroundTruth, RunView, World
-from audit.score import score
+from audit.scoring.score import score
+from audit.subjects.candidates import Candidates, refuse_comparison
 from defenses.core import full, keyed, secure, seeded, train
-from defenses.core.noise import PhiloxNoise
+from defenses.core.privacy.noise import PhiloxNoise
 from defenses.dp_sgd import dp_sgd
 
 SHAPE, EACH = (1, 16, 16), 40

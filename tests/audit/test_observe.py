@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from attacks.core import Examples, Knows, Observation, Requirements, granted
 from attacks.core.requires import Access
 from attacks.likelihood_ratio import likelihood_ratio
-from audit import catalog
-from audit.candidates import Candidates
+from audit.catalog import methods as catalog
 from audit.observe import GroundTruth, Observed, RunView, World, model_access, observe, observe_run
+from audit.subjects.candidates import Candidates
 from defenses.core import (
     Block,
     Defense,
@@ -36,7 +36,7 @@ from defenses.core import (
     shuffle,
     train,
 )
-from defenses.core.noise import Kind
+from defenses.core.privacy.noise import Kind
 
 from ..attacks import walker
 

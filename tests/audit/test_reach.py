@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from audit import catalog
-from audit.cells import plan
-from audit.compute import compute
-from audit.outcome import Outcome
+from audit.catalog import methods as catalog
+from audit.plan.expand import plan
+from audit.run.job import compute
+from audit.subjects.outcome import Outcome
 from benchmarks import data
 
 from ..attacks import walker

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import models
 from defenses.core import Layout, cross_entropy
-from defenses.core.engines.choose import choose
+from defenses.core.gradients.choose import choose
 
 COLOUR, GREY, SMALL = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 # Of the papers, at 10 classes; the settings of a wide network: plain, with biases, standardised.

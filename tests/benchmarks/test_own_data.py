@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from benchmarks import data
-from benchmarks.core import Sizes, images
+from benchmarks.core import Sizes
+from benchmarks.core.data import images
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 10\n"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.core import Deck, Sizes, Splits
-from benchmarks.core.deck import fit
+from benchmarks.core.data.dealing import fit
 
 DEFAULTS = Sizes(private=40, non_member=40, public=20)
 POOLS = ("private", "non_member", "public")

@@ -38,7 +38,7 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core.engine import add_noise
+from defenses.core.gradients.executor import add_noise
 
 Factory = Callable[[float | None], Defense]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leaderboard.folder import Completeness
-from leaderboard.manifest import Expected, Manifest
-from leaderboard.record import Claim, MethodUsed, Metric, Provenance, Record
+from leaderboard.records.folder import Completeness
+from leaderboard.records.manifest import Expected, Manifest
+from leaderboard.records.record import Claim, MethodUsed, Metric, Provenance, Record
 
 
 def metric(value: float | None, half: float | None = None, **fields: Any) -> Metric:

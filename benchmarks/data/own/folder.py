@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from ...core.deck import Deck
-from ...core.images import SUFFIXES, Encoded, decode
-from ...core.places import TEST, TRAIN, existing, stamp
-from ...core.splits import DEFAULT_SIZES, Sizes, Splits
+from ...core.data.data_paths import TEST, TRAIN, existing, stamp
+from ...core.data.dealing import Deck
+from ...core.data.images import SUFFIXES, Encoded, decode
+from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 
 def folder(

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...core.deck import Deck
-from ...core.images import reason, refuse_too_large
-from ...core.places import existing, refuse_pointer, stamp
-from ...core.splits import DEFAULT_SIZES, Sizes, Splits
+from ...core.data.data_paths import existing, refuse_pointer, stamp
+from ...core.data.dealing import Deck
+from ...core.data.images import reason, refuse_too_large
+from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 NAMES = (("x_train", "y_train"), ("x", "y"), ("images", "labels"), ("train_images", "train_labels"))
 TEST_NAMES = (("x_test", "y_test"), ("test_images", "test_labels"))

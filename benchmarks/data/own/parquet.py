@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ...core.deck import Deck
-from ...core.images import Encoded, decode, reason
-from ...core.places import TEST, TRAIN, existing, refuse_pointer, stamp
-from ...core.splits import DEFAULT_SIZES, Sizes, Splits
+from ...core.data.data_paths import TEST, TRAIN, existing, refuse_pointer, stamp
+from ...core.data.dealing import Deck
+from ...core.data.images import Encoded, decode, reason
+from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 IMAGES = ("image", "img")
 LABELS = ("label", "labels", "fine_label")

@@ -1,0 +1,1 @@
+"""Finds methods by name and reads their settings."""

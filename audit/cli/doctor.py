@@ -1,0 +1,88 @@
+"""What this machine has: device, versions, data sets, extras, optional weights. Computes nothing, downloads nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+_CORE = ("leakbench", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "pandas", "pyarrow")
+_EXTRAS = {
+    "engines": {"opacus": "opacus", "backpack-for-pytorch": "backpack"},
+    "images": {
+        "torchvision": "torchvision",
+        "torchmetrics": "torchmetrics",
+        "lpips": "lpips",
+        "kymatio": "kymatio",
+    },
+}
+
+
+def examine() -> dict[str, Any]:
+    """Everything `leakbench doctor` prints, as plain data."""
+    import torch
+
+    from ..catalog import methods as catalog
+    from ..scoring.perceptual import LPIPS_WEIGHTS
+
+    cuda = torch.cuda.is_available()
+    data = os.environ.get("LEAKBENCH_DATA")
+    weights = os.environ.get(LPIPS_WEIGHTS)
+    return {
+        "device": torch.cuda.get_device_name(0) if cuda else platform.processor() or platform.machine(),
+        "auto": "cuda" if cuda else "cpu",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _CORE},
+        "extras": {
+            extra: {
+                name: _version(name) if importlib.util.find_spec(module) else None for name, module in parts.items()
+            }
+            for extra, parts in _EXTRAS.items()
+        },
+        "data": {name: catalog.describe("data", name) for name in catalog.names("data")},
+        "data_folder": {
+            "variable": "LEAKBENCH_DATA",
+            "value": data,
+            "there": bool(data) and Path(data).is_dir(),
+        },
+        "lpips_weights": {
+            "variable": LPIPS_WEIGHTS,
+            "value": weights,
+            "there": bool(weights) and Path(weights).is_file(),
+        },
+    }
+
+
+def words(found: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [
+        f"device     {found['auto']}: {found['device']}, {found['cores']} cores, {found['threads']} threads",
+        f"python     {found['python']}",
+    ]
+    lines += [f"{name:<14} {version or 'not installed'}" for name, version in found["versions"].items()]
+    for extra, parts in found["extras"].items():
+        here = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
+        missing = ", ".join(name for name, version in parts.items() if not version)
+        lines.append(f"extra {extra:<8} {here or 'nothing'}" + (f"; without {missing}" if missing else ""))
+        if missing:
+            lines.append(f"{'':15}pip install 'leakbench[{extra}]'")
+    lines += [f"data  {name:<8} {about}" for name, about in found["data"].items()]
+    for key in ("data_folder", "lpips_weights"):
+        where = found[key]
+        state = (
+            "not set" if not where["value"] else where["value"] if where["there"] else f"{where['value']} is not there"
+        )
+        lines.append(f"{where['variable']}: {state}")
+    return "\n".join(lines)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

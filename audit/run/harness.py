@@ -1,0 +1,254 @@
+"""Runs the cells of a suite: train, attack, score, record. One record a cell, written as soon as it is there.
+
+A run over existing results computes only what is missing or failed. A failing cell is a record with its error; the
+others go on. Jobs run in processes of their own, each on one core, and write their own records, so a crash loses at
+most what is in progress.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from leaderboard.records.files import refuse_links, sweep
+from leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
+from leaderboard.records.record import Claim, MethodUsed, Provenance, Record, RecordError, Reported, write
+
+from ..plan import expand as planning
+from ..plan.expand import Cell, Job, Plan, digest_of
+from ..subjects.outcome import Outcome
+from ..suite.suite import Suite
+from .arrays import write_arrays
+from .executors.local import execute
+from .job import compute
+from .lock import locked
+from .provenance import library, third_party, tuning_digest
+from .resume import kept, refuse_other_code
+from .tuning import tune
+
+Report = Callable[[int, int, str], None]
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ValueError: another name, or no CUDA device here.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got '{name}'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be here, got cuda, and torch finds none; take cpu, or see leakbench doctor")
+    cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def run(
+    suite: Suite,
+    directory: Path,
+    *,
+    device: torch.device,
+    jobs: int | None = None,
+    secure_noise: bool = False,
+    fail_fast: bool = False,
+    recompute: bool = False,
+    verify: bool = False,
+    command: Sequence[str] = (),
+    report: Report = lambda done, total, what: None,
+) -> list[Record]:
+    """Runs what is missing of a suite.
+
+    Args:
+        suite: with its overrides and selection.
+        directory: records go to `directory/records`; those that are there are kept.
+        device: where to compute.
+        jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
+        secure_noise: noise from the operating system's generator instead of the cells' seeds.
+        fail_fast: stop at the first cell that fails.
+        recompute: whether records of another code, or edited ones, are computed again instead of refused.
+        verify: whether the numbers of records that are there are recomputed from their scores.
+        command: what asked for it, word by word, for the manifest; `leakbench run SUITE` where empty.
+        report: called with (cells done, cells in all, what just happened).
+
+    Returns:
+        The records of all cells of the suite, in its order, those of former runs included.
+
+    Raises:
+        SuiteError: sizes that do not fit.
+        RecordError: torn, edited or stale records or requests in the directory, or links, named; nothing is computed or
+            overwritten.
+        BusyError: another run writes into the directory.
+        WriteError: a full disk, say; what was finished is kept.
+    """
+    with locked(directory):
+        refuse_links(directory / "records", directory / "tuning", directory / "tuning" / "points")
+        if suite.tune is not None:
+            planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
+            suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
+        plan = planning.plan(suite, secure_noise=secure_noise)
+        folder = directory / "records"
+        read_manifests(folder)  # a bad one is said now, and not when the board is to be shown
+        origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
+        found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
+        there = found.records
+        sweep(folder)
+        # Before anything is computed: whatever interrupts the run, the folder says what it lacks.
+        write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
+        for cell in plan.skipped:
+            if not _says(there.get(cell.id), cell, origins[cell.id]):
+                there[cell.id] = _record(cell, suite.digest, device, Outcome(skipped=cell.skip), origins[cell.id])
+                write(there[cell.id], folder)
+        # What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
+        done = {name for name, record in there.items() if record.status == "ok"}
+        todo = [
+            Job(missing, job.suite_digest)
+            for job in plan.jobs
+            if (missing := tuple(cell for cell in job.cells if cell.id not in done))
+        ]
+        total = len(plan.cells)
+        finished = total - sum(len(job.cells) for job in todo)
+        for remark in found.remarks:
+            report(finished, total, remark)
+        report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
+        work = partial(run_job, folder=folder, device=device, origins=origins)
+        with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
+            for job, records in executed:
+                there.update({record.id: record for record in records})
+                finished += len(records)
+                report(finished, total, job.words)
+                if fail_fast and any(record.status == "failed" for record in records):
+                    break
+        return [there[cell.id] for cell in plan.cells if cell.id in there]
+
+
+def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
+    """What a plan asks for, as it is written beside the records.
+
+    Args:
+        plan: of the suite.
+        suite: with its overrides and selection.
+        secure_noise: as in the plan.
+        command: that asked for it; `leakbench run SUITE` where empty.
+    """
+    plain = ("leakbench", "run", suite.source.removesuffix(".toml"), *["--secure-noise"] * secure_noise)
+    return Manifest(
+        suite=suite.name,
+        suite_digest=suite.digest,
+        command=tuple(command) or plain,
+        cells=tuple(_expected(cell) for cell in plan.cells),
+    )
+
+
+def _expected(cell: Cell) -> Expected:
+    request = cell.request
+    return Expected(
+        id=cell.id,
+        kind=request["kind"],
+        control=request["control"],
+        defense=MethodUsed(**request["defense"]),
+        attack=None if request["attack"] is None else MethodUsed(**request["attack"]),
+        budget=request["budget"],
+        training=request.get("training", request["task"]),
+        noise=request["task"]["noise"] if request["kind"] == "reconstruction" else None,
+        secure=request.get("noise") == "secure",
+        seed=request["seed"],
+        skip=cell.skip,
+    )
+
+
+def _origin(cell: Cell, directory: Path) -> Provenance:
+    """The code that computes a cell now."""
+    tuning = tuning_digest(cell.request, directory)
+    return replace(library(), third_party=third_party(cell.request), tuning=tuning)
+
+
+def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
+    """Whether the record of a cell that cannot be run is what it would be now, or has numbers of former runs."""
+    if record is None or record.status == "failed":
+        return False
+    return record.status == "ok" or (record.reason == cell.skip and not record.provenance.differences(origin))
+
+
+def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> list[Record]:
+    """Computes the cells of one job and writes their records.
+
+    Args:
+        job: its cells share what is computed once.
+        folder: where records go.
+        device: where to compute.
+        origins: by id of a cell, the code that computes it, as it was when the run began.
+
+    Returns:
+        Their records; a cell that fails has one with its error.
+
+    Raises:
+        StaleError: this process read another code than the run began with, so no record could say which it was.
+    """
+    refuse_other_code(origins[job.cells[0].id])
+    records = []
+    for cell, outcome in compute(job.cells, device):
+        try:
+            record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
+        except RecordError as error:  # a method returned what no record can hold
+            outcome = Outcome(error=f"RecordError: {error}", seconds=outcome.seconds)
+            record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
+        records.append(_written(record, outcome, folder))
+    return records
+
+
+def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
+    """Writes a record and its arrays, these first, so that a record that is there has them; both or neither."""
+    if not outcome.arrays:
+        write(record, folder)
+        return record
+    path, digest = write_arrays(outcome.arrays, folder, record.id)
+    record = replace(record, arrays=path.name, arrays_digest=digest)
+    try:
+        write(record, folder)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    return record
+
+
+def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome, origin: Provenance) -> Record:
+    request = cell.request
+    attack = request["attack"]
+    claim = outcome.claim
+    status = "skipped" if outcome.skipped else "failed" if outcome.error else "ok"
+    return Record(
+        id=digest_of(request),
+        suite=request["suite"],
+        suite_digest=suite_digest,
+        kind=request["kind"],
+        control=request["control"],
+        defense=MethodUsed(**request["defense"]),
+        attack=None if attack is None else MethodUsed(**attack),
+        task=request["task"] | outcome.task,
+        budget=request["budget"],
+        requires=None if attack is None else planning.requires(attack["name"]),
+        claim=None if claim is None else Claim(**claim),
+        noise_multiplier=outcome.noise_multiplier,
+        noise=outcome.noise,
+        metrics=outcome.metrics,
+        status=status,
+        reason=outcome.skipped or outcome.error or None,
+        seed=request["seed"],
+        engine=outcome.engine,
+        device=_device_words(device),
+        provenance=origin,
+        seconds=round(outcome.seconds, 3),
+        flags=tuple(outcome.flags),
+        reported=tuple(Reported(metric=m, value=v, source=s) for m, v, s in cell.reported),
+    )
+
+
+def _device_words(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -1,0 +1,109 @@
+"""Which code gives a number: the library, the packages it computes with, third-party methods, points of a tuning.
+
+What is compared is the digest of the source files, so that two codes never pass for one, installed from a wheel or as a
+checkout with changes; version and commit are for the reader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leaderboard.records.record import Provenance, RecordError
+
+from ..catalog import methods as catalog
+from ..import_guard import ROOT
+
+COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
+"""Packages of ours whose source decides results; `leaderboard` only shows them."""
+
+PACKAGES = (
+    "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "opacus", "backpack-for-pytorch", "torchvision",
+    "torchmetrics", "lpips", "kymatio",
+)  # fmt: skip
+"""Distributions whose version may change a number."""
+
+
+@cache
+def library() -> Provenance:
+    """The library and the packages here, without what belongs to single cells."""
+    files = [path for package in COMPUTING for path in sorted((ROOT / package).rglob("*.py"))]
+    commit = _git("rev-parse", "HEAD")
+    return Provenance(
+        version=_version("leakbench") or "unreleased checkout",
+        commit=commit or None,
+        dirty=bool(_git("status", "--porcelain", "--", *COMPUTING)) if commit else None,
+        source=_digest(files, ROOT),
+        versions={"python": platform.python_version()}
+        | {name: version for name in PACKAGES if (version := _version(name))},
+    )
+
+
+def third_party(request: dict[str, Any]) -> dict[str, str]:
+    """Digests of the code of a request's methods that are none of ours, by "defense NAME" or "attack NAME"."""
+    found = {}
+    roles: tuple[tuple[catalog.Method, str], ...] = (("defenses", "defense"), ("attacks", "attack"))
+    for kind, role in roles:
+        if method := request[role]:
+            module = catalog.module_of(kind, method["name"])
+            if module is not None:
+                found[f"{role} {method['name']}"] = _code_of(module)
+    return found
+
+
+def tuning_digest(request: dict[str, Any], directory: Path) -> str | None:
+    """SHA-256 of the search that a request's settings rest on; None where they rest on none."""
+    name = request.get("training", request["task"]).get("tuning_digest")
+    if name is None:
+        return None
+    path = directory / "tuning" / f"{name}.json"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RecordError(f"cannot read tuning {path}: {error.strerror}; run the same command again") from None
+
+
+def _code_of(module: str) -> str:
+    """Digest of the source of a module, and of everything in its package."""
+    top = module.partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    if folders:
+        files = [path for folder in folders for path in sorted(folder.rglob("*"))]
+        return _digest([path for path in files if path.suffix in (".py", ".so", ".pyd")], folders[0].parent)
+    origin = Path(spec.origin) if spec and spec.origin else None
+    if origin is None or not origin.is_file():
+        raise RecordError(f"module {top!r} must lie in files, so that records can say which code it was; it does not")
+    return _digest([origin], origin.parent)
+
+
+def _digest(files: list[Path], root: Path) -> str:
+    found = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def _git(*arguments: str) -> str:
+    """What git says about our own checkout; empty where we are none: another repository around us says nothing."""
+    program = shutil.which("git")
+    if program is None or not (ROOT / ".git").exists():
+        return ""
+    command = [program, "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- arguments are ours
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

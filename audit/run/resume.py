@@ -1,0 +1,163 @@
+"""Which records of former runs are kept: those of the same code, with the claim that follows and their own arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from defenses.core import Defense, Sampling, full, predict
+from leaderboard.records.folder import arrays_fault
+from leaderboard.records.record import Provenance, Record, RecordError, read
+
+from ..catalog import methods as catalog
+from ..plan.expand import Cell, planned, requires
+from ..scoring.verify import contradiction
+from .provenance import library
+
+UNRESOLVED = ("private", "non_member", "public")
+"""Sizes of a task that a record has as the data decided them."""
+
+
+class StaleError(RecordError):
+    """Records of former runs that do not belong to what is asked for now."""
+
+
+@dataclass
+class Kept:
+    """What a folder holds of a plan.
+
+    Attributes:
+        records: by id, of any status.
+        remarks: why others count as missing, a sentence each.
+    """
+
+    records: dict[str, Record] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def kept(
+    cells: list[Cell], folder: Path, now: dict[str, Provenance], *, recompute: bool = False, verify: bool = False
+) -> Kept:
+    """Reads the records that are there and decides which of them stand.
+
+    Args:
+        cells: of the plan.
+        folder: of the records.
+        now: by id of a cell, the code that would compute it.
+        recompute: whether what does not belong here is computed again, instead of refused.
+        verify: whether numbers are recomputed from scores.
+
+    Raises:
+        StaleError: records of another code, or whose claim or settings are not those of their cell, named.
+        RecordError: a torn or edited record; nothing is computed or overwritten.
+    """
+    found, stale = Kept(), {}
+    for cell in cells:
+        path = folder / f"{cell.id}.json"
+        if not path.exists() and not path.is_symlink():
+            continue
+        try:
+            record = read(path)
+        except RecordError as error:
+            if not recompute:
+                raise
+            found.remarks.append(f"{error}; computed again")
+            continue
+        if record.status == "ok":
+            if differs := differences(record, cell, now[cell.id]):
+                stale.setdefault("; ".join(differs), []).append(_name(record))
+                continue
+            fault = arrays_fault(record, folder)
+            if not fault and record.arrays is None:
+                fault = "it names no arrays"
+            if not fault and verify:
+                fault = contradiction(record, folder)
+            if fault:
+                found.remarks.append(f"record {record.id} ({_name(record)}) counts as missing: {fault}")
+                continue
+        found.records[cell.id] = record
+    words = "; ".join(f"{_listed(names)}: {differs}" for differs, names in stale.items())
+    count = sum(map(len, stale.values()))
+    if stale and not recompute:
+        raise StaleError(
+            f"{count} record{'s' if count > 1 else ''} in {folder} cannot be kept beside new ones ({words}); "
+            "compute them again with --recompute, or name another --out"
+        )
+    if stale:
+        found.remarks.append(f"{count} records are computed again ({words})")
+    return found
+
+
+def refuse_other_code(origin: Provenance) -> None:
+    """Checks in a process of a run that it read the code that the run began with, and that its records will name.
+
+    Raises:
+        StaleError: the source was edited meanwhile.
+    """
+    if library().source != origin.source:
+        raise StaleError(
+            "the source of leakbench was edited between the start of the run and that of its processes; what was "
+            "finished is kept, run the same command again"
+        )
+
+
+def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
+    """In what a record is not the one that its cell would have now, in words."""
+    found = record.provenance.differences(now)
+    asked = cell.request
+    expected = {
+        "suite": asked["suite"],
+        "kind": asked["kind"],
+        "control": asked["control"],
+        "defense": asked["defense"],
+        "attack": asked["attack"],
+        "seed": asked["seed"],
+        "budget": asked["budget"],
+        "requires": None if asked["attack"] is None else requires(asked["attack"]["name"]),
+    }
+    content = json.loads(record.to_json())
+    found += [f"its {key} is not that of its cell" for key, value in expected.items() if content[key] != value]
+    task = {key: value for key, value in asked["task"].items() if key not in UNRESOLVED}
+    found += [f"its task.{key} is not that of its cell" for key, value in task.items() if record.task.get(key) != value]
+    return found + ([fault] if (fault := _claim_fault(record, asked)) else [])
+
+
+def _claim_fault(record: Record, request: dict[str, Any]) -> str:
+    """Why a finite claim does not follow from the steps of its request; empty where it does."""
+    claim = record.claim
+    if claim is None or claim.epsilon is None:
+        return ""
+    asked = request["budget"].get("noise_multiplier")
+    if record.noise_multiplier is None or asked not in (None, record.noise_multiplier):
+        return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
+    if request["kind"] == "reconstruction":  # one release, of which the target is known to be a part
+        sampling, steps = full(), 1
+    else:
+        sampling, steps = planned(request, int(record.task["trained_on"]))
+    defense = json.dumps(request["defense"], sort_keys=True)
+    proved = _proved(defense, record.noise_multiplier, sampling, steps, request["budget"]["delta"])
+    if claim.delta != request["budget"]["delta"]:
+        return f"its delta {claim.delta:g} is not that of its budget"
+    if claim.epsilon < proved * (1 - 1e-6):
+        words = f"{proved:.4g}" if math.isfinite(proved) else "none"
+        return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
+    return ""
+
+
+@cache
+def _proved(defense: str, sigma: float, sampling: Sampling, steps: int, delta: float) -> float:
+    method = json.loads(defense)
+    made: Defense = catalog.defense(method["name"], method["settings"])
+    return predict(made.with_noise(sigma), sampling=sampling, steps=steps).claim(delta).epsilon
+
+
+def _name(record: Record) -> str:
+    return f"{record.defense.name} x {record.attack.name if record.attack else record.kind}, seed {record.seed}"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

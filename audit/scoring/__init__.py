@@ -1,0 +1,1 @@
+"""From results and the truth to metrics with intervals."""

@@ -1,0 +1,338 @@
+"""Membership scores and the truth -> how well they tell members from non-members, with 95 % intervals.
+
+AUC: Mann-Whitney with half ties, interval by the variance of DeLong, DeLong & Clarke-Pearson, Biometrics 1988, made
+ready for ties as Agresti & Caffo, The American Statistician 2000, do it for proportions. TPR at a low FPR: Carlini et
+al., "Membership Inference Attacks From First Principles", S&P 2022; the number is that of the largest threshold set
+whose empirical FPR is at most the level, never interpolated, and says the FPR it realised. Advantage and balanced
+accuracy: at a threshold chosen on one half of the examples and reported on the other; a threshold chosen on the
+examples it is reported on would find an advantage in noise.
+
+All intervals are over examples. Scores of many examples against one model share that model's randomness, so
+they are conditional on it; the board averages over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from scipy import stats
+from torch import Tensor
+
+from attacks.core import MembershipScores
+from leaderboard.records.record import Metric
+
+from .allowed import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
+
+FPRS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
+"""Metric name -> false positive rate."""
+
+_SIDE = 0.025
+"""How often an interval may err on each side."""
+_Z = float(stats.norm.ppf(0.975))
+
+
+def score_membership(
+    scores: MembershipScores, members: Bool[Tensor, " n"], *, delta: float | None = None
+) -> dict[str, Metric]:
+    """Every membership metric of one attack on one target.
+
+    Args:
+        scores: one score per example; larger = more likely a member.
+        members: the truth, aligned with `scores.ids`.
+        delta: of the claim that the scores are held against, for `implied_epsilon`.
+
+    Returns:
+        `auc`, `tpr_at_1pct_fpr`, `tpr_at_0.1pct_fpr`, `advantage`, `balanced_accuracy`, and with a delta
+        `implied_epsilon`; what cannot be measured has no value and says why.
+
+    Raises:
+        ValueError: lengths differ.
+    """
+    ids = scores.ids.cpu().numpy()
+    values = scores.scores.double().cpu().numpy()
+    truth = members.cpu().numpy()
+    if not len(ids) == len(values) == len(truth):
+        raise ValueError(f"members must have one entry per score, got {len(truth)} for {len(values)} scores")
+    # Sorted, so that sums are rounded alike in whatever order scores come.
+    negatives, positives = np.sort(values[~truth]), np.sort(values[truth])
+    metrics = {"auc": auc(positives, negatives)}
+    for name, level in FPRS.items():
+        metrics[name] = tpr_at_fpr(positives, negatives, level)
+    half = calibration_half(ids)
+    metrics |= split_advantage(values, truth, half)
+    return metrics if delta is None else metrics | {"implied_epsilon": implied_epsilon(values, truth, half, delta)}
+
+
+def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Metric:
+    """Probability that a member scores above a non-member, ties counted half.
+
+    A group's variance is that of its placements, the share of the other group that each score beats, and of two
+    more: one that beats nobody and one that beats all. Where scores are tied, what decides the AUC may be so rare
+    that a group has none of it; without those two its variance is then 0, and the interval covers as little as 45 %.
+    Where every pair is ordered alike, or all scores are tied, or a group has a single example, the interval is
+    Clopper-Pearson on min(p, q) disjoint pairs: at an AUC of 1 all of them are ordered correctly, which has
+    probability AUC^min(p, q), so that interval covers as stated.
+
+    Args:
+        positives: scores of members.
+        negatives: scores of non-members.
+
+    Returns:
+        The metric; `detail` has the method, the counts, and `detectable`: the AUC that so many examples would
+        tell from 0.5 in four runs of five.
+    """
+    p, q = len(positives), len(negatives)
+    if not p or not q:
+        return _unmeasured(p, q, "the AUC needs members and non-members")
+    value, varies, variance = _delong(positives, negatives)
+    chance_deviation = math.sqrt((p + q + 1) / (12 * p * q))
+    detectable = min(1.0, 0.5 + (_Z + float(stats.norm.ppf(0.8))) * chance_deviation)
+    detail: dict[str, float | int | str | None] = {"members": p, "non_members": q, "detectable": detectable}
+    if min(p, q) > 1 and varies and 0 < value < 1:
+        half = _Z * math.sqrt(variance)
+        low, high = max(0.0, value - half), min(1.0, value + half)
+        method = "DeLong, with two more placements in each group"
+    else:
+        low, high = clopper_pearson(value * min(p, q), min(p, q))
+        method = "Clopper-Pearson on disjoint pairs"
+    return Metric(value=value, low=low, high=high, n=p + q, better="lower", detail=detail | {"method": method})
+
+
+def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"], fpr: float) -> Metric:
+    """True positive rate of the largest set {score > threshold} whose empirical FPR is at most `fpr`.
+
+    What it estimates is that of the largest such set in the population: P(member > t*) at t* = min {t: P(non-member
+    > t) <= fpr}. Scores that are tied fall on the same side of a threshold, in the sample as in the population; a set
+    in between is never made up by interpolation.
+
+    The interval is exact, whatever the scores and however many of them are tied; see `_order_statistic_interval`. It
+    is wide where few non-members lie above the threshold. A bootstrap is narrower and does not cover: 0.89 of the
+    time without ties, and 0.5 where the level lies at a tie.
+
+    Args:
+        positives: scores of members.
+        negatives: scores of non-members.
+        fpr: level, in (0, 1).
+
+    Returns:
+        The metric; `detail` has the realised FPR, the counts of true and false positives and the threshold
+        (absent when it is infinite). No value with fewer than 1 / fpr non-members.
+    """
+    p, q = len(positives), len(negatives)
+    needed = math.ceil(1 / fpr - 1e-9)
+    if not p or q < needed:
+        return _unmeasured(p, q, f"the TPR at an FPR of {fpr:g} needs members and at least {needed} non-members")
+    allowed = int(fpr * q + 1e-9)  # so many false positives, at most
+    falling = np.sort(negatives)[::-1]
+    rising = np.sort(positives)
+    # Ties fall together: nothing at the score of the first negative that is one too many is called a member.
+    threshold = falling[allowed]
+    fp = q - int(np.searchsorted(falling[::-1], threshold, side="right"))
+    tp = p - int(np.searchsorted(rising, threshold, side="right"))
+    low, high = _order_statistic_interval(rising, falling, fpr)
+    detail: dict[str, float | int | str | None] = {
+        "fpr": fp / q,
+        "fp": fp,
+        "tp": tp,
+        "members": p,
+        "non_members": q,
+        "method": "order statistics, exact",
+    }
+    if math.isfinite(threshold):
+        detail["threshold"] = float(threshold)
+    return Metric(value=tp / p, low=low, high=high, n=p + q, better="lower", detail=detail)
+
+
+def split_advantage(
+    scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], calibration: Bool[ndarray, " n"]
+) -> dict[str, Metric]:
+    """`advantage` (TPR - FPR) and `balanced_accuracy` at the threshold that is best on the calibration half.
+
+    The interval is Newcombe's for a difference of two proportions (Statistics in Medicine 1998) on the examples
+    outside the calibration half, with the limits of Clopper and Pearson in place of Wilson's, whose interval covers
+    86 % where one rate is near 0 and the other near 1. An advantage below 0 is chance, or a threshold that does not
+    carry over.
+
+    Args:
+        scores: larger = more likely a member.
+        members: the truth.
+        calibration: which examples choose the threshold; the others are reported on.
+    """
+    chosen_on = _Groups(scores[calibration & members], scores[calibration & ~members])
+    reported_on = _Groups(scores[~calibration & members], scores[~calibration & ~members])
+    if not all(len(group) for group in (*chosen_on, *reported_on)):
+        missing = _unmeasured(
+            int(members.sum()),
+            int((~members).sum()),
+            "the split-half threshold needs both kinds in both halves",
+        )
+        return {"advantage": missing, "balanced_accuracy": missing}
+    threshold = _best_threshold(*chosen_on)
+    p, q = len(reported_on.positives), len(reported_on.negatives)
+    tp, fp = int((reported_on.positives > threshold).sum()), int((reported_on.negatives > threshold).sum())
+    value = tp / p - fp / q
+    low, high = _newcombe_interval(tp, p, fp, q)
+    detail: dict[str, float | int | str | None] = {
+        "tp": tp,
+        "fp": fp,
+        "members": p,
+        "non_members": q,
+        "calibrated_on": int(calibration.sum()),
+        "method": "Newcombe with exact limits, on the half that did not choose the threshold",
+    }
+    if math.isfinite(threshold):
+        detail["threshold"] = float(threshold)
+    advantage = Metric(value=value, low=low, high=high, n=p + q, better="lower", detail=detail)
+    balanced = Metric(
+        value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=detail
+    )
+    return {"advantage": advantage, "balanced_accuracy": balanced}
+
+
+def implied_epsilon(
+    scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], calibration: Bool[ndarray, " n"], delta: float
+) -> Metric:
+    """The least epsilon at which a test could err as seldom as this one, at a threshold that other examples chose.
+
+    The threshold is the one that implies most on the calibration half; what is reported are the errors on the other
+    half, at the upper ends of their intervals. It is what the scores imply if they were independent trials. Scores
+    against one model share its noise, so it refutes no claim by itself.
+
+    Args:
+        scores: larger = more likely a member.
+        members: the truth.
+        calibration: which examples choose the threshold; the others are reported on.
+        delta: of the claim.
+
+    Returns:
+        The metric, in nats. It is the low end of an interval whose upper end few trials cannot give.
+    """
+    chosen_on = _Groups(scores[calibration & members], scores[calibration & ~members])
+    reported_on = _Groups(scores[~calibration & members], scores[~calibration & ~members])
+    if not all(len(group) for group in (*chosen_on, *reported_on)):
+        return _unmeasured(
+            int(members.sum()), int((~members).sum()), "the split-half threshold needs both kinds in both halves"
+        )
+    # Above the threshold is called a member; below the lowest score, everybody is.
+    thresholds = np.concatenate([[-math.inf], np.unique(np.concatenate(chosen_on))])
+    threshold = thresholds[np.argmax(epsilon_implied(*_errors(chosen_on, thresholds), delta))]
+    misses, p, alarms, q = _errors(reported_on, np.array([threshold]))
+    value = float(epsilon_implied(misses, p, alarms, q, delta)[0])
+    detail: dict[str, float | int | str | None] = {
+        "misses": int(misses[0]),
+        "false_alarms": int(alarms[0]),
+        "members": p,
+        "non_members": q,
+        "delta": delta,
+        "method": "Clopper-Pearson upper ends of both error rates, on the half that did not choose the threshold",
+    }
+    reason = "it is a low end by itself: few trials give no upper end"
+    return Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
+
+
+def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray, int, ndarray, int]:
+    """Misses and false alarms at each threshold, each with its number of trials."""
+    positives, negatives = groups
+    misses = np.searchsorted(np.sort(positives), thresholds, side="right")
+    alarms = len(negatives) - np.searchsorted(np.sort(negatives), thresholds, side="right")
+    return misses, len(positives), alarms, len(negatives)
+
+
+def calibration_half(ids: Int[ndarray, " n"]) -> Bool[ndarray, " n"]:
+    """About half of the ids, by a fixed hash (splitmix64): an example's half depends on its id alone."""
+    word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (word ^ (word >> np.uint64(31))) % np.uint64(2) == 0
+
+
+class _Groups(NamedTuple):
+    positives: ndarray
+    negatives: ndarray
+
+
+def _delong(positives: ndarray, negatives: ndarray) -> tuple[float, bool, float]:
+    """AUC, whether scores of a group differ in what they beat, and a variance, in O(n log n)."""
+    above = _placements(positives, np.sort(negatives))
+    below = 1 - _placements(negatives, np.sort(positives))
+    value = float(above.mean())
+    varies = any(bool((group != group[0]).any()) for group in (above, below))
+    # Squares about the AUC, which is the mean of both; the two placements more are 0 and 1.
+    squares = value**2 + (1 - value) ** 2
+    variance = sum((((g - value) ** 2).sum() + squares) / (len(g) + 1) / len(g) for g in (above, below))
+    return value, varies, float(variance)
+
+
+def _placements(scores: ndarray, rising: ndarray) -> ndarray:
+    """Share of `rising` that each score beats, ties counted half."""
+    left = np.searchsorted(rising, scores, side="left")
+    right = np.searchsorted(rising, scores, side="right")
+    return (left + right) / (2 * len(rising))
+
+
+def _order_statistic_interval(rising: ndarray, falling: ndarray, fpr: float) -> tuple[float, float]:
+    """Interval of P(member > t*) that errs with probability at most `_SIDE` on each side, for any scores.
+
+    Let X_j be the j-th largest of q non-members, and U_j the j-th smallest of q uniform numbers, Beta(j, q + 1 - j).
+    They can be drawn together so that P(non-member > X_j) <= U_j <= P(non-member >= X_j), where the sides differ by
+    the tie at X_j. If U_j <= fpr, then X_j is a threshold within the level, so X_j >= t* and at least as many members
+    are above t* as above X_j. If U_j > fpr, then every t < X_j is out of the level, so X_j <= t*, and at most as many
+    are. So a Clopper-Pearson bound on the members above X_j is one on those above t*, unless U_j is on the wrong side
+    of the level. Which j is taken depends on q and the level alone, and the bound gets what error that leaves.
+
+    Args:
+        rising: scores of members, sorted.
+        falling: scores of non-members, sorted downwards.
+        fpr: level.
+    """
+    p, q = len(rising), len(falling)
+
+    def bound(place: int, wrong: float, limit: Callable[[int, int, float], float]) -> float:
+        above = p - int(np.searchsorted(rising, falling[place - 1], side="right"))
+        return limit(above, p, (_SIDE - wrong) / (1 - wrong))
+
+    # U_j > fpr if fewer than j of q uniform numbers are at most fpr, a binomial count. Half of the error is for the
+    # threshold, and all that is needed of it where that is not enough for the highest score.
+    inside = stats.binom(q, fpr)
+    low, high = 0.0, 1.0
+    lower = max(1, int(inside.ppf(_SIDE / 2)))
+    if (wrong := float(inside.cdf(lower - 1))) < _SIDE:
+        low = bound(lower, wrong, clopper_pearson_lower)
+    upper = int(inside.isf(_SIDE / 2)) + 1
+    if upper <= q:
+        high = bound(upper, float(inside.sf(upper - 1)), clopper_pearson_upper)
+    return low, high
+
+
+def _best_threshold(positives: ndarray, negatives: ndarray) -> float:
+    """Half way down from the lowest score that should be called a member; -inf if all should."""
+    rising = np.unique(np.concatenate([positives, negatives]))
+    above = len(positives) - np.searchsorted(np.sort(positives), rising, side="left")
+    false = len(negatives) - np.searchsorted(np.sort(negatives), rising, side="left")
+    best = int(np.argmax(above / len(positives) - false / len(negatives)))
+    if best == 0:
+        return -math.inf
+    return _between(float(rising[best - 1]), float(rising[best]))
+
+
+def _between(below: float, above: float) -> float:
+    middle = below / 2 + above / 2  # the sum could overflow
+    return middle if below <= middle < above else below
+
+
+def _newcombe_interval(tp: int, p: int, fp: int, q: int) -> tuple[float, float]:
+    rates = tp / p, fp / q
+    (low_tp, high_tp), (low_fp, high_fp) = clopper_pearson(tp, p), clopper_pearson(fp, q)
+    down = math.hypot(rates[0] - low_tp, high_fp - rates[1])
+    up = math.hypot(high_tp - rates[0], rates[1] - low_fp)
+    value = rates[0] - rates[1]
+    return max(-1.0, value - down), min(1.0, value + up)
+
+
+def _unmeasured(p: int, q: int, rule: str) -> Metric:
+    return Metric(value=None, n=p + q, better="lower", reason=f"{rule}, got {p} members and {q} non-members")

@@ -1,0 +1,112 @@
+"""Image similarities that need the extra `images`, and say so where it or its weights are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from leaderboard.records.record import Metric
+
+from ..catalog.methods import missing_module
+from .utility import mean_metric
+
+LPIPS_WEIGHTS = "LEAKBENCH_LPIPS_WEIGHTS"
+"""Environment variable that names the file of AlexNet weights for LPIPS."""
+
+SSIM_WINDOW = 11
+LPIPS_SIDE = 32
+"""The least side AlexNet can take."""
+
+
+def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"]) -> Metric:
+    """Structural similarity: Gaussian window of 11x11 with sigma 1.5, per channel, where the window fits.
+
+    Args:
+        images: on [0, 1].
+        truth: on [0, 1], aligned.
+    """
+    if reason := _not_images(truth, SSIM_WINDOW):
+        return Metric(value=None, n=len(truth), better="lower", reason=f"SSIM needs {reason}")
+    try:
+        from torchmetrics.functional import image  # pyright: ignore[reportMissingImports] -- an extra
+    except ImportError as error:
+        return Metric(value=None, n=len(truth), better="lower", reason=f"SSIM {missing_module(error)}")
+    _, local = image.structural_similarity_index_measure(
+        images, truth, sigma=1.5, reduction="none", data_range=1.0, k1=0.01, k2=0.03, return_full_image=True
+    )
+    # The window of sigma 1.5 is 11 wide there, and their mean has the border, where it is over reflections.
+    edge = SSIM_WINDOW // 2
+    values = local[..., edge:-edge, edge:-edge].flatten(1).mean(dim=1)
+    return mean_metric(values.double().numpy(), better="lower", one="one image", least=-1.0, most=1.0)
+
+
+def lpips_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"], weights: str | None) -> Metric:
+    """Learned perceptual distance; only ever with weights that the user supplies, never with random ones.
+
+    Args:
+        images: on [0, 1]; a single channel is repeated.
+        truth: on [0, 1], aligned.
+        weights: file with the ImageNet weights of torchvision's AlexNet; None: what the environment variable
+            LEAKBENCH_LPIPS_WEIGHTS names. Its SHA-256 is recorded.
+
+    Raises:
+        ValueError: the file is named but cannot be read, or holds other weights.
+    """
+    path = weights or os.environ.get(LPIPS_WEIGHTS)
+    if reason := _not_images(truth, LPIPS_SIDE):
+        return _no_lpips(truth, f"LPIPS needs {reason}")
+    if not path:
+        return _no_lpips(truth, f"LPIPS weights are not here: {LPIPS_WEIGHTS} can name a file of AlexNet weights")
+    if truth.shape[1] not in (1, 3):
+        return _no_lpips(truth, f"LPIPS needs 1 or 3 channels, got {truth.shape[1]}")
+    try:
+        values = _lpips_values(images, truth, Path(path))
+    except ImportError as error:
+        return _no_lpips(truth, f"LPIPS {missing_module(error)}")
+    metric = mean_metric(values, better="higher", one="one image", least=0.0)
+    metric.detail.update(weights_sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(), version="0.1")
+    return metric
+
+
+def _lpips_values(images: Tensor, truth: Tensor, path: Path) -> ndarray:
+    from lpips import LPIPS  # pyright: ignore[reportMissingImports] -- an extra
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever is wrong with the file, unpickling says it in its own way
+        raise ValueError(f"LPIPS weights must be a PyTorch state dictionary, {path} is not: {error}") from error
+    # `pnet_rand` only keeps the constructor from downloading: every weight of the trunk is replaced below.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lpips calls torchvision by a parameter name that is deprecated there
+        model = LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
+    trunk = {
+        f"net.{part}.{name}": f"features.{name}"
+        for part, module in model.net.named_children()
+        for name in module.state_dict()
+    }
+    missing = [theirs for theirs in trunk.values() if not isinstance(state, dict) or theirs not in state]
+    if missing:
+        raise ValueError(f"LPIPS weights must be those of torchvision's AlexNet, {path} has no {missing[0]}")
+    model.load_state_dict({ours: state[theirs] for ours, theirs in trunk.items()}, strict=False)
+    pair = [batch.float().expand(-1, 3, -1, -1) for batch in (images, truth)]
+    with torch.no_grad():
+        return model(*pair, normalize=True).reshape(-1).double().numpy()
+
+
+def _not_images(truth: Tensor, side: int) -> str | None:
+    if truth.ndim != 4:
+        return f"images [channels, height, width], got inputs of shape {list(truth.shape[1:])}"
+    if min(truth.shape[2:]) < side:
+        return f"sides of at least {side} pixels, got {truth.shape[2]}x{truth.shape[3]}"
+    return None
+
+
+def _no_lpips(truth: Tensor, reason: str) -> Metric:
+    return Metric(value=None, n=len(truth), better="higher", reason=reason)

@@ -1,0 +1,91 @@
+"""Predictions and the truth -> how useful the model is, with 95 % intervals over examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional
+
+from leaderboard.records.record import Metric
+
+from .allowed import clopper_pearson
+
+
+def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> dict[str, Metric]:
+    """`accuracy` (Clopper-Pearson) and `loss` (mean cross-entropy in nats, float64, t interval).
+
+    A model that diverged still gets an accuracy: a row of logits with a NaN in it is a wrong answer. It has
+    no loss.
+
+    Args:
+        logits: the model's outputs on examples it was not trained on.
+        labels: the true classes, in [0, classes).
+
+    Raises:
+        ValueError: there is no example, or lengths differ.
+    """
+    n = len(labels)
+    if n == 0 or len(logits) != n:
+        raise ValueError(f"labels must have one entry per row of logits and at least one, got {n} for {len(logits)}")
+    undefined = logits.isnan().any(dim=1)
+    correct = int(((logits.argmax(dim=1) == labels) & ~undefined).sum())
+    low, high = clopper_pearson(correct, n)
+    accuracy = Metric(
+        value=correct / n,
+        low=low,
+        high=high,
+        n=n,
+        better="higher",
+        detail={"correct": correct, "undefined": int(undefined.sum()), "method": "Clopper-Pearson"},
+    )
+    return {"accuracy": accuracy, "loss": mean_loss(losses(logits, labels).cpu().numpy())}
+
+
+def losses(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The cross-entropy of each example, in nats, float64."""
+    return functional.cross_entropy(logits.double(), labels.long(), reduction="none")
+
+
+def mean_loss(values: Float[ndarray, " n"]) -> Metric:
+    """The mean of examples' losses; none where one of them is not finite."""
+    if infinite := int((~np.isfinite(values)).sum()):
+        reason = f"the loss of {infinite} of {len(values)} examples is not finite: the model diverged"
+        return Metric(value=None, n=len(values), better="lower", reason=reason)
+    return mean_metric(values, better="lower", one="one example", least=0.0)
+
+
+def mean_metric(
+    values: Float[ndarray, " n"],
+    *,
+    better: Literal["higher", "lower"],
+    one: str,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> Metric:
+    """Mean with a t interval, clipped to the range the number can have.
+
+    Args:
+        values: one finite number per example; at least one.
+        better: which direction is good for the defender.
+        one: why there is no interval when there is a single value, as "one image".
+        least: end of the range of the mean.
+        most: other end.
+    """
+    n, value = len(values), float(np.mean(values))
+    if n == 1:
+        return Metric(value=value, n=1, better=better, reason=one)
+    half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+    detail: dict[str, float | int | str | None] = {
+        "min": float(np.min(values)),
+        "median": float(np.median(values)),
+        "max": float(np.max(values)),
+        "method": "t interval",
+    }
+    low, high = max(least, value - half), min(most, value + half)
+    return Metric(value=value, low=low, high=high, n=n, better=better, detail=detail)

@@ -1,0 +1,104 @@
+"""Numbers of a record computed again from the scores beside it.
+
+What scores give exactly is compared: accuracy and loss; AUC, TPR, advantage and what epsilon they imply; PSNR, its
+floor, MSE and SSIM of the pictures; each with its interval. What needs more than the arrays hold (LPIPS weights, the
+labels that an attack guessed, its objective) is not.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from attacks.core import MembershipScores
+from leaderboard.records.files import read_bytes
+from leaderboard.records.record import Metric, Record
+
+from ..subjects.shared_update import averaged
+from .allowed import clopper_pearson
+from .membership import score_membership
+from .reconstruction import pictures_again
+from .utility import mean_loss
+
+TOLERANCE = 1e-6
+"""Relative: arrays hold single precision."""
+
+
+def contradiction(record: Record, folder: Path) -> str:
+    """Where a record's numbers are not those of its scores, in a sentence; empty where they are.
+
+    Args:
+        record: with status "ok".
+        folder: where its arrays lie.
+    """
+    if record.arrays is None:
+        return "it names no arrays, so its numbers cannot be computed again"
+    try:
+        table = pd.read_parquet(io.BytesIO(read_bytes(folder / record.arrays, "arrays")))
+        again = _again(record, table)
+    except Exception as error:  # whatever a file of others holds
+        return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
+    for name, metric in again.items():
+        said = record.metrics.get(name)
+        if said is None:
+            return f"it has no {name}, and its scores give {_words(metric)}"
+        pairs = zip(
+            (said.value, said.low, said.high, said.n), (metric.value, metric.low, metric.high, metric.n), strict=True
+        )
+        if not all(_same(a, b) for a, b in pairs):
+            return f"its {name} is {_words(said)}, and its scores give {_words(metric)}"
+    return ""
+
+
+def _again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    if record.kind == "utility":
+        # An undefined prediction is written as -1, which is no label.
+        right = table["label"].to_numpy() == table["predicted"].to_numpy()
+        correct, n = int(right.sum()), len(right)
+        low, high = clopper_pearson(correct, n)
+        accuracy = Metric(value=correct / n, low=low, high=high, n=n, better="higher")
+        return {"accuracy": accuracy, "loss": mean_loss(table["loss"].to_numpy())}
+    if record.kind == "membership":
+        ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
+        members = torch.from_numpy(table["member"].to_numpy().astype(bool))
+        found = MembershipScores(ids=ids, scores=scores, exact=False)
+        return score_membership(found, members, delta=record.budget["delta"])
+    low, high = (float(end) for end in record.task["input_range"])
+    shape = record.task["input_shape"]
+
+    def pictures(cells: Iterable[Any]) -> torch.Tensor:
+        there = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
+        return torch.from_numpy(np.stack(there) if there else np.zeros((0, math.prod(shape)), "f4")).reshape(-1, *shape)
+
+    # One image for all targets, in the first row that there is.
+    guess = pictures(table["floor"])
+    scored = [
+        pictures_again(
+            pictures(group["reconstruction"]),
+            pictures(group["original"]),
+            low=low,
+            high=high,
+            floor_image=guess[0] if len(guess) else None,
+            failed="failed" in record.flags,  # the attack itself gave up
+        )
+        for _, group in table.groupby("target", sort=True)
+    ]
+    return averaged(scored)
+
+
+def _same(a: float | None, b: float | None) -> bool:
+    return a is b is None or (a is not None and b is not None and math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-9))
+
+
+def _words(metric: Metric) -> str:
+    if metric.value is None:
+        return "none"
+    ends = "" if metric.low is None else f" [{metric.low:.4g}, {metric.high:.4g}]"
+    return f"{metric.value:.4g}{ends} of {metric.n}"

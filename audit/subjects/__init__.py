@@ -1,0 +1,1 @@
+"""What is attacked: a trained model, a shared update."""

@@ -1,0 +1,111 @@
+"""What a cell came to, and the small things that every kind of cell needs to get there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.core import Examples
+from benchmarks.core import Split, Splits
+from defenses.core import Noise, secure, seeded
+from leaderboard.records.record import Metric
+
+from ..observe import World
+from ..plan.expand import seed_of
+
+
+@dataclass
+class Outcome:
+    """What a cell came to.
+
+    Attributes:
+        metrics: by name.
+        task: what was resolved on the way: sizes, rates, digests.
+        claim: of the run, as fields of a record's claim.
+        noise_multiplier: of the run.
+        noise: where its noise came from.
+        engine: how sums were computed.
+        flags: remarks for the board.
+        arrays: per-example columns.
+        seconds: spent on it; what cells share is counted in the first.
+        skipped: why it was not run.
+        error: what went wrong.
+    """
+
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
+    claim: dict[str, Any] | None = None
+    noise_multiplier: float | None = None
+    noise: Literal["none", "seeded", "os", "secure"] = "none"
+    engine: str | None = None
+    flags: list[str] = field(default_factory=list)
+    arrays: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    skipped: str = ""
+    error: str = ""
+
+
+def finite(epsilon: float) -> float | None:
+    """Epsilon as records have it: None where it is infinite."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
+    """A claim as a record has it: an infinite epsilon is None with its reason."""
+    return claim | {
+        "epsilon": finite(claim["epsilon"]),
+        "epsilon_rdp": finite(claim["epsilon_rdp"]),
+        "reason": claim["reason"] or None,
+    }
+
+
+def noise_for(request: dict[str, Any]) -> Noise:
+    """The secret noise of a request: from its hash, or from the operating system."""
+    return secure() if request.get("noise") == "secure" else seeded(seed_of(request, "noise"))
+
+
+def world_of(splits: Splits, device: torch.device) -> World:
+    """What everybody knows about a data set."""
+    return World(
+        input_shape=splits.input_shape,
+        classes=splits.classes,
+        low=splits.low,
+        high=splits.high,
+        population=population_of(splits, device),
+    )
+
+
+def population_of(splits: Splits, device: torch.device) -> Examples | None:
+    """The public examples; None where there are none."""
+    return examples_of(splits.public, device) if len(splits.public) else None
+
+
+def examples_of(split: Split, device: torch.device, limit: int | None = None) -> Examples:
+    """A pool on the device, its first `limit` examples only."""
+    ids, inputs, labels = (values[:limit].to(device) for values in (split.ids, split.inputs, split.labels))
+    return Examples(ids=ids, inputs=inputs, labels=labels)
+
+
+def pick(examples: Examples, chosen: Tensor) -> Examples:
+    """Some of the examples, by position."""
+    chosen = chosen.to(examples.ids.device)
+    return Examples(ids=examples.ids[chosen], inputs=examples.inputs[chosen], labels=examples.labels[chosen])
+
+
+def join(a: Examples, b: Examples) -> Examples:
+    """Both, one after the other."""
+    return Examples(
+        ids=torch.cat([a.ids, b.ids]),
+        inputs=torch.cat([a.inputs, b.inputs]),
+        labels=torch.cat([a.labels, b.labels]),
+    )
+
+
+def column(values: Tensor) -> np.ndarray:
+    """A tensor as a column of a table."""
+    return values.detach().cpu().numpy()

@@ -1,0 +1,281 @@
+"""The tables of a suite file as types, and what is wrong with a file in words.
+
+Nothing is guessed: a number in quotes is not a number, an unknown key is an error. Where a grid is possible a
+single value is a grid of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from ..catalog.settings import near_miss, way_out
+
+Sampling = Literal["poisson", "shuffle", "partition", "fixed", "full"]
+
+
+def _several(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+T = TypeVar("T")
+
+
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"must be distinct, got {list(values)}")
+    return values
+
+
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)]
+Grid = Annotated[tuple[T, ...], BeforeValidator(_several), Field(min_length=1), AfterValidator(_distinct)]
+
+
+class Table(BaseModel):
+    """A table that refuses keys it does not have and values of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelChoice(Table):
+    """A model by name, or as a table of its name and its settings."""
+
+    name: Text
+    settings: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        return _rest(value, "settings", ("name",)) if isinstance(value, dict) else {"name": value}
+
+
+class TaskTable(Table):
+    """What is trained: data, model, and how."""
+
+    data: Text
+    model: ModelChoice
+    private: Count | None = None
+    """How many private examples to train on; the data set's own number where absent, as for the next two."""
+    non_member: Annotated[int, Field(ge=0)] | None = None
+    """How many examples are never trained on."""
+    public: Annotated[int, Field(ge=0)] | None = None
+    """How many examples everybody may know."""
+    candidates: Count | None = None
+    """How many members, and as many non-members, membership tests are about; all where absent."""
+    batch: Count
+    """Expected examples a step."""
+    epochs: Count
+    lr: Rate
+    momentum: Momentum = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    sampling: Sampling = "poisson"
+    engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
+    """How clipped sums are computed; all give the same up to rounding."""
+
+
+TRAINING: Mapping[str, Any] = {"lr": Rate, "batch": Count, "epochs": Count, "momentum": Momentum}
+"""Values of the task that a defense may override -> their types."""
+
+
+class BudgetTable(Table):
+    """Either epsilon (nats, calibrated to) or the noise multiplier (std / sensitivity); a list is a grid."""
+
+    epsilon: Grid[Rate] | None = None
+    noise_multiplier: Grid[Annotated[float, Field(ge=0)]] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+class ShareTable(Table):
+    """The shared update that attacks with UPDATE access get: of a fresh model, after a few steps."""
+
+    data: Text
+    model: ModelChoice
+    step: Annotated[int, Field(ge=0)] = 0
+    """Steps taken before the one that is shared, so that methods with a past have one."""
+    steps: Count | None = None
+    """Planned length, which schedules refer to; the shared step is the last where absent."""
+    batch: Count = 1
+    images: Count = 1
+    """Separate targets of a cell, each a batch of its own."""
+    lr: Rate | None = None
+    """Of the steps before; the task's where absent."""
+    noise: Grid[Literal["none", "calibrated"]] = ("none", "calibrated")
+    """`none`: what the release alone hides; `calibrated`: with the noise of the budget."""
+
+
+class TuneTable(Table):
+    """Settings that are chosen on public data for every defense; other keys are the grid."""
+
+    validation: Count
+    """Public examples that judge; as many as there are private ones are trained on in their place."""
+    epsilon: Rate | None = None
+    """Budget at which a defense's settings are chosen for all budgets; where it is absent, and the next too, they are
+    chosen at each budget by itself."""
+    noise_multiplier: Annotated[float, Field(ge=0)] | None = None
+    """The same, for budgets that are noise multipliers."""
+    epochs: Count | None = None
+    """Of each trial; the task's where absent."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    grid: dict[str, Grid[Any]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        return (
+            _rest(value, "grid", [key for key in cls.model_fields if key != "grid"])
+            if isinstance(value, dict)
+            else value
+        )
+
+
+class ReportedRow(Table):
+    """A paper's figure for some cells; other keys select them by settings, budget or training."""
+
+    defense: Text
+    metric: Text
+    value: float
+    source: Text
+    attack: Text | None = None
+    selectors: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        named = ("defense", "metric", "value", "source", "attack")
+        return _rest(value, "selectors", named) if isinstance(value, dict) else value
+
+
+class Document(Table):
+    """A suite file. The entries of `defense` and `attack` are checked against their methods elsewhere."""
+
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+    about: str = ""
+    seeds: Seeds
+    task: TaskTable
+    budget: BudgetTable
+    defense: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
+    attack: tuple[dict[str, Any], ...] = ()
+    share: ShareTable | None = None
+    tune: TuneTable | None = None
+    controls: bool = True
+    """Whether a positive and a negative control are run beside the cells."""
+    reported: tuple[ReportedRow, ...] = ()
+
+
+_TABLES: dict[tuple[str, ...], type[Table]] = {
+    (): Document,
+    ("task",): TaskTable,
+    ("budget",): BudgetTable,
+    ("share",): ShareTable,
+    ("tune",): TuneTable,
+}
+
+_TYPES = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+
+
+def training_value(key: str, value: Any) -> Any:
+    """The value of a task setting that a defense overrides, as `TaskTable` would hold it.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    adapter = TypeAdapter(TRAINING[key], config=ConfigDict(allow_inf_nan=False))
+    try:
+        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        raise ValueError(_problem(error.errors()[0])) from None
+
+
+def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is wrong with a document: (key.path, problem) each.
+
+    Args:
+        error: what validating it raised.
+        raw: the document, for paths as they are in the file and for near-misses.
+    """
+    found = []
+    for details in error.errors():
+        *above, key = details["loc"] or ("",)
+        table = _TABLES.get(tuple(str(part) for part in above))
+        if details["type"] == "extra_forbidden" and table:
+            found.append((path_in(raw, details["loc"]), f"unknown key; {way_out(str(key), table.model_fields)}"))
+        else:
+            found.append((path_in(raw, details["loc"]), _problem(details)))
+    # A table at the top has no path of its own.
+    return [(path or "top level", problem) for path, problem in found]
+
+
+def path_in(raw: Any, location: Sequence[str | int]) -> str:
+    """A location as `defense[1].clip_norm`, without parts that the file lacks, as the 0 of a grid of one.
+
+    Args:
+        raw: the document.
+        location: keys and positions, outermost first.
+    """
+    path, node = "", raw
+    for part in location:
+        if isinstance(part, int):
+            if not isinstance(node, list):
+                continue
+            path, node = f"{path}[{part}]", node[part] if part < len(node) else None
+        elif isinstance(node, Mapping):
+            path, node = (f"{path}.{part}" if path else part), node.get(part)
+    return path
+
+
+def _problem(details: ErrorDetails) -> str:
+    kind, got, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "missing":
+        return "is missing"
+    if kind in _TYPES:
+        return f"must be {_TYPES[kind]}, got {got!r}"
+    if kind == "literal_error":
+        # pydantic writes the choices as "'a', 'b' or 'c'".
+        near = near_miss(str(got), str(context["expected"]).split("'")[1::2])
+        return f"must be {context['expected']}, got {got!r}" + (f"; did you mean {near!r}?" if near else "")
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "too_short":
+        return "must have at least one entry, got none"
+    if kind == "string_too_short":
+        return "must not be empty, got ''"
+    if kind == "string_pattern_mismatch":
+        return f"must be letters, digits, '_', '-' and '.', got {got!r}"
+    bounds = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+    keys = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+    if kind in bounds:
+        return f"must be {bounds[kind]} {context[keys[kind]]:g}, got {got!r}"
+    return f"{details['msg'][0].lower()}{details['msg'][1:]}, got {got!r}"
+
+
+def _rest(table: dict[str, Any], into: str, named: Sequence[str]) -> dict[str, Any]:
+    kept = {key: value for key, value in table.items() if key in named}
+    return kept | {into: {key: value for key, value in table.items() if key not in named}}

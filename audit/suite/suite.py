@@ -1,0 +1,326 @@
+"""Suite files: TOML that says what to train, attack and report, with all its mistakes reported at once.
+
+A list where one value is expected is a grid. What a method may be told is read from its function, so a new
+method needs no schema. Loading trains nothing, but imports the methods that the suite names.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import PrivateAttr, ValidationError
+
+from leaderboard.records.record import Reported
+
+from ..catalog import methods as catalog
+from ..catalog.settings import no_such
+from .schema import TRAINING, Document, TaskTable, sentences
+from .validate import expand, wrong_grid, wrong_names, wrong_reported
+
+
+class SuiteError(ValueError):
+    """What is wrong with a suite, one mistake a line: `file: key.path: problem`."""
+
+
+class ChoiceError(SuiteError):
+    """A suite, method or key was asked for that is not there: a mistake of the command line, not of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenseChoice:
+    """One defense of a suite with every setting decided.
+
+    Attributes:
+        name: of the defense.
+        settings: all of them, without the noise multiplier.
+        training: what it trains with instead of the task's own values, as {"lr": 0.01}.
+    """
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def with_values(self, values: Mapping[str, Any]) -> DefenseChoice:
+        """The same defense with other settings or training values."""
+        own = {key: value for key, value in values.items() if key in self.settings}
+        others = {key: value for key, value in values.items() if key not in own}
+        return replace(self, settings=self.settings | own, training=self.training | others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackChoice:
+    """One attack of a suite with every setting decided."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Suite(Document):
+    """A suite without mistakes; made by `load`. The tables are those of the file, see `schema`."""
+
+    _defenses: tuple[tuple[DefenseChoice, ...], ...] = PrivateAttr(())
+    _attacks: tuple[tuple[AttackChoice, ...], ...] = PrivateAttr(())
+    _raw: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _source: str = PrivateAttr("")
+    _digest: str = PrivateAttr("")
+    _whole: bool = PrivateAttr(True)
+    _given: tuple[frozenset[str], ...] = PrivateAttr(())
+    _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, whatever the layout of the file; a selection keeps that of the whole."""
+        return self._digest
+
+    @property
+    def source(self) -> str:
+        """Where it came from, for messages."""
+        return self._source
+
+    @property
+    def whole(self) -> bool:
+        """Whether no defense was selected, so that controls are added."""
+        return self._whole
+
+    def defense_grid(self) -> list[DefenseChoice]:
+        """Every defense with every combination of its settings, in the order of the file."""
+        return [choice for entry in self._defenses for choice in entry]
+
+    def attack_grid(self) -> list[AttackChoice]:
+        """Every attack with every combination of its settings, in the order of the file."""
+        return [choice for entry in self._attacks for choice in entry]
+
+    def budget_grid(self) -> list[dict[str, float]]:
+        """Every budget, as {"epsilon": 3.0, "delta": 1e-5} or {"noise_multiplier": 1.0, "delta": 1e-5}."""
+        kind = "epsilon" if self.budget.epsilon is not None else "noise_multiplier"
+        values = self.budget.epsilon if self.budget.epsilon is not None else self.budget.noise_multiplier
+        return [{kind: value, "delta": self.budget.delta} for value in values or ()]
+
+    def tunable(self, choice: DefenseChoice) -> frozenset[str]:
+        """The settings and training values of a defense that its entry does not set."""
+        for entry, given in zip(self._defenses, self._given, strict=True):
+            if choice in entry:
+                return frozenset({*choice.settings, *TRAINING} - given)
+        return frozenset()
+
+    def with_tuned(
+        self, choice: DefenseChoice, budget: Mapping[str, float], values: Mapping[str, Any], digest: str
+    ) -> Suite:
+        """The suite with values chosen for a defense at a budget.
+
+        Args:
+            choice: as in `defense_grid()`.
+            budget: what it is run at.
+            values: of settings or of training.
+            digest: of how they were chosen.
+        """
+        tuned = self.model_copy()
+        tuned._tuned = self._tuned | {_key(choice, budget): (dict(values), digest)}
+        return tuned
+
+    def tuned(self, choice: DefenseChoice, budget: Mapping[str, float]) -> tuple[DefenseChoice, str]:
+        """A defense as it is run at a budget, and the digest of how that was chosen; empty where nothing was."""
+        values, digest = self._tuned.get(_key(choice, budget), ({}, ""))
+        return choice.with_values(values), digest
+
+    def task_for(self, choice: DefenseChoice) -> TaskTable:
+        """The task as this defense trains it."""
+        return self.task.model_copy(update=choice.training)
+
+    def reported_for(
+        self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None
+    ) -> list[Reported]:
+        """The figures of papers that belong to one cell: those whose selectors all hold there.
+
+        Args:
+            choice: the cell's defense.
+            budget: one of `budget_grid()`.
+            attack: the cell's attack; None for utility, to which only figures without an attack belong.
+        """
+        told = {**choice.settings, **choice.training, **budget}
+        return [
+            Reported(metric=row.metric, value=row.value, source=row.source)
+            for row in self.reported
+            if row.defense == choice.name
+            and row.attack == (attack.name if attack else None)
+            and all(key in told and told[key] == value for key, value in row.selectors.items())
+        ]
+
+    def select(self, *, defenses: Sequence[str] | None = None, attacks: Sequence[str] | None = None) -> Suite:
+        """The part of the suite with these methods; None or an empty list keeps all of a kind.
+
+        Controls are about the suite as a whole: a selection of defenses goes without those it does not name. The
+        baseline keeps its mark, so that its cells are the same ones.
+
+        Raises:
+            SuiteError: a name that the suite does not have, with the nearest one.
+        """
+        chosen = self.model_copy()
+        chosen._whole = self._whole and not defenses
+        for kind, wanted, attribute in (("defense", defenses, "_defenses"), ("attack", attacks, "_attacks")):
+            entries = getattr(self, attribute)
+            known = list(dict.fromkeys(choice.name for entry in entries for choice in entry))
+            for name in wanted or ():
+                if name not in known:
+                    raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
+            if wanted:
+                kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
+                setattr(chosen, attribute, tuple(entries[place] for place in kept))
+                if kind == "defense":
+                    chosen._given = tuple(self._given[place] for place in kept)
+        return chosen
+
+    def with_overrides(self, overrides: Sequence[str]) -> Suite:
+        """The suite with values replaced, as by `--set`.
+
+        Args:
+            overrides: `path=value`, as `task.epochs=2` or `defense.dpdr.share=[0.02, 0.1]`; the value in
+                TOML, so text in quotes. An entry of a list is named by its `name` or its position.
+
+        Raises:
+            SuiteError: a value that is not TOML, a path that leads nowhere, or mistakes in the suite that
+            results.
+        """
+        if not overrides:
+            return self
+        raw = copy.deepcopy(self._raw)
+        for override in overrides:
+            path, equals, text = override.partition("=")
+            if not equals or not path.strip():
+                raise ChoiceError(f"an override must be key.path=value, as task.epochs=2, got {override!r}")
+            try:
+                value = tomllib.loads(f"value = {text}")
+            except tomllib.TOMLDecodeError:
+                value = {}
+            if set(value) != {"value"}:
+                raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
+            _replace(raw, path.strip().split("."), value["value"], override)
+        try:
+            return _build(raw, f"{self._source} with {', '.join(overrides)}")
+        except SuiteError as error:  # the file by itself was good
+            raise ChoiceError(str(error)) from None
+
+
+def load(name: str | Path) -> Suite:
+    """Reads a suite.
+
+    Args:
+        name: of a suite that comes with the package (`leakbench list suites`), or a path to a TOML file.
+
+    Raises:
+        SuiteError: no such suite, or everything that is wrong with it.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        source = str(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SuiteError(f"cannot read suite {source}: {error.strerror}") from error
+        except UnicodeDecodeError:
+            raise SuiteError(f"{source}: must be UTF-8 text") from None
+    else:
+        source, known = f"{name}.toml", catalog.names("suites")
+        if name not in known:
+            raise ChoiceError(no_such("suite", str(name), known) + " (a file's name must end in .toml)")
+        text = resources.files("benchmarks.suites").joinpath(source).read_text(encoding="utf-8")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SuiteError(f"{source}: not TOML: {error}") from None
+    return _build(raw, source)
+
+
+def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> None:
+    """Refuses batches that the data cannot fill.
+
+    Args:
+        suite: with its overrides and selection.
+        n_private: private examples of the task's data.
+        n_share: private examples of the share's data; None where there is no share.
+
+    Raises:
+        SuiteError: more private examples asked for than there are, or a sample rate above 1; all of them.
+    """
+    wrong = []
+    if suite.task.private is not None and suite.task.private > n_private:
+        wrong.append(f"task.private: must be at most {n_private}, the private examples, got {suite.task.private}")
+    n = min(n_private, suite.task.private or n_private)
+    tasks = {"task": suite.task.batch} | {
+        f"defense {choice.name!r}": choice.training["batch"]
+        for choice in suite.defense_grid()
+        if "batch" in choice.training
+    }
+    for where, batch in tasks.items():
+        if batch > n:
+            wrong.append(
+                f"{where}.batch: must be at most {n}, the private examples, got {batch}: "
+                f"a sample rate of {batch / n:.3g}"
+            )
+    if suite.share and n_share is not None and suite.share.batch * suite.share.images > n_share:
+        wrong.append(
+            f"share.batch: batch x images must be at most {n_share}, the private examples, "
+            f"got {suite.share.batch} x {suite.share.images}"
+        )
+    if wrong:
+        raise SuiteError("\n".join(f"{suite.source}: {line}" for line in wrong))
+
+
+def _build(raw: dict[str, Any], source: str) -> Suite:
+    try:
+        # By way of JSON, whose strict mode takes nothing for something else; a date is refused as text.
+        suite = Suite.model_validate_json(json.dumps(raw, default=str), strict=True)
+        wrong = []
+    except ValidationError as error:
+        suite, wrong = None, sentences(error, raw)
+    defenses, wrong_defenses = expand(raw, "defenses")
+    attacks, wrong_attacks = expand(raw, "attacks")
+    wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
+    wrong += wrong_grid(raw, defenses)
+    if wrong or suite is None:
+        lines = dict.fromkeys(f"{source}: {path}: {problem}" for path, problem in wrong)
+        raise SuiteError("\n".join(lines))
+    suite._defenses = tuple(tuple(DefenseChoice(**choice) for choice in entry) for entry in defenses)
+    suite._attacks = tuple(
+        tuple(AttackChoice(name=choice["name"], settings=choice["settings"]) for choice in entry) for entry in attacks
+    )
+    suite._given = tuple(frozenset(entry) for entry in raw["defense"])
+    suite._raw, suite._source = raw, source
+    # What is absent is no part of it, so that a new kind of table moves no digest.
+    content = suite.model_dump(mode="json", exclude_none=True) | {"defense": defenses, "attack": attacks}
+    suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
+    return suite
+
+
+def _key(choice: DefenseChoice, budget: Mapping[str, float]) -> str:
+    return json.dumps([choice.name, choice.settings, choice.training, dict(budget)], sort_keys=True, default=repr)
+
+
+def _replace(node: Any, path: list[str], value: Any, override: str) -> None:
+    key, *below = path
+    if isinstance(node, dict) and below:
+        _replace(node.setdefault(key, {}), below, value, override)
+    elif isinstance(node, dict):
+        node[key] = value
+    elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+        if below:
+            _replace(node[int(key)], below, value, override)
+        else:
+            node[int(key)] = value
+    elif isinstance(node, list) and below:
+        named = [entry for entry in node if isinstance(entry, dict) and entry.get("name") == key]
+        if not named:
+            known = [str(entry.get("name")) for entry in node if isinstance(entry, dict)]
+            raise ChoiceError(f"override {override!r}: {no_such('entry', key, known)}")
+        for entry in named:
+            _replace(entry, below, value, override)
+    else:
+        raise ChoiceError(f"override {override!r} leads nowhere: there is no table to put {key!r} in")

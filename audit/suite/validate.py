@@ -1,0 +1,271 @@
+"""The entries of a suite that name things: checked against what there is, and expanded into single choices.
+
+Every function returns what is wrong as (key.path, problem), so that a file's mistakes can be reported
+together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks import data as datasets
+from benchmarks import models
+from leaderboard.metrics import METRICS, REPORTED
+
+from ..catalog import methods as catalog
+from ..catalog.settings import CatalogError, Setting, no_such, way_out
+from .schema import TRAINING, ReportedRow, TuneTable, training_value
+
+Problem = tuple[str, str]
+Choice = dict[str, Any]
+"""One method with everything decided: name, settings, training."""
+
+
+def expand(raw: Mapping[str, Any], kind: catalog.Method) -> tuple[list[list[Choice]], list[Problem]]:
+    """The choices of every entry of a list of methods, and what is wrong with the entries.
+
+    A list that the type of a setting does not allow is a grid.
+
+    Args:
+        raw: the document.
+        kind: whose list.
+
+    Returns:
+        A list of choices per entry, without those that have mistakes; the mistakes.
+    """
+    key = catalog.KINDS[kind]
+    entries = raw.get(key)
+    expanded: list[list[Choice]] = []
+    wrong: list[Problem] = []
+    seen: list[tuple[str, Choice]] = []
+    for position, entry in enumerate(entries if isinstance(entries, list) else []):
+        if not isinstance(entry, dict):
+            continue  # its type is reported by the schema
+        path = f"{key}[{position}]"
+        choices, problems = _expand_entry(entry, kind, path)
+        for choice in choices:
+            repeated = next((where for where, other in seen if other == choice), None)
+            if repeated:
+                problems.append((path, f"repeats {repeated}"))
+                break
+            seen.append((path, choice))
+        if problems:
+            wrong += problems
+        else:
+            expanded.append(choices)
+    return expanded, wrong
+
+
+def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
+    """Unknown data sets, models and settings of models, and a budget of both kinds or of neither."""
+    wrong: list[Problem] = []
+    for table in ("task", "share"):
+        content = raw.get(table)
+        if not isinstance(content, dict):
+            continue
+        if isinstance(data := content.get("data"), str):
+            wrong += _refused(f"{table}.data", datasets.check, data)
+        model = content.get("model")
+        told = model if isinstance(model, dict) else {"name": model}
+        name = told.get("name")
+        if not isinstance(name, str):
+            continue
+        if problems := _refused(f"{table}.model", models.check, name):
+            wrong += problems
+            continue
+        unknown = [key for key in told if key != "name" and not models.takes(name, key)]
+        settings = models.defaults(name)
+        wrong += [(f"{table}.model.{key}", f"unknown setting of {name!r}; {way_out(key, settings)}") for key in unknown]
+    budget = raw.get("budget")
+    if isinstance(budget, dict):
+        kinds = [key for key in ("epsilon", "noise_multiplier") if key in budget]
+        if len(kinds) != 1:
+            got = "both" if kinds else "neither"
+            wrong.append(("budget", f"must have either epsilon or noise_multiplier, got {got}"))
+    return wrong
+
+
+def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
+    """What a check of a name says against it."""
+    try:
+        check(name)
+    except ModuleNotFoundError as error:
+        return [(where, f"{name!r} {catalog.missing_module(error)}")]
+    except ValueError as error:
+        return [(where, str(error))]
+    return []
+
+
+def wrong_reported(
+    raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]], attacks: Sequence[Sequence[Choice]]
+) -> list[Problem]:
+    """Figures of papers that belong to no cell of the suite: an unknown defense, attack, metric or selector.
+
+    Args:
+        raw: the document.
+        defenses: the choices without mistakes.
+        attacks: the same.
+    """
+    rows, wrong = raw.get("reported"), []
+    known_attacks = {choice["name"] for entry in attacks for choice in entry}
+    keys: dict[str, set[str]] = {}
+    for choice in itertools.chain.from_iterable(defenses):
+        keys.setdefault(choice["name"], {"epsilon", "noise_multiplier", "delta", *TRAINING}).update(choice["settings"])
+    named = _names(raw, "defense")
+    for position, row in enumerate(rows if isinstance(rows, list) else []):
+        if not isinstance(row, dict):
+            continue
+        path, name = f"reported[{position}]", row.get("defense")
+        if isinstance(name, str) and name not in named:
+            wrong.append((f"{path}.defense", no_such("defense", name, named) + " in this suite"))
+        attack = row.get("attack")
+        if isinstance(attack, str) and attack not in known_attacks and attack not in _names(raw, "attack"):
+            wrong.append((f"{path}.attack", no_such("attack", attack, sorted(known_attacks)) + " in this suite"))
+        metric = row.get("metric")
+        if isinstance(metric, str) and metric not in REPORTED:
+            wrong.append((f"{path}.metric", no_such("metric", metric, REPORTED)))
+        elif isinstance(metric, str) and (problem := _misplaced(metric, attack)):
+            wrong.append((f"{path}.metric", problem))
+        for key in row:
+            if name in keys and key not in ReportedRow.model_fields and key not in keys[name]:
+                wrong.append((f"{path}.{key}", f"unknown selector; {way_out(key, sorted(keys[name]))}"))
+    return wrong
+
+
+def _misplaced(metric: str, attack: Any) -> str:
+    """Why a figure stands beside no cell's number: its kind of record has no such metric."""
+    kind = METRICS[metric].kind
+    if kind in ("utility", "claim"):
+        return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""
+    if attack is None:
+        return f"{metric!r} is an attack's, so attack must name one, got none"
+    if isinstance(attack, str) and attack in catalog.names("attacks"):
+        try:
+            found = catalog.attack(attack).kind
+        except CatalogError:
+            return ""  # said where the attack is listed
+        return "" if found == kind else f"{metric!r} is of {kind}, and {attack} is of {found}"
+    return ""
+
+
+def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]]) -> list[Problem]:
+    """Keys of the `tune` table that no defense takes, and values that are wrong for those that do.
+
+    Args:
+        raw: the document.
+        defenses: the choices without mistakes.
+    """
+    table = raw.get("tune")
+    if not isinstance(table, dict):
+        return []
+    wrong, budget = [], raw.get("budget")
+    for key in ("epsilon", "noise_multiplier"):
+        if key in table and isinstance(budget, dict) and key not in budget:
+            other = " or ".join(kind for kind in ("epsilon", "noise_multiplier") if kind in budget)
+            wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {other or 'neither'}"))
+    names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
+    known = {name: catalog.settings("defenses", name) for name in names}
+    grid = {key: value for key, value in table.items() if key not in TuneTable.model_fields or key == "grid"}
+    if not grid:
+        wrong.append(("tune", "must have a grid of at least one setting, as lr = [0.1, 0.5], got none"))
+    for key, values in grid.items():
+        where = f"tune.{key}"
+        conforms = [settings[key].conform for settings in known.values() if key in settings]
+        if key in TRAINING:
+            conforms.append(partial(_training, key))
+        if not conforms and known:
+            options = sorted({*TRAINING, *(name for settings in known.values() for name in settings)})
+            wrong.append((where, f"no defense of this suite has this setting; {way_out(key, options)}"))
+        elif not isinstance(values, list):
+            wrong.append((where, f"must be a list of values to choose from, got {values!r}"))
+        else:
+            wrong += [problem for conform in conforms for problem in _values(values, conform, where)[1]]
+    return list(dict.fromkeys(wrong))
+
+
+def _expand_entry(entry: Mapping[str, Any], kind: catalog.Method, path: str) -> tuple[list[Choice], list[Problem]]:
+    name = entry.get("name")
+    if not isinstance(name, str):
+        return [], [(f"{path}.name", "is missing" if name is None else f"must be text, got {name!r}")]
+    if name not in (known := catalog.names(kind)):
+        return [], [(f"{path}.name", no_such(catalog.KINDS[kind], name, known))]
+    try:
+        settings = catalog.settings(kind, name)
+    except CatalogError as error:
+        return [], [(path, str(error))]
+    training = TRAINING if kind == "defenses" else {}
+    wrong = [
+        (f"{path}.{key}", "is missing") for key, setting in settings.items() if setting.required and key not in entry
+    ]
+    grid: dict[str, list[Any]] = {key: [setting.default] for key, setting in settings.items() if not setting.required}
+    for key, value in entry.items():
+        if key == "name":
+            continue
+        where = f"{path}.{key}"
+        if key in settings:
+            grid[key], problems = _values(value, settings[key].conform, where)
+        elif key in training:
+            grid[key], problems = _values(value, partial(_training, key), where)
+        elif key == catalog.BUDGETED and kind == "defenses":
+            problems = [(where, "is decided by the budget, so it is no setting of a defense")]
+        else:
+            problems = [(where, f"unknown setting of {name!r}; {way_out(key, [*settings, *training])}")]
+        wrong += problems
+    if wrong:
+        return [], wrong
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    choices = [_choice(name, settings, values) for values in combinations]
+    if kind == "defenses":
+        for choice in choices:
+            try:
+                catalog.defense(name, choice["settings"])  # the method's own rules, as final_sparsity < 1
+            except ValueError as error:
+                wrong.append((path, str(error)))
+    return choices, wrong
+
+
+def _values(value: Any, conform: Callable[[Any], Any], where: str) -> tuple[list[Any], list[Problem]]:
+    try:
+        return [conform(value)], []
+    except CatalogError as error:
+        if not isinstance(value, list):
+            return [], [(where, _without_name(error))]
+    values, wrong = [], []
+    for position, one in enumerate(value):
+        try:
+            values.append(conform(one))
+        except CatalogError as error:
+            wrong.append((f"{where}[{position}]", _without_name(error)))
+    if not value:
+        wrong.append((where, "must have at least one entry, got none"))
+    return values, wrong
+
+
+def _choice(name: str, settings: Mapping[str, Setting], values: dict[str, Any]) -> Choice:
+    return {
+        "name": name,
+        "settings": {key: value for key, value in values.items() if key in settings},
+        "training": {key: value for key, value in values.items() if key not in settings},
+    }
+
+
+def _training(key: str, value: Any) -> Any:
+    try:
+        return training_value(key, value)
+    except ValueError as error:
+        raise CatalogError(f"{key} {error}") from None
+
+
+def _without_name(error: CatalogError) -> str:
+    # The path in front says which setting it is.
+    return str(error).partition(" ")[2]
+
+
+def _names(raw: Mapping[str, Any], key: str) -> list[str]:
+    entries = raw.get(key)
+    listed = entries if isinstance(entries, list) else []
+    named = [entry.get("name") for entry in listed if isinstance(entry, dict)]
+    return [name for name in named if isinstance(name, str)]

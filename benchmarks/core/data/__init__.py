@@ -1,0 +1,1 @@
+"""What data sets share: splits, how they are dealt, files and downloads."""

@@ -1,0 +1,169 @@
+"""Data sets that torchvision reads: from the data folder where they are there, otherwise downloaded into it.
+
+torchvision checks the MD5 sums of what it reads of CIFAR and SVHN each time. Of MNIST and its like it knows only those
+of the packed files, and takes whatever lies unpacked: so the packed ones are checked and unpacked afresh, into a folder
+that does not outlast the reading. A download that was cut off leaves nothing that passes for the data.
+"""
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..extras import optional
+from .data_paths import VARIABLE
+from .dealing import Deck
+from .images import reason
+
+PATIENCE = 30
+"""Seconds without an answer after which a download is given up."""
+# What the network, the disk and torn archives raise; RuntimeError is torchvision's own.
+FAILURES = (OSError, RuntimeError, http.client.HTTPException, tarfile.TarError, EOFError, zlib.error)
+
+Parts = TypeVar("Parts")
+
+
+def torchvision(name: str) -> Any:
+    """Module `torchvision.datasets`.
+
+    Args:
+        name: the data set that needs it.
+
+    Raises:
+        ValueError: without the extra `images`, naming it.
+    """
+    try:
+        return optional("torchvision.datasets", needed_by=f"data set {name!r}")
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from error
+
+
+@lru_cache(maxsize=2)
+def checked(name: str, dataset: str, folder: Path, files: tuple[str, ...], *, below: str = "", classes: int) -> Deck:
+    """A data set whose files torchvision checks itself whenever it reads them: CIFAR, SVHN.
+
+    Args:
+        name: of the data set.
+        dataset: torchvision's name of it.
+        folder: the data folder.
+        files: what lies in it, for the error.
+        below: where torchvision's root is, below the data folder.
+        classes: number of classes.
+
+    Raises:
+        ValueError: if it is neither there nor to be had.
+    """
+    kind = getattr(torchvision(name), dataset)
+    by_name = hasattr(kind, "split_list")
+    which = [{"split": part} if by_name else {"train": part == "train"} for part in ("train", "test")]
+
+    def parts(download: bool) -> list[Any]:
+        return [kind(folder / below, download=download, **part) for part in which]
+
+    read = obtain(parts, name=name, folder=folder, files=files)
+    # SVHN has its channels first; CIFAR does not.
+    images = [torch.from_numpy(part.data if by_name else part.data.transpose(0, 3, 1, 2)) for part in read]
+    labels = [torch.as_tensor(part.labels if by_name else part.targets, dtype=torch.int64) for part in read]
+    return Deck(pixels=torch.cat(images).contiguous(), labels=torch.cat(labels), train=len(labels[0]), classes=classes)
+
+
+@lru_cache(maxsize=2)
+def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Deck:
+    """A data set in four packed files of which torchvision knows the MD5 sums: MNIST and its like.
+
+    Args:
+        name: of the data set.
+        dataset: torchvision's name of it.
+        folder: the data folder, which is torchvision's root.
+        unpacked_too: whether the unpacked files alone will do, because the caller checks their content.
+
+    Raises:
+        ValueError: if it is neither there nor to be had.
+    """
+    datasets = torchvision(name)
+    kind = getattr(datasets, dataset)
+    raw = folder / dataset / "raw"
+    sums: dict[str, str] = dict(kind.resources)
+    whole = [file for file, md5 in sums.items() if datasets.utils.check_integrity(raw / file, md5)]
+    missing = [file for file in sums if file not in whole]
+    with tempfile.TemporaryDirectory() as temporary:
+        staging = Path(temporary, dataset, "raw")
+        staging.mkdir(parents=True)
+        for file in whole:
+            shutil.copyfile(raw / file, staging / file)
+
+        def parts(download: bool) -> list[Any]:
+            if download or not missing:
+                # Unpacks what is there already, and downloads the rest.
+                with _aside():
+                    read = [kind(temporary, train=train, download=train) for train in (True, False)]
+                for file in missing:
+                    _keep(staging / file, raw / file)
+                return read
+            if unpacked_too and all((raw / file.removesuffix(".gz")).is_file() for file in sums):
+                return [kind(folder, train=train, download=False) for train in (True, False)]
+            raise FileNotFoundError(raw / missing[0])
+
+        read = obtain(parts, name=name, folder=folder, files=tuple(f"{dataset}/raw/{file}" for file in sums))
+    labels = [part.targets.to(torch.int64) for part in read]
+    pixels = torch.cat([part.data for part in read])[:, None].contiguous()
+    return Deck(pixels=pixels, labels=torch.cat(labels), train=len(labels[0]), classes=len(kind.classes))
+
+
+def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tuple[str, ...]) -> Parts:
+    """What `parts(False)` reads, or else what `parts(True)` downloads.
+
+    Args:
+        parts: reads the data set; its argument says whether to download.
+        name: of the data set.
+        folder: the data folder.
+        files: what lies in it.
+
+    Raises:
+        ValueError: if it is not there, or damaged, and cannot be downloaded either.
+    """
+    # Files that are not whole make torchvision raise one of many things while it reads them.
+    with contextlib.suppress(*FAILURES, ValueError, AssertionError):
+        return parts(False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _aside():
+            return parts(True)
+    except FAILURES as error:
+        there = any((folder / name).exists() for file in files for name in (file, file.removesuffix(".gz")))
+        state = "damaged or incomplete" if there else "not"
+        raise ValueError(
+            f"data set {name!r} is {state} in {folder}, and could not be downloaded ({reason(error)}); connect to the "
+            f"network once, or set {VARIABLE} to the folder that holds {', '.join(files)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """Keeps standard output for results, and lets no silent server hold us for ever."""
+    patience = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        socket.setdefaulttimeout(patience)
+
+
+def _keep(downloaded: Path, kept: Path) -> None:
+    """Copies a file so that under its name there is the whole of it or nothing."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    beside = kept.with_name(f".{kept.name}.{os.getpid()}")
+    shutil.copyfile(downloaded, beside)
+    beside.replace(kept)

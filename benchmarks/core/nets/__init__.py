@@ -1,0 +1,1 @@
+"""What architectures share: blocks, shapes, starts of weights."""

@@ -1,0 +1,79 @@
+"""torchvision's classifiers by name: `torchvision:resnet18`, untrained, for the classes of the data.
+
+They are built as they are: whoever trains one privately converts its BatchNorm first.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..extras import optional
+from .shapes import first_line, refuse_misfit
+
+PREFIX = "torchvision:"
+PATTERN = "torchvision:NAME"
+DECIDED = ("weights", "num_classes", "progress")
+"""Arguments of torchvision's builders that are not settings: models start untrained and fit the data."""
+# Their further heads put out tuples in training; and torchvision warns unless it is told how to draw the weights.
+_SINGLE_HEADED = {
+    "googlenet": {"aux_logits": False, "init_weights": True},
+    "inception_v3": {"aux_logits": False, "init_weights": True},
+}
+
+
+def check(name: str) -> None:
+    """Refuses a name that torchvision does not have.
+
+    Args:
+        name: with its prefix.
+
+    Raises:
+        ValueError: with the nearest name.
+        ModuleNotFoundError: without torchvision; names the extra.
+    """
+    vision = optional("torchvision.models", needed_by=f"model {name!r}")
+    wanted, known = name.removeprefix(PREFIX), vision.list_models(module=vision)
+    if wanted not in known:
+        near = difflib.get_close_matches(wanted, known, n=1)
+        hint = f"did you mean '{PREFIX}{near[0]}'?" if near else f"there are {', '.join(known)}"
+        raise ValueError(f"no classifier named {wanted!r} in torchvision; {hint}")
+
+
+def describe(name: str) -> str:
+    """One line about a classifier; raises as `check`."""
+    check(name)
+    return f"{name.removeprefix(PREFIX)} of torchvision, untrained; its BatchNorm, if it has any, must be converted."
+
+
+def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Mapping[str, Any]) -> nn.Module:
+    """A freshly initialised classifier on the default device.
+
+    Args:
+        name: with its prefix.
+        input_shape: (3, height, width).
+        classes: number of logits.
+        settings: for torchvision's builder.
+
+    Raises:
+        ValueError: for an unknown name, settings that the builder refuses, or inputs that do not fit.
+        ModuleNotFoundError: without torchvision; names the extra.
+    """
+    check(name)
+    if len(input_shape) != 3 or input_shape[0] != 3:
+        raise ValueError(f"input_shape of {name} must be (3, height, width), got {input_shape}")
+    for setting in DECIDED:
+        if setting in settings:
+            raise ValueError(f"model {name!r} has no setting {setting!r}; it is built untrained, for {classes} classes")
+    wanted = name.removeprefix(PREFIX)
+    arguments = {**_SINGLE_HEADED.get(wanted, {}), **settings, "weights": None, "num_classes": classes}
+    if arguments.get("aux_logits"):
+        raise ValueError(f"aux_logits of {name} must be false, got true: a model must put out one tensor of logits")
+    make = optional("torchvision.models", needed_by=f"model {name!r}").get_model
+    try:
+        model = make(wanted, **arguments)
+    except Exception as error:  # whatever a builder raises on settings that it does not know
+        raise ValueError(f"model {name!r} cannot be built with {dict(settings)}: {first_line(error)}") from error
+    refuse_misfit(model, name, input_shape, classes, compute=False)
+    return model

@@ -1,0 +1,124 @@
+"""Networks of the user's own: `nets/mine.py:build` is the function `build` of that file.
+
+The function is called with what its signature takes of `input_shape`, `classes` and the settings, and returns an
+`nn.Module`. The file is run every time, as a script would be: its own folder can be imported from.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .nets.shapes import first_line, refuse_misfit
+
+PATTERN = "FILE.py:FUNCTION"
+DECIDED = ("input_shape", "classes")
+"""Arguments of a factory that the data decide, never settings."""
+
+
+def named(name: str) -> bool:
+    """Whether a name is of this kind."""
+    path, colon, _ = name.rpartition(":")
+    return bool(colon) and path.endswith(".py")
+
+
+def check(name: str) -> None:
+    """Refuses a file that is not there; runs nothing.
+
+    Args:
+        name: path of a Python file, a colon, the name of a function.
+
+    Raises:
+        ValueError: naming the file or the function.
+    """
+    path, function = _parts(name)
+    if not path.is_file():
+        raise ValueError(f"no file {str(path)!r} to build model {name!r} from; a path is relative to {Path.cwd()}")
+    if not function.isidentifier():
+        raise ValueError(f"model {name!r} must end in the name of a function, got {function!r}")
+
+
+def describe(name: str) -> str:
+    """One line about a factory, without running its file; raises as `check`."""
+    check(name)
+    path, function = _parts(name)
+    return f"What {function}() of {path.name} builds."
+
+
+def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Mapping[str, Any]) -> nn.Module:
+    """What the user's function returns, once it was seen to map inputs to logits.
+
+    Args:
+        name: as for `check`.
+        input_shape: shape of one input.
+        classes: number of logits.
+        settings: further keyword arguments.
+
+    Raises:
+        ValueError: naming file and function, for whatever goes wrong in them.
+    """
+    check(name)
+    path, function = _parts(name)
+    with _running(name, path) as module:
+        factory = getattr(module, function, None)
+        if not callable(factory):
+            own = [
+                key
+                for key, value in inspect.getmembers(module, inspect.isfunction)
+                if value.__module__ == module.__name__
+            ]
+            raise ValueError(f"no function {function!r} in {path}; it has {', '.join(own) or 'none'}")
+        arguments = _arguments(name, factory, {"input_shape": input_shape, "classes": classes}, settings)
+        try:
+            model = factory(**arguments)
+        except Exception as error:  # whatever a user's code raises
+            raise ValueError(f"{function}() in {path} raised {type(error).__name__}: {first_line(error)}") from error
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{function}() in {path} must return a torch.nn.Module, got {type(model).__name__}")
+        refuse_misfit(model, name, input_shape, classes)
+    return model
+
+
+def _parts(name: str) -> tuple[Path, str]:
+    path, _, function = name.rpartition(":")
+    return Path(path).expanduser(), function
+
+
+def _arguments(
+    name: str, factory: Callable[..., Any], data: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    parameters = inspect.signature(factory).parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    for setting in settings:
+        if setting in data or not (takes_all or setting in parameters):
+            known = ", ".join(key for key in parameters if key not in data) or "none"
+            raise ValueError(f"model {name!r} has no setting {setting!r}; it has {known}")
+    return {key: value for key, value in data.items() if takes_all or key in parameters} | dict(settings)
+
+
+@contextmanager
+def _running(name: str, path: Path) -> Iterator[Any]:
+    """The user's file as a module, importable by its classes and from its own folder while it is in use."""
+    # A name that no other module has, which stays: dataclasses and pickle look modules up when a model is copied.
+    label = f"leakbench_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(label, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"model {name!r} must be built by a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[label] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # whatever a user's code raises
+            raise ValueError(f"{path} raised {type(error).__name__}: {first_line(error)}") from error
+        yield module
+    finally:
+        sys.path.remove(folder)

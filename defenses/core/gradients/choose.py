@@ -1,0 +1,378 @@
+"""Which engine computes the sums: a static rule, and checks on made-up examples before data are touched.
+
+`auto` takes our own engine where it knows every layer and passes the checks, otherwise the reference, otherwise one
+example at a time, and says why. An engine that was asked for by name and cannot do it, or fails, is an error.
+
+Two comparisons, in float64 on a copy of the model in its own mode, with weights moved a little. A small batch's
+clipped sum is compared with plain autograd example by example. And in batches as large as the run's, with copies
+of one example, labels that repeat and inputs of several sizes in them, taking one example out must take exactly
+its own contribution off the sum.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..plan.bound import normalize
+from ..plan.codec import Everything
+from ..plan.defense import Block, StepPlan
+from .engines.batches import Batches
+from .engines.interface import PerExample, Unsupported
+from .engines.one_by_one import OneByOne
+from .engines.torch_func import TorchFunc
+from .fingerprint import UnknownContent, architecture, digest
+from .layerwise.engine import InOrder, Layerwise
+from .model_checks import Findings, Refused, try_passes
+from .record_draws import entries, record_keys, words
+from .reference import Layout, Loss, function_of
+
+AUTO = "auto"
+# Relative to the largest entry of the sum. Wrong layers are wrong in the first digits; deep ones differ by 1e-13.
+_AGREES = 1e-8
+_AGREES_IN_FLOAT32 = 1e-3
+_BESIDE = 1e-2  # of their own size: by how much weights are moved
+_EXAMPLES = 7  # of the small batch: a prime, so that no other dimension passes for a multiple of it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine that was checked.
+
+    Attributes:
+        engine: computes the sums.
+        note: its name, and why it is not the fast one where `auto` fell back.
+        activations: numbers that a forward pass leaves per entry of the inputs.
+        draws: whether the model computes dropout.
+        unverified: why the model could not be checked; empty where it was.
+    """
+
+    engine: PerExample
+    note: str
+    activations: int
+    draws: bool = False
+    unverified: str = ""
+
+
+def names() -> tuple[str, ...]:
+    """What `engine` may be."""
+    return (AUTO, Layerwise.name, TorchFunc.name, OneByOne.name, "opacus", "backpack")
+
+
+def choose(
+    name: str,
+    model: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    batches: Batches | None = None,
+) -> Choice:
+    """The engine called `name`, or by the static rule, checked for data of this shape.
+
+    Args:
+        name: one of `names()`.
+        model: the network.
+        loss: per-example loss.
+        layout: its trained parameters.
+        inputs: shape and dtype are looked at, no value is.
+        targets: likewise.
+        batches: what is known of the run's.
+
+    Raises:
+        ValueError: for an unknown name, a model that must not be trained (`model_checks.py`), or an engine that was
+            asked for and does not know or fails the model.
+        ImportError: for one whose package is not installed; names the extra.
+    """
+    refuse_name(name)
+    batches = batches or Batches()
+    key = _key(name, model, loss, layout, inputs, targets, batches)
+    if key in _verdicts:
+        verdict = _verdicts[key]
+        return verdict.choice(verdict.kind(model, loss, layout))
+    # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
+    with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+        trial = _Trial(model, loss, layout, inputs, targets)
+        verdict = _choose(name, trial, batches)
+    if key:
+        _verdicts[key] = verdict
+        while len(_verdicts) > _REMEMBERED:
+            _verdicts.pop(next(iter(_verdicts)))
+    return verdict.choice(trial.made(verdict.kind, model))
+
+
+def forget() -> None:
+    """Lets go of what was found out about models."""
+    _verdicts.clear()
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What was found out about a model: a `Choice` without the engine itself, which keeps memory of its model."""
+
+    kind: type[PerExample]
+    note: str
+    activations: int
+    draws: bool
+    unverified: str
+
+    def choice(self, engine: PerExample) -> Choice:
+        """With the engine of a model that is in all things equal."""
+        return Choice(engine, self.note, self.activations, self.draws, self.unverified)
+
+
+_REMEMBERED = 64
+_verdicts: dict[str, _Verdict] = {}
+
+
+def _key(
+    name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor, batches: Batches
+) -> str:
+    """A digest of what a verdict follows from; empty where something cannot be looked into.
+
+    Weights that are trained are left out. They change from the first step on, and a verdict is about all of them.
+    """
+    fixed = {key: value for key, value in model.named_parameters() if not value.requires_grad}
+    data = [(tuple(like.shape[1:]), like.dtype, like.device) for like in (inputs, targets)]
+    try:
+        about = (dict(architecture(model)), fixed, dict(model.named_buffers()))
+        return digest(name, about, loss, layout, data, batches)
+    except UnknownContent:
+        return ""
+
+
+def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
+    """The first way that agrees, from the fastest to the surest; of one that was asked for, that alone."""
+    if trial.failure:  # not even in the model's own precision
+        if name not in (AUTO, OneByOne.name):
+            raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
+        note = f"{OneByOne.name} (not checked: {trial.failure})"
+        return trial.verdict(OneByOne, note, unverified=f"the model fails on made-up examples: {trial.failure}")
+    if name == OneByOne.name:
+        return trial.verdict(OneByOne, OneByOne.name)
+    reason = ""
+    for kind in _ways(name):
+        if reads := trial.findings.reads:
+            reason = f"reads values of its inputs, by {reads}"
+            break
+        if trial.doubt and kind is not TorchFunc:  # torch.func keeps examples apart by its making
+            reason = reason or f"not checked in float64: {trial.doubt}"
+            continue
+        try:
+            trial.check(kind, batches)
+        except Unsupported as why:
+            reason = _joined(reason, kind, str(why))
+            continue
+        return trial.verdict(kind, _note(kind, name, reason))
+    if name != AUTO:
+        raise ValueError(f"engine '{name}' cannot run this model: {reason}")
+    return trial.verdict(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: {reason})")
+
+
+def _ways(name: str) -> tuple[type[PerExample], ...]:
+    if name == AUTO:
+        return (Layerwise, InOrder, TorchFunc)
+    if name == Layerwise.name:
+        return (Layerwise, InOrder)
+    if name == TorchFunc.name:
+        return (TorchFunc,)
+    if name == "opacus":
+        from .engines.opacus import Opacus  # its package is an extra
+
+        return (Opacus,)
+    from .engines.backpack import BackPACK  # its package is an extra
+
+    return (BackPACK,)
+
+
+def _joined(reason: str, kind: type[PerExample], why: str) -> str:
+    """Why the faster ways do not serve: our own engine's first reason, and the reference's where it fails too."""
+    if kind is TorchFunc and reason:
+        return f"{reason}; no {kind.name}: {_line(why)}"
+    return reason or _line(why)
+
+
+def _note(kind: type[PerExample], asked: str, reason: str) -> str:
+    if not reason:
+        return kind.name
+    if kind is InOrder:
+        return f"{kind.name} (contiguous: {reason})"
+    return kind.name if asked == kind.name else f"{kind.name} (no {Layerwise.name}: {reason})"
+
+
+def refuse_name(name: str) -> None:
+    """Raises `ValueError` for an engine that does not exist."""
+    if name not in names():
+        raise ValueError(f"engine must be one of {', '.join(names())}, got '{name}'")
+
+
+class _Trial:
+    """A model on made-up examples: its copy in float64, what passes over a few of them showed, and comparisons.
+
+    Attributes:
+        failure: why it could not even be tried in its own precision; empty where it could.
+        doubt: why it could not be tried in float64; empty where it could.
+        findings: what the passes showed.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor) -> None:
+        self._original, self._loss, self._layout = model, loss, layout
+        self._inputs, self._targets = inputs, targets
+        self.failure = self.doubt = ""
+        self.findings, self._activations = Findings("", False), inputs[:1].numel()
+        self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
+        self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
+        for dtype in dict.fromkeys((torch.float64, self._own)):
+            try:
+                self._prepare(dtype)
+            except Refused:
+                raise
+            except Exception as error:  # whatever a user's model raises on made-up examples
+                self.doubt, self.failure = self.doubt or _line(error), _line(error)
+                continue
+            self.failure = ""
+            break
+        # Every norm decides about the sum: no two rows are scaled by one factor.
+        self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
+
+    def _prepare(self, dtype: torch.dtype) -> None:
+        """Copies the model in this precision and looks what passes over a few examples show."""
+        self._dtype = dtype
+        self._model = _moved(copy.deepcopy(self._original).to(dtype))
+        x, y, keys = self._made_up(_EXAMPLES)
+        self.findings = try_passes(self._model, self._loss, x, y, keys)
+        self._activations = self._count(x)
+
+    def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
+        """That the model is to be trained this way."""
+        draws = self.findings.draws or bool(unverified)
+        return _Verdict(kind, note, self._activations, draws, unverified)
+
+    def check(self, kind: type[PerExample], batches: Batches) -> None:
+        """Compares a way with plain autograd, example by example.
+
+        Raises:
+            Unsupported: when they differ, or it fails.
+        """
+        engine = self.made(kind, self._original)  # what it does not know it says here
+        agrees = _AGREES if self._dtype == torch.float64 else _AGREES_IN_FLOAT32
+        x, y, keys = self._made_up(_EXAMPLES)
+        error = _distance(self._sum(kind, x, y, keys), self._sum(OneByOne, x, y, keys))
+        if not error <= agrees:
+            raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
+        if kind is TorchFunc:
+            return
+        asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
+        for size in sorted({2, 3, *(max(2, size) for size in asked)}):
+            error = self._leave_one_out(kind, size)
+            if not error <= agrees:
+                raise Unsupported(
+                    f"in a batch of {size} one example shows in another's gradient, by {error:.1e} of the largest entry"
+                )
+
+    def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
+        """By how much the sum changes beyond an example's contribution when that is taken out."""
+        x, y, keys = self._made_up(size)
+        whole, worst = self._sum(kind, x, y, keys), 0.0
+        for left_out in sorted({0, size // 2, size - 1}):
+            rest = torch.arange(size, device=x.device) != left_out
+            alone = self._sum(OneByOne, x[~rest], y[~rest], keys[~rest])
+            without = self._sum(kind, x[rest], y[rest], keys[rest])
+            worst = max(worst, _distance(whole, without + alone))
+        return worst
+
+    def _sum(self, kind: type[PerExample], x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+        engine = self.made(kind, self._model)
+        try:
+            with entries(keys if self.findings.draws else None):
+                (found,) = engine.sums(self.plan, x, y)
+        except (Unsupported, ImportError):
+            raise
+        except Exception as error:  # whatever a third party's hooks, or torch under vmap, raise on a model
+            raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
+        return found
+
+    def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
+        """This way for a model, made once."""
+        if (kind, model) not in self._engines:
+            self._engines[kind, model] = kind(model, self._loss, self._layout)
+        return self._engines[kind, model]
+
+    def _made_up(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Examples of the data's shape: half of them different, a quarter copies of one, a quarter large or small."""
+        coins = torch.Generator().manual_seed(0)
+        shape, device = (size, *self._inputs.shape[1:]), self._inputs.device
+        if self._inputs.is_floating_point():
+            x = torch.randn(shape, generator=coins, dtype=torch.float64)
+            half, quarter = size - size // 2, size // 4
+            x[half : half + quarter] = x[0]
+            rest = size - half - quarter
+            scales = torch.logspace(-1, 1, rest, dtype=torch.float64) if rest else torch.zeros(0)
+            x[half + quarter :] *= scales.reshape(-1, *[1] * (x.dim() - 1))
+            x = x.to(device, self._dtype)
+        else:
+            x = torch.randint(0, _vocabulary(self._original), shape, generator=coins).to(device, self._inputs.dtype)
+        y = self._made_up_targets(x, coins)
+        return x, y, words(record_keys(x, y), 1, 0).flatten()
+
+    def _made_up_targets(self, x: Tensor, coins: torch.Generator) -> Tensor:
+        like = self._targets
+        shape = (len(x), *like.shape[1:])
+        if like.is_floating_point():
+            made = torch.rand(shape, generator=coins, dtype=torch.float64)
+            if made.dim() > 1:  # probabilities
+                made = made / made.sum(dim=1, keepdim=True)
+            return made.to(like.device, self._dtype)
+        with torch.no_grad():
+            outputs = self._model(x[:1])
+        classes = outputs.shape[1] if outputs.dim() > 1 else 2
+        made = torch.randint(0, max(1, classes), shape, generator=coins)
+        made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples are of one class
+        return made.to(like.device, like.dtype)
+
+    def _count(self, x: Tensor) -> int:
+        """Numbers that the layers of one forward pass put out, per example."""
+        total = 0
+
+        def add(_layer: nn.Module, _args: object, output: object) -> None:
+            nonlocal total
+            total += output.numel() if isinstance(output, Tensor) else 0
+
+        leaves = [layer for layer in self._model.modules() if not [*layer.children()]]
+        handles = [layer.register_forward_hook(add) for layer in leaves]
+        with torch.no_grad():
+            function_of(self._model)({}, x)
+        for handle in handles:
+            handle.remove()
+        return (total + x.numel()) // len(x)
+
+
+def _moved(model: nn.Module) -> nn.Module:
+    """The model a little beside its weights: what a gate of zero hides at first shows there, as it will in training."""
+    coins = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.numel():
+                size = float(parameter.square().mean().sqrt()) or 1.0
+                step = torch.randn(parameter.shape, generator=coins, dtype=torch.float64)
+                parameter += _BESIDE * size * step.to(parameter.device, parameter.dtype)
+    return model
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, in units of the largest entry."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
+
+
+def _vocabulary(model: nn.Module) -> int:
+    sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    return min(sizes, default=2)
+
+
+def _line(error: BaseException | str) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,1 @@
+"""Ways to compute per-example gradients, interchangeable up to rounding."""

@@ -1,0 +1,273 @@
+"""What the libraries that watch layers by hooks have in common: a copy of the model, and a close watch on it.
+
+A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor; what it cannot see is
+refused here, so that no library is wrong without a word.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.func import vmap
+
+from ..record_draws import entries, one_pass
+from ..reference import Layout, Loss
+from .interface import PerExample, Unsupported
+
+Edge = tuple[object, int]
+"""Where a gradient flows to: a node of autograd's graph, and which of its outputs."""
+
+
+class Hooked(PerExample, ABC):
+    """What the libraries that watch layers by hooks have in common: each works on a copy of the model, and is watched.
+
+    The copy follows the model at every call: parameters (or another point), buffers, mode. Its structure, and
+    attributes that are no tensors, are those of the model when the engine was made.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
+        """Copies the model and has the library hang its hooks into the copy.
+
+        Raises:
+            Unsupported: when the model has a layer that the library does not know, or gets wrong.
+            ModuleNotFoundError: without the library; the message names the extra.
+        """
+        super().__init__(model, loss, layout)
+        self._calls: Counter[nn.Module] = Counter()
+        self._overwritten: list[tuple[str, Tensor]] = []
+        self._examples = 0
+        self._build()
+
+    @abstractmethod
+    def _attach(self, model: nn.Module) -> list[nn.Module]:
+        """Hangs the library's hooks into the copy; returns the layers that have some. Refuses what it must."""
+
+    @abstractmethod
+    def _knows_uses(self, layer: nn.Module) -> bool:
+        """Whether a call of the layer uses each of its own parameters exactly once, and no other."""
+
+    @abstractmethod
+    def _unanswered(self, layer: nn.Module) -> int:
+        """How many calls of the layer are still waiting for a gradient after the backward pass."""
+
+    @abstractmethod
+    def _taken(self, parameter: nn.Parameter) -> Tensor | None:
+        """The rows [n, *shape] that the library left at a parameter."""
+
+    @abstractmethod
+    def _forget(self, layer: nn.Module) -> None:
+        """Removes what the library keeps of one call at a layer and at its parameters."""
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """The context in which the library wants the backward pass to run."""
+        yield
+
+    def _build(self) -> None:
+        self._fingerprint, self._probed = _fingerprint(self.model), False
+        # Contiguous, always, as the inputs of every layer are made in `_check_call`: Opacus 1.6 reads those of a
+        # convolution by strides that it computes from their shape, and is silently wrong for channels-last and views.
+        model = copy.deepcopy(self.model).to(memory_format=torch.contiguous_format)
+        for name, parameter in model.named_parameters():
+            parameter.grad = None
+            parameter.requires_grad_(name in self.layout.names)
+        self._copy = model
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = {module: name for name, module in model.named_modules()}
+        self._layers = self._attach(model)
+        self._owners = {p: [m for m in self._layers if _is_in(p, m)] for p in self._parameters.values()}
+        for layer in self._layers:
+            layer.register_forward_pre_hook(self._check_call, with_kwargs=True)
+        for module in model.modules():
+            if getattr(module, "inplace", False) is True:
+                module.register_forward_pre_hook(self._keep_input)
+
+    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+        """Rows that the library left at the parameters, checked for what it may have missed."""
+        if _fingerprint(self.model) != self._fingerprint:
+            self._build()
+        try:
+            self._probe(inputs)
+            self._follow(point)
+            self._examples = len(inputs)
+            with torch.enable_grad(), warnings.catch_warnings():
+                # PyTorch's, of every hooked layer whose input needs no gradient, the first one always; the hook gets
+                # the gradient of the output all the same, which is all that the libraries read.
+                warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are", UserWarning)
+                # Also PyTorch's: Opacus takes a layer fed with integers for mixed precision, which then is not used.
+                warnings.filterwarnings("ignore", r"In \w+ autocast, but the target dtype is not", UserWarning)
+                # A clone, because a first layer in place would change the caller's; contiguous, as the parameters.
+                seen = inputs.detach().clone(memory_format=torch.contiguous_format)
+                value = _summed(self.loss, self._outputs(seen), targets.detach())
+                uses = _edges(value)
+                self._check_overwritten(uses)
+                if value.requires_grad:
+                    with self._listening():
+                        value.backward()
+            self._check_answers()
+            return torch.cat([self._rows_of(name, uses) for name in self.layout.names], dim=1)
+        finally:
+            for layer in self._layers:
+                self._forget(layer)
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            self._calls.clear()
+            self._overwritten.clear()
+
+    def _follow(self, point: Tensor | None) -> None:
+        """Moves the copy to where the model is, or to another point."""
+        values = {} if point is None else self.layout.unflatten(point)
+        with torch.no_grad():
+            theirs = dict(self.model.named_parameters())
+            for name, mine in self._copy.named_parameters():
+                mine.copy_(values.get(name, theirs[name]))
+            theirs = dict(self.model.named_buffers())
+            for name, mine in self._copy.named_buffers():
+                mine.copy_(theirs[name])
+
+    def _probe(self, inputs: Tensor) -> None:
+        """Once, one example more: a dimension that only happens to be as long as the batch does not grow with it.
+
+        Its entries would be taken for examples, each of them a mixture of all.
+        """
+        if not self._probed:
+            self._examples = len(inputs) + 1
+            devices = [inputs.device] if inputs.is_cuda else []
+            with torch.no_grad(), torch.random.fork_rng(devices), entries(None):
+                self._copy(torch.cat([inputs, inputs[:1]]))
+            self._probed = True
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        try:
+            with one_pass():
+                return self._copy(inputs)
+        except RuntimeError as error:
+            if "BackwardHookFunction" not in str(error):
+                raise
+            raise Unsupported(
+                f"what a layer takes or gives must not be changed in place, which hooks of {self.name} forbid; "
+                "write x = x + y instead of x += y"
+            ) from error
+
+    def _check_call(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """Before each call of a watched layer: one input, with the batch in front."""
+        if len(given) != 1 or named or not isinstance(given[0], Tensor):
+            self.refuse(layer, "must be called with one tensor and nothing else")
+        (inputs,) = given
+        if inputs.dim() == 0 or len(inputs) != self._examples:
+            self.refuse(layer, f"must have the batch as its first dimension, got an input of shape {[*inputs.shape]}")
+        if torch.is_grad_enabled():
+            self._calls[layer] += 1
+        return (inputs.contiguous(),), named
+
+    def _keep_input(self, module: Any, given: tuple[Any, ...]) -> None:
+        """Before an activation in place: PyTorch forbids it behind a watched layer, so the copy does it beside.
+
+        That is the same, if nobody else reads what would have been overwritten; `_check_overwritten` looks.
+        """
+        module.inplace = not given[0].requires_grad
+        if not module.inplace:
+            self._overwritten.append((self._names[module], given[0]))
+
+    def _check_overwritten(self, uses: Counter[Edge]) -> None:
+        for name, tensor in self._overwritten:
+            if uses[_edge(tensor)] > 1:
+                raise Unsupported(f"layer '{name}' must not change in place what is read elsewhere too")
+
+    def _check_answers(self) -> None:
+        for layer in self._layers:
+            if 0 < self._unanswered(layer) < self._calls[layer]:
+                self.refuse(layer, "must not be used several times where the loss depends on some of its outputs only")
+
+    def _rows_of(self, name: str, uses: Counter[Edge]) -> Tensor:
+        """One parameter's columns; zeros where the loss does not depend on it."""
+        parameter = self._parameters[name]
+        if parameter.grad is None:
+            return parameter.new_zeros(self._examples, parameter.numel())
+        owners = self._owners[parameter]
+        watched = sum(self._calls[layer] - self._unanswered(layer) for layer in owners)
+        rows = self._taken(parameter)
+        if rows is None or (all(map(self._knows_uses, owners)) and watched != uses[_edge(parameter)]):
+            raise Unsupported(
+                f"parameter '{name}' must not be used outside of its layer, where {self.name} cannot see it"
+            )
+        return rows.detach().reshape(self._examples, -1)
+
+    def refuse(self, layer: nn.Module, why: str) -> NoReturn:
+        """Raises `Unsupported` with the place and type of a layer."""
+        place = f"layer '{self._names[layer]}'" if self._names[layer] else "the model itself"
+        raise Unsupported(f"{place} ({type(layer).__name__}) {why}")
+
+
+def missing(error: ModuleNotFoundError, module: str, engine: str) -> ModuleNotFoundError:
+    """What to raise when the library of an engine is not there: one sentence that names the extra."""
+    if (error.name or module).partition(".")[0] != module:
+        return error  # it is there, and one of its own dependencies is not
+    text = f"engine '{engine}' needs {module}, which is not installed: pip install 'leakbench[engines]'"
+    return ModuleNotFoundError(text, name=module)
+
+
+def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of all examples' losses; example by example where the loss takes a mean over its batch."""
+    values = loss(outputs, targets)
+    if values.shape == (len(outputs),):
+        return values.sum()
+
+    def one(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output.unsqueeze(0), target.unsqueeze(0)).sum()
+
+    try:
+        return vmap(one)(outputs, targets).sum()
+    except RuntimeError as error:
+        shape = list(values.shape)
+        raise Unsupported(
+            f"loss must give one value per example, got shape {shape} for {len(outputs)} examples, "
+            f"and one by one it fails ({first_line(error)})"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """What of an error fits into a sentence."""
+    return str(error).partition("\n")[0]
+
+
+def _edges(value: Tensor) -> Counter[Edge]:
+    """How many gradients flow into each place of the graph behind a value."""
+    edges: Counter[Edge] = Counter()
+    ahead = [] if value.grad_fn is None else [value.grad_fn]
+    found = set(ahead)
+    while ahead:
+        for node, number in ahead.pop().next_functions:
+            if node is not None:
+                edges[node, number] += 1
+                if node not in found:
+                    found.add(node)
+                    ahead.append(node)
+    return edges
+
+
+def _edge(tensor: Tensor) -> Edge:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _is_in(parameter: nn.Parameter, module: nn.Module) -> bool:
+    return any(parameter is other for other in module.parameters())
+
+
+def _fingerprint(model: nn.Module) -> tuple[object, ...]:
+    """What the copy is made for: when it changes, another is made."""
+    return (
+        *(module.training for module in model.modules()),
+        *((parameter.device, parameter.dtype) for parameter in model.parameters()),
+    )

@@ -1,0 +1,93 @@
+"""What every way of computing per-example gradients offers: rows, and clipped sums under a plan.
+
+An engine that can only make rows inherits the sums, which are then the reference's. A faster one computes the
+sums without rows, and must give the same.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...plan.defense import StepPlan
+from ..reference import Layout, Loss
+from ..sums import added_up
+
+
+class Unsupported(ValueError):
+    """A model or a loss that this way of computing gradients does not know; the message says which layer."""
+
+
+class PerExample:
+    """One way of computing the per-example gradients of one model.
+
+    Attributes:
+        name: what users and records call it.
+        model: the network; its parameters are read anew at every call, never changed.
+        loss: per-example loss.
+        layout: which parameters, in which order.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
+        """Takes a model.
+
+        Raises:
+            Unsupported: when it has a layer that this engine does not know.
+        """
+        self.model, self.loss, self.layout = model, loss, layout
+
+    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+        """Gradients of each input's loss, one row each, in the parameters' dtype, detached.
+
+        Args:
+            inputs: first dimension the batch, at least one.
+            targets: class numbers, or class probabilities.
+            point: where to differentiate; the model's own parameters where None.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define each(inputs, targets, point)")
+
+    def rows(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows dim"]:
+        """One row per example: its gradient, or the mean gradient of its augmented views.
+
+        Args:
+            inputs: `views` neighbouring entries for each example.
+            targets: as many.
+            point: where to differentiate; the model's own parameters where None.
+            views: augmentations of each example, averaged before anything is bounded (De et al. 2022).
+        """
+        rows = self.each(inputs, targets, point)
+        return rows if views == 1 else rows.view(-1, views, self.layout.dim).mean(dim=1)
+
+    def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+        """Sums of the bounded contributions of one micro-batch to each block: private.
+
+        Args:
+            plan: the step's plan.
+            inputs: `views` neighbouring entries for each example, at least one example.
+            targets: as many.
+            views: augmentations of each example.
+        """
+        with torch.no_grad():
+            return added_up(plan, lambda point: self.rows(inputs, targets, point=point, views=views))
+
+    def rest(self) -> None:
+        """Lets go of memory that was kept for the next batch, because there is none for now."""
+
+    def bytes_per_entry(self, activations: int, itemsize: int) -> int:
+        """Memory that one more entry of the inputs takes, roughly.
+
+        Args:
+            activations: numbers that a forward pass leaves for it.
+            itemsize: bytes of a number.
+
+        Returns:
+            Bytes: its row three times (formed, bounded, added up), and the activations and their derivatives.
+        """
+        return (3 * self.layout.dim + 3 * activations) * itemsize

@@ -1,0 +1,58 @@
+"""Rows one example at a time, by plain autograd: slow, and right for whatever treats a single example rightly.
+
+For models that look at the values of their inputs, which neither a batch nor `vmap` may see, and for exact sums, where
+a row must not depend on its company even in its last bits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...plan.defense import StepPlan
+from ..record_draws import current_keys, entries
+from ..reference import per_example_gradients
+from ..sums import added_up, totals
+from .interface import PerExample
+
+
+class OneByOne(PerExample):
+    """Calls the model with batches of one."""
+
+    name: ClassVar[str] = "one_by_one"
+
+    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+        """A backward pass an example."""
+        keys, rows = current_keys(), []
+        for i in range(len(inputs)):
+            with entries(None if keys is None else keys[i : i + 1]):
+                x, y = inputs[i : i + 1], targets[i : i + 1]
+                rows.append(per_example_gradients(self.model, self.loss, self.layout, x, y, parameters=point).detach())
+        return torch.cat(rows)
+
+    def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+        """Sums of the bounded contributions, one example in memory at a time."""
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(inputs), views):
+            span = slice(start, start + views)
+            with torch.no_grad():
+                parts.append(added_up(plan, partial(self._rows, inputs[span], targets[span], views, span)))
+            if len(parts) == 2:
+                parts = [totals(plan, parts, inputs.device)]
+        return parts[0]
+
+    def _rows(
+        self, inputs: Tensor, targets: Tensor, views: int, span: slice, point: Tensor | None
+    ) -> Float[Tensor, "1 dim"]:
+        """The row of one example, whose views have these places in the batch."""
+        keys = current_keys()
+        with entries(None if keys is None else keys[span]):
+            return self.rows(inputs, targets, point=point, views=views)
+
+    def bytes_per_entry(self, activations: int, itemsize: int) -> int:
+        """What is kept of an example for the others' sake: nothing; its inputs are there already."""
+        return 1

@@ -1,0 +1,21 @@
+"""The reference: rows by `torch.func.vmap(grad)`, for every layer that torch.func knows."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..reference import per_example_gradients
+from .interface import PerExample
+
+
+class TorchFunc(PerExample):
+    """Materialises every row; what the other engines are checked against."""
+
+    name: ClassVar[str] = "torch.func"
+
+    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+        """Rows by vmap over the gradient of one example."""
+        return per_example_gradients(self.model, self.loss, self.layout, inputs, targets, parameters=point).detach()

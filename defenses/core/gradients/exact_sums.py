@@ -1,0 +1,78 @@
+"""Sums of whole numbers: contributions rounded to units inside their bound, then added without any rounding.
+
+A sum of floats depends on the order and the company in which it is formed: taking one example out changes the last
+bits of all the others' part. Exact noise needs sums that do not. So each example is worked on by itself, from its
+gradient to its rounded contribution, and what is added up are integers.
+
+Guarantee:
+    For every example the rounded contribution, in units, has an L2 norm of at most bound / unit, exactly: it is
+    rounded towards zero, after it was made shorter by more than float64 may have got its norm wrong. Removing one
+    example takes exactly its own contribution off the sum. Assumes that a gradient computed for one example alone is a
+    function of that example: its last bits may depend on the machine and be random there, but not on other examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ..plan.bound import Bound
+from ..plan.defense import StepPlan
+from ..plan.query import Gradients
+from .sums import contributions
+
+_MOST_EXAMPLES = 2**22  # in one sum
+_MOST_UNITS = 2.0**40  # of one example: then a sum is below 2^62, and float64 counts an example's units exactly
+
+
+def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> Int64[Tensor, "rows size"]:
+    """Bounded rows as whole numbers of units, no longer than the bound.
+
+    Args:
+        rows: as `Bound` lets them through, so up to the rounding of their dtype too long.
+        bound: finite.
+        unit: in gradient units.
+    """
+    exact = rows.double()
+    # Relative errors of float64: of a sum of squares at most one 2^-53 a term, of a product or a quotient one.
+    slack = 1 + (rows.shape[1] + 16) * 2.0**-52
+    norms = torch.linalg.vector_norm(exact, dim=1, keepdim=True) * slack
+    factors = torch.where(norms > bound.norm, bound.norm / norms / slack, 1.0)
+    return (exact * factors / unit * (1 - 2.0**-50)).trunc().long()
+
+
+def exact_sums(
+    plan: StepPlan, examples: Sequence[Gradients], units: Sequence[float], device: torch.device
+) -> tuple[Tensor, ...]:
+    """The sum of each block: whole units as int64, or float64 where the block has no bound and nothing is claimed.
+
+    Args:
+        plan: the step's plan.
+        examples: gradients of each example by itself, one row.
+        units: of each block.
+        device: of the result.
+
+    Raises:
+        ValueError: when the units might not fit into 64 bits.
+    """
+    if len(examples) > _MOST_EXAMPLES:
+        raise ValueError(f"an exact sum must be of 2^22 examples or fewer, got {len(examples)}")
+    bounded = [math.isfinite(block.bound.sensitivity) for block in plan.blocks]
+    for block, unit, finite in zip(plan.blocks, units, bounded, strict=True):
+        if finite and not block.bound.norm / unit < _MOST_UNITS:
+            raise ValueError(
+                f"an exact contribution must be below 2^40 units, got {block.bound.norm / unit:.1e}; exact noise needs "
+                "a noise multiplier of about 0.001 or more"
+            )
+    kinds = [torch.int64 if finite else torch.float64 for finite in bounded]
+    sums = tuple(torch.zeros(b.codec.size, dtype=k, device=device) for b, k in zip(plan.blocks, kinds, strict=True))
+    for gradients in examples:
+        for total, rows, block, unit, finite in zip(
+            sums, contributions(plan, gradients), plan.blocks, units, bounded, strict=True
+        ):
+            total += whole_units(rows, block.bound, unit).sum(dim=0) if finite else rows.sum(dim=0, dtype=torch.float64)
+    return sums

@@ -1,0 +1,320 @@
+"""Runs a plan on a batch: the only code that holds raw rows or the secret noise.
+
+Per block: query each example (or the mean of its views), encode, bound, sum, add noise; then decode the noisy sums.
+How clipped sums are computed is the business of `engines`; sums of micro-batches accumulate in float64, so
+micro-batches change nothing but memory, and noise is drawn once per step after the last of them. Exact noise gets exact
+sums: each example is then worked on by itself (`exact_sums.py`).
+
+Guarantee:
+    Relation: add or remove one example. Released: the noisy blocks of `Release`, as multiples of a public unit
+    (`noise.py`) rounded to the model's dtype; everything else here (rows, raw sums, norms) stays inside. Assumes a loss
+    and a model under which a gradient depends on its own example only: what is known to break this is refused when an
+    `Engine` is made, and what can be found by trying is refused before data are touched
+    (`engines/model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views and dropout
+    are drawn for each record from what it is (`record_draws.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ..plan.defense import Context, Defense, State, StepPlan, checked_multiplier, seed_from
+from ..plan.query import Gradients
+from ..privacy.noise import Noise, from_generator
+from ..training.augment import Augmentation
+from .choose import Choice, choose, refuse_name
+from .engines.batches import Batches, reused
+from .exact_sums import exact_sums
+from .full_precision import full_precision, refuse_autocast
+from .model_checks import refuse_model
+from .normalisation import refuse_batch_norm
+from .record_draws import entries, record_keys, words
+from .reference import Layout, Loss, cross_entropy, microbatches
+from .sums import added_up, totals
+
+# Of activations, their derivatives and rows at a time, unless the user says otherwise.
+MEMORY_BUDGET = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Release:
+    """What leaves the engine in one step.
+
+    Attributes:
+        noisy: the undivided noisy sum of each block, in the block's released space.
+        total: the decoded sum of the updating blocks [dim], undivided; a function of `noisy`.
+    """
+
+    noisy: tuple[Tensor, ...]
+    total: Float[Tensor, " dim"]
+
+
+def add_noise(
+    plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, noise: Noise | None, dtype: torch.dtype
+) -> Release:
+    """Adds each block's noise to its sum, which may be overwritten, and decodes.
+
+    Args:
+        plan: as executed.
+        sums: float64, or int64 for exact noise.
+        noise_multiplier: of the whole step.
+        noise: secret source.
+        dtype: of the release.
+
+    Raises:
+        ValueError: for a multiplier that is none, or a positive one without a source of noise.
+    """
+    if checked_multiplier(noise_multiplier) > 0:
+        if noise is None:
+            raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
+        stds = [block.noise_std(noise_multiplier) for block in plan.blocks]
+        sums = [noise.add(values, std) for values, std in zip(sums, stds, strict=True)]
+    noisy = tuple(values.to(dtype) for values in sums)
+    decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
+    return Release(noisy, sum(decoded[1:], start=decoded[0]))
+
+
+def release(
+    defense: Defense,
+    rows: Float[Tensor, "rows dim"] | Callable[[Tensor | None], Tensor],
+    context: Context,
+    *,
+    noise: Noise | torch.Generator | None = None,
+    state: State = None,
+) -> Release:
+    """One step's release for given rows, outside of training: for tests, notebooks and audits.
+
+    Args:
+        defense: with its noise multiplier set.
+        rows: per-example gradients, or a function from a parameter point to them.
+        context: the step.
+        noise: secret source; needed unless the multiplier is 0.
+        state: the method's state; None starts it afresh.
+
+    Returns:
+        The noisy blocks and their decoded sum, undivided.
+    """
+    sigma = defense.calibrated_multiplier
+    if state is None:
+        state = defense.start(context)
+    _, plan = defense.plan(state, context)
+    gradients = (lambda _point: rows) if isinstance(rows, Tensor) else rows
+    like = rows if isinstance(rows, Tensor) else rows(None)
+    source = from_generator(noise) if isinstance(noise, torch.Generator) else noise
+    if sigma > 0 and source is not None and source.exact:
+        one_by_one = [_only(gradients, i) for i in range(len(like))]
+        sums = exact_sums(plan, one_by_one, units_of(plan, sigma, source), like.device)
+    else:
+        sums = totals(plan, [added_up(plan, gradients)], like.device)
+    return add_noise(plan, sums, sigma, source, like.dtype)
+
+
+def units_of(plan: StepPlan, noise_multiplier: float, noise: Noise) -> list[float]:
+    """The public unit of each block's release."""
+    return [noise.unit(block.noise_std(noise_multiplier)) for block in plan.blocks]
+
+
+def _only(gradients: Gradients, number: int) -> Gradients:
+    return lambda point: gradients(point)[number : number + 1]
+
+
+class Engine:
+    """Plans on batches of one model: views, micro-batches, clipped sums, noise.
+
+    Attributes:
+        layout: the trained parameters, in the order of every flat vector.
+        name: what the record says of how the sums were computed; before the first batch, what was asked for.
+        unverified: why the model could not be checked; empty where it was.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss = cross_entropy,
+        noise: Noise | None = None,
+        microbatch: int | None = None,
+        memory_budget: int | None = None,
+        engine: str = "auto",
+        augmentation: Augmentation | None = None,
+        expected_batch: float = 0.0,
+    ) -> None:
+        """Takes a model and the secret noise.
+
+        Args:
+            model: its trained parameters define the layout; refused when it mixes examples.
+            loss: per-example loss.
+            noise: secret source.
+            microbatch: most examples that are worked on at a time; None for what fits the memory budget.
+            memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
+            engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack"; `auto` is a static rule,
+                our own engine where it knows every layer and passes the checks, and slower ones elsewhere.
+            augmentation: views of each example, whose gradients are averaged and then bounded once.
+            expected_batch: examples in a batch of the run, so that the model is checked on batches of that size.
+
+        Raises:
+            ValueError: for a model that mixes examples, has hooks on its gradients or parameters in half precision, a
+                micro-batch or budget below 1, or an unknown engine.
+        """
+        refuse_batch_norm(model)
+        refuse_model(model)
+        refuse_name(engine)
+        for argument, value in (("microbatch", microbatch), ("memory_budget", memory_budget)):
+            if value is not None and value < 1:
+                raise ValueError(f"{argument} must be at least 1 or None, got {value}")
+        self.model, self.loss, self.noise, self.microbatch = model, loss, noise, microbatch
+        self.memory_budget = MEMORY_BUDGET if memory_budget is None else memory_budget
+        self.augmentation = augmentation
+        self.layout = Layout.of(model)
+        self.name = self._asked = engine
+        self.unverified = ""
+        self._expected_batch = expected_batch
+        self._checked: dict[object, Choice] = {}
+
+    def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> Choice:
+        """Chooses and checks what computes the sums, once for data of one shape and dtype, and the model's mode.
+
+        No value of the data is looked at.
+
+        Args:
+            inputs: shape and dtype are looked at.
+            targets: likewise.
+            exact: whether every example must be worked on by itself.
+
+        Raises:
+            ValueError: when the model must not be trained, or the engine that was asked for cannot run it.
+        """
+        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
+        kind = (exact, *shapes, *(module.training for module in self.model.modules()))
+        if kind not in self._checked:
+            self._checked[kind] = choose(
+                "one_by_one" if exact else self._asked,
+                self.model,
+                self.loss,
+                self.layout,
+                inputs,
+                targets,
+                batches=self._batches(),
+            )
+        choice = self._checked[kind]
+        self.name, self.unverified = choice.note, choice.unverified
+        return choice
+
+    def gradients(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Gradients:
+        """Per-example gradients of these examples as they are, as a function of the parameter point.
+
+        Args:
+            inputs: the examples.
+            targets: of the examples.
+            coins: public seed of dropout; needed where the model has some.
+        """
+        choice = self.prepare(inputs, targets)
+        keys = self._entry_keys(choice, inputs, targets, 1, coins)
+
+        def rows(point: Tensor | None) -> Tensor:
+            refuse_autocast(inputs.device)
+            with entries(keys), full_precision():
+                return choice.engine.rows(inputs, targets, point=point)
+
+        return rows
+
+    def run(
+        self,
+        plan: StepPlan,
+        inputs: Tensor,
+        targets: Tensor,
+        noise_multiplier: float,
+        *,
+        coins: int | None = None,
+    ) -> Release:
+        """Executes a plan on one batch, which may be empty.
+
+        Args:
+            plan: fixed before the batch was drawn.
+            inputs: the batch.
+            targets: of the batch.
+            noise_multiplier: of the whole step; 0 adds no noise.
+            coins: public seed of views and dropout; needed where there are some.
+
+        Raises:
+            ValueError: without a source of noise or public coins where they are needed, for a multiplier that is none,
+                or under `torch.autocast`.
+        """
+        refuse_autocast(inputs.device)
+        noise, sigma = self.noise, checked_multiplier(noise_multiplier)
+        exact = sigma > 0 and noise is not None and noise.exact
+        if exact and self._asked not in ("auto", "one_by_one"):
+            raise ValueError(
+                f"engine must be 'auto' or 'one_by_one' with exact noise, got '{self._asked}': "
+                "a sum is exact only where every example is worked on by itself"
+            )
+        choice, augmentation = self.prepare(inputs, targets, exact=exact), self.augmentation
+        like = next(p for p in self.model.parameters() if p.requires_grad).detach()
+        views = 1 if augmentation is None else augmentation.views
+        keys = self._entry_keys(choice, inputs, targets, views, coins)
+        drawn = None
+        if augmentation is not None and coins is not None and keys is not None:
+            drawn = augmentation.draw(words(keys, augmentation.words, seed_from(coins, "views")))
+
+        def part(chosen: slice) -> tuple[Tensor, Tensor, Int64[Tensor, " entries"] | None]:
+            """Entries of some examples: their views one after another, with their targets and keys."""
+            x, y, span = inputs[chosen], targets[chosen], slice(chosen.start * views, chosen.stop * views)
+            if augmentation is not None and drawn is not None:
+                x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
+                x = augmentation.apply(x, drawn[span])
+            return x, y, None if keys is None else keys[span]
+
+        if exact and noise is not None:
+            examples = [partial(self._alone, choice, part, i, views) for i in range(len(inputs))]
+            with torch.no_grad():
+                sums = exact_sums(plan, examples, units_of(plan, sigma, noise), like.device)
+            return add_noise(plan, sums, sigma, noise, like.dtype)
+        parts = []
+        limit = self._batches().fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
+        even = -(-len(inputs) // max(1, -(-len(inputs) // limit)))  # parts of one size, none of which is a remnant
+        for chosen in microbatches(len(inputs), max(1, even)):
+            x, y, some = part(chosen)
+            with entries(some), full_precision():
+                parts.append(choice.engine.sums(plan, x, y, views=views))
+        return add_noise(plan, totals(plan, parts, like.device), sigma, noise, like.dtype)
+
+    def rest(self) -> None:
+        """Lets go of memory that was kept from one batch to the next."""
+        for choice in self._checked.values():
+            choice.engine.rest()
+
+    def _alone(
+        self,
+        choice: Choice,
+        part: Callable[[slice], tuple[Tensor, Tensor, Tensor | None]],
+        number: int,
+        views: int,
+        point: Tensor | None,
+    ) -> Float[Tensor, "1 dim"]:
+        """The row of one example, computed without any other."""
+        x, y, keys = part(slice(number, number + 1))
+        with entries(keys), full_precision():
+            return choice.engine.rows(x, y, point=point, views=views)
+
+    def _entry_keys(
+        self, choice: Choice, inputs: Tensor, targets: Tensor, views: int, coins: int | None
+    ) -> Int64[Tensor, " entries"] | None:
+        """A key for each view of each record, where anything is drawn for them."""
+        if self.augmentation is None and not choice.draws:
+            return None
+        if coins is None:
+            what = "an augmentation" if self.augmentation is not None else "dropout"
+            raise ValueError(f"coins must be given where there is {what}, got None")
+        return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
+
+    def _batches(self) -> Batches:
+        """What is known of the run's batches."""
+        views = 1 if self.augmentation is None else self.augmentation.views
+        budget = reused(self.memory_budget, next(iter(self.model.parameters())), self.layout.dim)
+        return Batches(self._expected_batch, views, self.microbatch, budget)

@@ -1,0 +1,233 @@
+"""A batch's per-example gradients as pieces, and the clipped sum of one block of a plan from them.
+
+Guarantee:
+    An example's contribution is what `Bound` makes of its row. Norms come from the pieces; where rounding may have
+    moved one by more than a trusted fraction, or it lies near the ends of the number format, that example's row is
+    formed and bounded by the reference. A non-finite row adds zero, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...plan.bound import Bound, finite_rows
+from ...plan.codec import Complement, Coordinates, Everything, Subspace
+from ...plan.defense import Block
+from ...plan.query import Gradient, NormWithin
+from .factors import Piece, Squares, parts
+
+Spans = tuple[tuple[int, int], ...]
+"""(start, stop) of each parameter that a piece holds, in a flat vector."""
+# Relative error of a squared norm up to which it is trusted.
+_TRUSTED = 1e-4
+# Squared norms between this and its inverse are sums of squares that no float32 loses.
+_SMALL = 1e-20
+
+
+def served(block: Block) -> bool:
+    """Whether a block's sum is had without rows; exact types, because a subclass may compute something else."""
+    if type(block.bound) is not Bound:
+        return False
+    if type(block.query) is NormWithin:
+        return True
+    return type(block.query) is Gradient and type(block.codec) in (Everything, Coordinates, Subspace, Complement)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Per-example gradients of a batch.
+
+    Attributes:
+        pieces: with the (start, stop) of their parameters in a flat vector, which piece by piece are filled in order;
+            parameters without a piece have gradient zero.
+        dim: length of a row.
+        examples: number of rows.
+        like: device and dtype of the rows.
+        known: coefficients along the subspaces of the plan, which several blocks may share.
+    """
+
+    pieces: tuple[tuple[Spans, Piece], ...]
+    dim: int
+    examples: int
+    like: Tensor
+    known: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
+        """Whole rows of some examples."""
+        some = len(range(self.examples)[which]) if isinstance(which, slice) else len(which)
+        rows = self.like.new_zeros(some, self.dim)
+        for spans, piece in self.pieces:
+            for (start, stop), values in _split(spans, piece.rows(which)):
+                rows[:, start:stop] = values
+        return rows
+
+    def clipped_sum(self, block: Block) -> Float[Tensor, " size"]:
+        """The sum of the examples' bounded contributions to one block: private."""
+        if isinstance(block.query, NormWithin):
+            return self._by_norm(block, block.query)
+        if isinstance(block.codec, Subspace):
+            return block.bound(self._coefficients(block.codec)).sum(dim=0, dtype=torch.float64)
+        if block.bound.kind == "unbounded":
+            return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
+        match block.codec:
+            case Coordinates() as kept:
+                squares = self._masked(kept)
+            case Complement() as rest:
+                squares = self._beside(rest)
+            case _:
+                squares = self._squares
+        factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
+        return self._weighted(block, factors, _doubtful(block.bound, squares))
+
+    @cached_property
+    def _squares(self) -> Squares:
+        """Squared norms of whole rows."""
+        return self._total(piece.squares() for _, piece in self.pieces)
+
+    def _total(self, terms: Iterator[Squares]) -> Squares:
+        none = torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
+        return sum(terms, start=Squares(none, none))
+
+    def _masked(self, codec: Coordinates) -> Squares:
+        """Squared norms of the kept coordinates."""
+        mask = torch.zeros(self.dim, dtype=torch.bool, device=self.like.device)
+        mask[codec.kept.to(mask.device)] = True
+
+        def each() -> Iterator[Squares]:
+            for spans, piece in self.pieces:
+                kept = torch.cat([mask[start:stop] for start, stop in spans])
+                if bool(kept.all()):
+                    yield piece.squares()
+                elif bool(kept.any()):
+                    yield piece.masked_squares(kept)
+
+        masked = self._total(each())
+        # A row that is not finite somewhere outside of the mask counts as zero all the same.
+        return Squares(torch.where(self._finite, masked.value, torch.nan), masked.slack)
+
+    def _beside(self, codec: Complement) -> Squares:
+        """Squared norms of what a subspace leaves over: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
+        coefficients = self._coefficients(codec.subspace).double()
+        inside, parts_of = 2 * coefficients.square().sum(dim=1), []
+        for basis, c in zip(codec.subspace.bases, coefficients.split(_ranks(codec.subspace), dim=1), strict=True):
+            gram = (basis.T @ basis).double()
+            parts_of.append(torch.einsum("nk,kl,nl->n", c, gram, c))
+        again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)
+        whole = self._squares
+        # The difference of numbers of the size of |g|².
+        rounding = 32 * torch.finfo(self.like.dtype).eps * whole.value
+        return Squares((whole.value - inside + again).clamp(min=0), whole.slack + rounding)
+
+    def _coefficients(self, subspace: Subspace) -> Float[Tensor, "rows size"]:
+        """Inner products with every direction; NaN for rows that are not finite."""
+        if id(subspace) in self.known:
+            return self.known[id(subspace)]
+        found = []
+        for basis, (first, last) in zip(subspace.bases, subspace.spans, strict=True):
+            total = self.like.new_zeros(self.examples, basis.shape[1])
+            for spans, piece in self.pieces:
+                if all(stop <= first or start >= last for start, stop in spans):
+                    continue
+                total = total + piece.coefficients(_within(basis.to(self.like), first, spans))
+            found.append(total)
+        coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
+        self.known[id(subspace)] = torch.where(self._finite.unsqueeze(1), coefficients, torch.nan)
+        return self.known[id(subspace)]
+
+    @cached_property
+    def _finite(self) -> Bool[Tensor, " rows"]:
+        """Which rows have finite entries only, whatever their size."""
+        largest = self.like.new_zeros(self.examples, dtype=torch.float64)
+        for _, piece in self.pieces:
+            largest = largest + piece.largest()
+        finite = largest <= torch.finfo(self.like.dtype).max
+        if not bool(finite.all()):
+            for part, rows in self._some_rows(torch.nonzero(~finite).flatten()):
+                finite[part] = torch.isfinite(rows).all(dim=1)
+        return finite
+
+    def _weighted(self, block: Block, factors: Tensor, doubtful: Tensor) -> Float[Tensor, " size"]:
+        """The sum of rows times factors; the doubtful examples' rows are bounded by themselves."""
+        pieces, total = self.pieces, None
+        if bool(doubtful.any()):
+            factors = torch.where(doubtful, 0.0, factors)
+            pieces = tuple((spans, piece.without(doubtful)) for spans, piece in self.pieces)
+            total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
+            for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
+                total += block.bound(block.codec.encode(finite_rows(rows))).sum(dim=0, dtype=torch.float64)
+        encoded = block.codec.encode(self._sum(pieces, factors).unsqueeze(0))[0]
+        return encoded if total is None else total + encoded
+
+    def _sum(self, pieces: tuple[tuple[Spans, Piece], ...], factors: Tensor) -> Float[Tensor, " dim"]:
+        """The sum of whole rows times factors."""
+        covered = sum(piece.size for _, piece in pieces) == self.dim
+        flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
+        for spans, piece in pieces:
+            values = piece.weighted(factors)
+            if len(spans) == 1:  # straight to its place, in whatever order it lies in memory
+                ((start, stop),) = spans
+                flat[start:stop].view(values.shape).copy_(values)
+            else:
+                for (start, stop), part in _split(spans, values.unsqueeze(0)):
+                    flat[start:stop] = part[0]
+        return flat
+
+    def _by_norm(self, block: Block, query: NormWithin) -> Float[Tensor, " size"]:
+        """A question about the norm alone; rows for those whose answer rounding might turn."""
+        squares = self._squares
+        answers = query.answers(squares.value.sqrt().unsqueeze(1)).to(self.like.dtype)
+        limit = query.threshold**2
+        near = (squares.value - limit).abs() <= squares.slack + _TRUSTED * limit
+        for part, rows in self._some_rows(torch.nonzero(near | ~_in_range(squares.value)).flatten()):
+            answers[part] = query(lambda _point, rows=rows: finite_rows(rows))
+        return block.bound(block.codec.encode(answers)).sum(dim=0, dtype=torch.float64)
+
+    def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole rows of the examples with these numbers, a few at a time."""
+        for part in parts(len(which), self.dim * self.like.element_size(), self.like, wide=True):
+            yield which[part], self.rows(which[part])
+
+
+def _in_range(squares: Tensor) -> Tensor:
+    return (squares >= _SMALL) & (squares <= 1 / _SMALL)
+
+
+def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:
+    """Examples whose factor is not certain to keep them within the bound, or to be the reference's."""
+    value, slack = squares.value, squares.slack
+    # A slack that is not a number vouches for nothing.
+    uncertain = ~(slack <= _TRUSTED * value) | ~_in_range(value)
+    if bound.kind == "clip":
+        # Below the clip norm the factor is 1 whatever the norm is.
+        short = (value + slack) * (1 + _TRUSTED) + _SMALL < bound.norm**2
+        return uncertain & ~short
+    return uncertain
+
+
+def _split(spans: Spans, rows: Tensor) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    return zip(spans, rows.split([stop - start for start, stop in spans], dim=1), strict=True)
+
+
+def _within(basis: Tensor, first: int, spans: Spans) -> Tensor:
+    """The rows of a basis over [first, first + len(basis)) that belong to these spans, zero where it has none."""
+    last, found = first + len(basis), []
+    for start, stop in spans:
+        low, high = max(start, first), min(stop, last)
+        if (low, high) == (start, stop):
+            found.append(basis[start - first : stop - first])
+            continue
+        own = basis.new_zeros(stop - start, basis.shape[1])
+        if low < high:
+            own[low - start : high - start] = basis[low - first : high - first]
+        found.append(own)
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _ranks(subspace: Subspace) -> list[int]:
+    return [basis.shape[1] for basis in subspace.bases]

@@ -1,0 +1,325 @@
+"""Gradients of a convolution's weight: the sum over positions of signal times patch, in any of four ways.
+
+Inputs are taken as they lie in memory when that is channels-last: patches are then copied in long runs, a few
+examples at a time, so that they stay in the cache. At many positions per layer only the kernel's columns are
+unfolded and its rows are offsets into them, which copies a third of a 3x3 kernel's patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+
+from . import winograd as tiles
+from .cost import Shape, Way, cheapest, summed_by_tiles
+from .factors import Kept, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
+
+Pair = tuple[int, int]
+# From this many positions on, unfolding columns alone is the faster; below, the products get too small.
+_MANY_POSITIONS = 512
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A two-dimensional convolution's settings; those of one dimension have height 1.
+
+    Attributes:
+        channels: of input and output.
+        kernel: height and width.
+        stride: of the kernel.
+        dilation: of the kernel.
+        padding: (top, bottom, left, right), zeros.
+        groups: of channels.
+    """
+
+    channels: Pair
+    kernel: Pair
+    stride: Pair
+    dilation: Pair
+    padding: tuple[int, int, int, int]
+    groups: int
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the weight."""
+        entering, leaving = self.channels
+        return leaving, entering // self.groups, *self.kernel
+
+
+class Convolution(Piece):
+    """Gradients of a convolution's weight, [out, in / groups, height, width] flattened."""
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "images channels height width"],
+        signals: Float[Tensor, "images out rows columns"],
+        geometry: Geometry,
+        *,
+        views: int = 1,
+        room: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> None:
+        """Takes what went into the layer and the loss's derivatives by what came out.
+
+        Args:
+            inputs: before padding.
+            signals: by the output.
+            geometry: settings of the layer.
+            views: neighbouring images that belong to one example.
+            room: gives the memory for rows that are kept; fresh memory where None.
+        """
+        self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
+        self._room = room or (lambda numbers, like: like.new_empty(numbers))
+        self.like, self.examples = signals, len(signals) // views
+        self.size = torch.Size(geometry.weight_shape).numel()
+        top, bottom, left, right = geometry.padding
+        self._padded = (inputs.shape[2] + top + bottom, inputs.shape[3] + left + right)
+        lines = self._lines if self._by_columns else self._positions * geometry.kernel[0]
+        self._unfolded = views * lines * geometry.kernel[1] * geometry.channels[0]
+        self.scratch = self._unfolded + views * self.size
+        self._kept: Kept | None = None
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """Products of patches and signals, in the weight's own order."""
+        made = self._made(*self._some(which))  # [some, groups, height, width, in, out] of a group
+        return made.permute(0, 1, 5, 4, 2, 3).reshape(len(made), self.size)
+
+    def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
+        """From the rows if they were kept, otherwise by tiles or the vendor's kernel for a whole batch."""
+        g = self.geometry
+        if self._kept is not None:
+            total = self._kept.weighted(factors)
+            out, entering, height, width = g.weight_shape
+            return total.view(g.groups, height, width, entering, out // g.groups).permute(0, 4, 3, 1, 2).flatten(0, 1)
+        factors = factors.repeat_interleave(self.views)
+        _, _, rows, columns = self.signals.shape
+        if self._by_tiles:
+            each = tiles.factor_numbers(rows, columns, sum(g.channels)) * self.like.element_size()
+            return tiles.summed(len(self.signals), lambda some: self._tiled(some, factors), each)
+        scaled = self.signals * factors.view(-1, 1, 1, 1)
+        top, bottom, left, right = g.padding
+        symmetric = top == bottom and left == right
+        inputs = self.inputs if symmetric else F.pad(self.inputs, (left, right, top, bottom))
+        padding = (top, left) if symmetric else (0, 0)
+        # Typed for one number for both dimensions, and takes a pair as every convolution does.
+        settings: Any = (g.stride, padding, g.dilation, g.groups)
+        return conv2d_weight(inputs, g.weight_shape, scaled, *settings)
+
+    def without(self, bad: Tensor) -> Convolution:
+        """Zeros in both factors."""
+        gone = bad.repeat_interleave(self.views).view(-1, 1, 1, 1)
+        inputs, signals = (torch.where(gone, 0.0, values) for values in (self.inputs, self.signals))
+        rest = Convolution(inputs, signals, self.geometry, views=self.views)
+        rest._kept = None if self._kept is None else self._kept.without(bad)
+        return rest
+
+    def largest(self) -> Tensor:
+        """By the factors' norms: an entry is a sum of products, each pixel in one at most."""
+        first, second = (v.permute(0, 2, 3, 1).reshape(self.examples, -1) for v in (self.inputs, self.signals))
+        return product_size(first, second)
+
+    def squares(self) -> Squares:
+        """By the cheapest way; rows that are kept already are not made again."""
+        if self._kept is not None:
+            return self._kept.squares()
+        way = cheapest(self.shape, self.like.device.type)
+        if way in (Way.GRAM, Way.PIXELS):
+            return self._by_products(way)
+        kept = None
+        if way is Way.KEEP:
+            kept = self._room(self.examples * self.size, self.like).view(self.examples, self.size)
+        found = []
+        each = (self._unfolded + self.views * self.size) * self.like.element_size()
+        for part in parts(self.examples, each, self.like):
+            made = self._made(*self._some(part), out=None if kept is None else kept[part]).flatten(1)
+            found.append(torch.linalg.vector_norm(made, dim=1).square())
+        if kept is not None:
+            self._kept = Kept(kept)
+            return Squares.exact(torch.cat(found))
+        return self._recomputed(torch.cat(found))
+
+    def masked_squares(self, mask: Tensor) -> Squares:
+        """By rows that are masked."""
+        return self._recomputed(super().masked_squares(mask).value)
+
+    def _recomputed(self, value: Tensor) -> Squares:
+        # In the order in which they lie in memory: a view, no copy.
+        inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
+        signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
+        overlap = self.geometry.kernel[0] * self.geometry.kernel[1]
+        return recomputed(value, inputs, signals, overlap * tiles.GROWTH**2 if self._by_tiles else overlap)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What the cost model looks at."""
+        g, per_image = self.geometry, self.inputs[0].numel() + self.signals[0].numel()
+        plain = g.groups == 1 and self.views == 1
+        once = g.stride == (1, 1) and g.dilation == (1, 1)
+        rows, columns = ((size + 1) // 2 for size in self.signals.shape[2:])
+        return Shape(
+            positions=self.views * self._positions,
+            inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
+            outputs=g.channels[1] // g.groups,
+            stored=self.views * per_image,
+            groups=g.groups,
+            pixels=self._padded[0] * self._padded[1] if plain else None,
+            channels=g.channels[0],
+            kernel=g.kernel,
+            tiles=self.views * rows * columns if once and g.groups == 1 and g.kernel == (3, 3) else None,
+        )
+
+    @property
+    def _by_tiles(self) -> bool:
+        return summed_by_tiles(self.shape, self.like.device.type)
+
+    @property
+    def _positions(self) -> int:
+        return self.signals.shape[2] * self.signals.shape[3]
+
+    @property
+    def _lines(self) -> int:
+        return self._padded[0] * self.signals.shape[3]
+
+    @property
+    def _by_columns(self) -> bool:
+        g = self.geometry
+        return g.groups == 1 and g.stride[0] == 1 and g.kernel[0] > 1 and self._positions >= _MANY_POSITIONS
+
+    def _some(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""
+        if self.views == 1:
+            inputs, signals = self.inputs[which], self.signals[which]
+        else:
+            shaped = (values.unflatten(0, (-1, self.views))[which] for values in (self.inputs, self.signals))
+            inputs, signals = (values.flatten(0, 1) for values in shaped)
+        top, bottom, left, right = self.geometry.padding
+        pixels = inputs.permute(0, 2, 3, 1)
+        padded = F.pad(pixels, (0, 0, left, right, top, bottom)) if any(self.geometry.padding) else pixels.contiguous()
+        return padded, signals.permute(0, 2, 3, 1).contiguous()
+
+    def _made(
+        self, inputs: Tensor, signals: Tensor, out: Tensor | None = None
+    ) -> Float[Tensor, "some groups height width entering leaving"]:
+        """The gradients of some examples, in the order in which the products come; into `out` [some, size] if given."""
+        g, images = self.geometry, len(inputs)
+        shape = (images, g.groups, *g.kernel, g.weight_shape[1], g.channels[1] // g.groups)
+        made = self.like.new_empty(shape) if out is None or self.views > 1 else out.view(shape)
+        if self._by_columns:
+            # Row by row of the kernel: lines of the padded input, shifted.
+            columns, flat = self._columns(inputs), signals.flatten(1, 2)
+            by_row = made.view(images, g.kernel[0], -1, g.channels[1])
+            for row in range(g.kernel[0]):
+                start = row * g.dilation[0] * signals.shape[2]
+                torch.bmm(columns[:, start : start + flat.shape[1]].mT, flat, out=by_row[:, row])
+        else:
+            products = made.view(images * g.groups, -1, shape[-1])
+            torch.bmm(self._patches(inputs, signals).mT, self._grouped(signals), out=products)
+        if self.views == 1:
+            return made
+        summed = made.unflatten(0, (-1, self.views)).sum(dim=1)
+        return summed if out is None else out.view(summed.shape).copy_(summed)
+
+    def _tiled(self, some: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Some images' inputs and weighted signals, channels last, padded to an even number of rows and columns."""
+        inputs, signals = (values[some].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
+        signals = signals * factors[some].view(-1, 1, 1, 1)
+        below, beside = (size % 2 for size in signals.shape[1:3])
+        top, bottom, left, right = self.geometry.padding
+        if below or beside:
+            signals = F.pad(signals, (0, 0, 0, beside, 0, below))
+        return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
+
+    def _grouped(self, signals: Tensor) -> Float[Tensor, "parts positions out"]:
+        by_group = signals.flatten(1, 2).unflatten(2, (self.geometry.groups, -1))
+        return by_group.transpose(1, 2).flatten(0, 1)
+
+    def _patches(self, inputs: Tensor, signals: Tensor) -> Float[Tensor, "parts positions patch"]:
+        """Every position's patch, [height, width, in] flattened: a strided view, copied once."""
+        g, (images, _, wide, channels) = self.geometry, inputs.shape
+        _, rows, columns, _ = signals.shape
+        entering, line = g.weight_shape[1], wide * channels
+        view = inputs.as_strided(
+            (images, g.groups, rows, columns, *g.kernel, entering),
+            (
+                inputs.stride(0),
+                entering,
+                g.stride[0] * line,
+                g.stride[1] * channels,
+                g.dilation[0] * line,
+                g.dilation[1] * channels,
+                1,
+            ),
+            inputs.storage_offset(),
+        )
+        return view.reshape(images * g.groups, rows * columns, -1)
+
+    def _columns(self, inputs: Tensor) -> Float[Tensor, "images lines patch"]:
+        """Every pixel's patch of height 1, [width, in] flattened."""
+        g, (images, high, wide, channels) = self.geometry, inputs.shape
+        columns = self.signals.shape[3]
+        view = inputs.as_strided(
+            (images, high, columns, g.kernel[1], channels),
+            (inputs.stride(0), wide * channels, g.stride[1] * channels, g.dilation[1] * channels, 1),
+            inputs.storage_offset(),
+        )
+        return view.reshape(images, high * columns, -1)
+
+    def _by_products(self, way: Way) -> Squares:
+        """Norms from inner products between positions."""
+        positions = self.views * self._positions
+        numbers = 2 * self.geometry.groups * positions**2
+        if way is Way.PIXELS:
+            numbers += 2 * (self.shape.pixels or 0) ** 2
+        else:
+            numbers += positions * self.shape.inputs * self.geometry.groups
+        each = numbers * self.like.element_size()
+        found = []
+        for part in parts(self.examples, each, self.like):
+            inputs, signals = self._some(part)
+            if way is Way.PIXELS:
+                flat = signals.flatten(1, 2)
+                found.append(gram_squares(self._pixel_products(inputs, signals), torch.bmm(flat, flat.mT)))
+            else:
+                patches, grouped = (
+                    self._by_example(values) for values in (self._patches(inputs, signals), self._grouped(signals))
+                )
+                one = gram_squares(torch.bmm(patches, patches.mT), torch.bmm(grouped, grouped.mT))
+                groups = (-1, self.geometry.groups)
+                found.append(Squares(one.value.view(groups).sum(dim=1), one.slack.view(groups).sum(dim=1)))
+        return joined(found)
+
+    def _by_example(self, values: Float[Tensor, "parts positions width"]) -> Tensor:
+        """The positions of all views of an example in one: [examples * groups, views * positions, width]."""
+        if self.views == 1:
+            return values
+        split = values.unflatten(0, (-1, self.views, self.geometry.groups))
+        return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def _pixel_products(self, inputs: Tensor, signals: Tensor) -> Float[Tensor, "some positions positions"]:
+        """Inner products of patches, summed from those of pixels along the kernel: first its rows, then its columns."""
+        g, (_, high, wide, _) = self.geometry, inputs.shape
+        _, rows, columns, _ = signals.shape
+        pixels = inputs.flatten(1, 2)
+        products = torch.bmm(pixels, pixels.mT).unflatten(2, (high, wide)).unflatten(1, (high, wide))
+
+        def along(values: Tensor, first: int, count: int, size: int, stride: int, dilation: int) -> Tensor:
+            total: Tensor | None = None
+            for offset in range(0, size * dilation, dilation):
+                span = slice(offset, offset + stride * (count - 1) + 1, stride)
+                index = [slice(None)] * 5
+                index[first] = index[first + 2] = span
+                shifted = values[tuple(index)]
+                total = shifted.clone() if total is None else total.add_(shifted)
+            assert total is not None  # noqa: S101  a kernel has at least one row and one column
+            return total
+
+        summed = along(products, 1, rows, g.kernel[0], g.stride[0], g.dilation[0])
+        summed = along(summed, 2, columns, g.kernel[1], g.stride[1], g.dilation[1])
+        return summed.reshape(len(inputs), rows * columns, rows * columns)

@@ -1,0 +1,228 @@
+"""Our own engine: clipped sums layer by layer, from one forward and one backward pass.
+
+The backward pass forms derivatives of activations only. Each layer then says what the plan asks for (squared norms
+under a mask or not, coefficients along a basis), the bound turns norms into factors, and the weighted sums are
+formed once: no second backward pass, and no rows where factors of them will do (book-keeping after Bu et al.,
+"Differentially Private Optimization on Large Model at Small Cost", ICML 2023, with a way per layer by `cost.py`).
+
+Guarantee:
+    The same sums as the reference's up to rounding. Where float arithmetic cannot vouch for an example's norm
+    (overflow, underflow, cancellation between inner products), its row is formed and bounded as the reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, vjp
+from torch.nn.utils import parametrize
+
+from ...plan.defense import StepPlan
+from ..engines.interface import PerExample, Unsupported
+from ..reference import Layout, Loss, function_of
+from .blocks import Gradients, served
+from .buffers import Room, Rooms
+from .factors import Mapped, Piece, Summed
+from .layer_rules import KNOWN, refuse_settings
+from .recorder import Use, record
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where one or more trained parameters sit in a layer.
+
+    Attributes:
+        role: "weight" or "bias".
+        names: the parameter itself, or the trained ones among those that it is computed from.
+        keys: their names inside `source`.
+        source: what computes it, where it is parametrised.
+    """
+
+    role: str
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    source: nn.Module | None = None
+
+    def pulled(self, piece: Piece, values: Mapping[str, Tensor]) -> Piece:
+        """Gradients by the parameters, from those by what the layer computes with."""
+        if self.source is None:
+            return piece
+        source, inner = self.source, {key: values[name] for key, name in zip(self.keys, self.names, strict=True)}
+
+        def compute(at: dict[str, Tensor]) -> Tensor:
+            return functional_call(source, at, ()).flatten()
+
+        pull: Any = vjp(compute, inner)[1]
+        return Mapped(
+            piece,
+            lambda row: torch.cat([pull(row)[0][key].flatten() for key in self.keys]),
+            sum(v.numel() for v in inner.values()),
+        )
+
+
+class Layerwise(PerExample):
+    """Knows the layers of `layers.py`, their parametrisations, and parameters and layers that are used repeatedly."""
+
+    name: ClassVar[str] = "layerwise"
+
+    def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
+        """Looks for every trained parameter in a layer that is known.
+
+        Raises:
+            Unsupported: naming the first parameter that is not in one.
+        """
+        super().__init__(model, loss, layout)
+        self._rooms, self._slots = Rooms(), _slots(model, layout)
+        self._kernels = [
+            slot.names[0]
+            for layer, slots in self._slots.items()
+            for slot in slots
+            if type(layer) is nn.Conv2d and slot.role == "weight" and slot.source is None
+        ]
+        self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
+
+    def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
+        """Rows from the factors of one pass over the batch."""
+        with torch.no_grad():
+            return self._gradients(inputs, targets, point, views=1).rows()
+
+    def rows(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows dim"]:
+        """As the reference's; the views of an example are averaged before a row is formed."""
+        with torch.no_grad():
+            return self._gradients(inputs, targets, point, views).rows()
+
+    def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+        """Clipped sums without rows, for plans of known queries and codecs; from rows for others."""
+        if not all(served(block) for block in plan.blocks):
+            return super().sums(plan, inputs, targets, views=views)
+        with torch.no_grad(), self._rooms.lend() as room:
+            gradients = self._gradients(inputs, targets, None, views, room)
+            return tuple(gradients.clipped_sum(block) for block in plan.blocks)
+
+    def rest(self) -> None:
+        """Clears the room of kept rows."""
+        self._rooms.clear()
+
+    def bytes_per_entry(self, activations: int, itemsize: int) -> int:
+        """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
+        return 4 * activations * itemsize
+
+    def _gradients(
+        self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, room: Room | None = None
+    ) -> Gradients:
+        """Pieces of every trained parameter that the loss depends on."""
+        trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
+        inputs = self._arranged(inputs)
+        values = {**trained, **self._arranged_weights(trained, inputs)}
+        examples, forward = len(inputs) // views, function_of(self.model)
+        found: dict[tuple[str, ...], list[Piece]] = {}
+
+        def take(use: Use) -> None:
+            if len(use.inputs) % examples:
+                raise Unsupported(
+                    f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
+                    f"for {examples} examples"
+                )
+            mine = replace(use, room=room, signals=use.signals if views == 1 else use.signals / views)
+            pieces = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
+            for slot in self._slots[use.layer]:
+                found.setdefault(slot.names, []).append(slot.pulled(pieces[slot.role], values))
+
+        record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take)
+        spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
+        return Gradients(
+            pieces=tuple(
+                (tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0])
+                for names, terms in found.items()
+            ),
+            dim=self.layout.dim,
+            examples=examples,
+            like=values[self.layout.names[0]],
+        )
+
+    def _arranged(self, inputs: Tensor) -> Tensor:
+        return channels_last(inputs)
+
+    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+        """Weights of convolutions with their channels last: once, for the pass forward and the one back."""
+        if inputs.dim() != 4 or len(inputs) == 1:
+            return {}
+        weights = {name: trained[name] for name in self._kernels}
+        # With one input channel both orders are the same numbers.
+        return {
+            name: weight.contiguous(memory_format=torch.channels_last)
+            for name, weight in weights.items()
+            if weight.shape[1] > 1
+        }
+
+
+class InOrder(Layerwise):
+    """The same on inputs in contiguous order: for models that take a view of what a convolution puts out."""
+
+    def _arranged(self, inputs: Tensor) -> Tensor:
+        return inputs.contiguous()
+
+    def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().contiguous() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def channels_last(inputs: Tensor) -> Tensor:
+    """Images with their channels last in memory, unless there is only one; other inputs in contiguous order.
+
+    With one channel both orders are the same numbers, and torch takes the strides for the other one; these say so.
+    One image stays contiguous, because PyTorch's InstanceNorm has wrong derivatives for it otherwise (2.15, CPU).
+    """
+    if inputs.dim() != 4 or len(inputs) == 1 or not inputs.is_floating_point():
+        return inputs.contiguous()
+    _, channels, height, width = inputs.shape
+    if channels == 1:
+        return inputs.contiguous().as_strided(inputs.shape, (height * width, 1, width, 1))
+    return inputs.contiguous(memory_format=torch.channels_last)
+
+
+def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
+    """Every trained parameter's place in a layer that is known; one that is shared has several."""
+    trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    names = {module: name for name, module in model.named_modules()}
+    slots: dict[nn.Module, list[_Slot]] = {}
+    missing = set(layout.names)
+    for layer, place in names.items():
+        if parametrize.type_before_parametrizations(layer) not in KNOWN:
+            continue
+        for role in ("weight", "bias"):
+            if parametrize.is_parametrized(layer, role):
+                source = layer.get_submodule(f"parametrizations.{role}")
+                inner = {f"{key}": trained[id(p)] for key, p in source.named_parameters() if id(p) in trained}
+            else:
+                own, source = getattr(layer, role, None), None
+                inner = {role: trained[id(own)]} if id(own) in trained else {}
+            if inner:
+                refuse_settings(layer, place)
+                slots.setdefault(layer, []).append(_Slot(role, tuple(inner.values()), tuple(inner), source))
+                missing -= set(inner.values())
+    for name in layout.names:
+        if name in missing:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
+    _refuse_overlaps({slot.names for found in slots.values() for slot in found})
+    return slots
+
+
+def _refuse_overlaps(groups: set[tuple[str, ...]]) -> None:
+    seen: set[str] = set()
+    for names in groups:
+        for name in names:
+            if name in seen:
+                raise Unsupported(f"parameter '{name}' must be shared either as it is or with all it is computed with")
+            seen.add(name)

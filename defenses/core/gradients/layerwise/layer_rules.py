@@ -1,0 +1,144 @@
+"""The layers that the layerwise engine knows: from one recorded call to the gradients of weight and bias.
+
+To add one, write a function from a call to its pieces and name it in `KNOWN`; the equality tests then cover it as soon
+as an architecture in them has it. Types are matched exactly: a subclass may compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..engines.interface import Unsupported
+from .convolution import Convolution, Geometry
+from .factors import Kept, Lookup, Piece
+from .linear import Outer, OuterSum
+from .recorder import Use
+
+Pieces = dict[str, Piece]
+"""The gradients of "weight" and "bias", if the layer has one."""
+
+
+def linear(use: Use, layer: nn.Linear, examples: int) -> Pieces:
+    """Linear, with or without sequence dimensions."""
+    inputs = use.inputs.reshape(examples, -1, layer.in_features)
+    signals = use.signals.reshape(examples, -1, layer.out_features)
+    if inputs.shape[1] == 1:
+        x, s = inputs.squeeze(1), signals.squeeze(1)
+        return {"weight": Outer(x, s), "bias": Kept(s)}
+    pieces: Pieces = {"weight": OuterSum(inputs, signals)}
+    return pieces if layer.bias is None else {**pieces, "bias": Kept(signals.sum(dim=1))}
+
+
+def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces:
+    """Convolutions over one or two dimensions, with any stride, padding, dilation and groups."""
+    inputs, signals = use.inputs, use.signals
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    padding = _padding(layer)
+    if layer.padding_mode != "zeros":
+        inputs = F.pad(inputs, [size for pair in reversed(padding) for size in pair], mode=layer.padding_mode)
+        padding = [(0, 0)] * len(padding)
+    if isinstance(layer, nn.Conv1d):
+        inputs, signals = inputs.unsqueeze(2), signals.unsqueeze(2)
+        kernel, stride, dilation, padding = (1, *kernel), (1, *stride), (1, *dilation), [(0, 0), *padding]
+    geometry = Geometry(
+        channels=(layer.in_channels, layer.out_channels),
+        kernel=(kernel[0], kernel[1]),
+        stride=(stride[0], stride[1]),
+        dilation=(dilation[0], dilation[1]),
+        padding=(*padding[0], *padding[1]),
+        groups=layer.groups,
+    )
+    views = len(inputs) // examples
+    room = None if use.room is None else partial(use.room, layer)
+    weight = Convolution(inputs, signals, geometry, views=views, room=room)
+    if layer.bias is None:
+        return {"weight": weight}
+    return {"weight": weight, "bias": Kept(signals.sum(dim=(2, 3)).unflatten(0, (examples, views)).sum(dim=1))}
+
+
+def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
+    """GroupNorm: two sums over positions, and no normalised tensor."""
+    inputs, signals = use.inputs, use.signals
+    images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
+    mean, scale = (
+        use.statistics
+        or torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
+    )
+    each = channels // layer.num_groups
+    mean, scale = mean.repeat_interleave(each, dim=1), scale.repeat_interleave(each, dim=1)
+    spatial = tuple(range(2, inputs.dim()))
+    products = inputs * signals
+    sums, products = (values.sum(dim=spatial) if spatial else values for values in (signals, products))
+    return _by_example(examples, weight=(products - mean * sums) * scale, bias=sums)
+
+
+def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> Pieces:
+    """LayerNorm over the last dimensions, whatever comes before them."""
+    shape = list(layer.normalized_shape)
+    normal = torch.native_layer_norm(use.inputs, shape, None, None, layer.eps)[0]
+    size = prod(shape)
+    weight, bias = ((values.reshape(examples, -1, size).sum(dim=1)) for values in (normal * use.signals, use.signals))
+    return {"weight": Kept(weight), "bias": Kept(bias)}
+
+
+def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, examples: int) -> Pieces:
+    """InstanceNorm without running statistics."""
+    normal = F.instance_norm(use.inputs, eps=layer.eps)
+    spatial = tuple(range(2, use.inputs.dim()))
+    weight, bias = (normal * use.signals).sum(dim=spatial), use.signals.sum(dim=spatial)
+    return _by_example(examples, weight=weight, bias=bias)
+
+
+def embedding(use: Use, layer: nn.Embedding, examples: int) -> Pieces:
+    """Embedding; what is looked up at the padding index is never trained."""
+    entries = use.inputs.reshape(examples, -1)
+    signals = use.signals.reshape(examples, -1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        signals = torch.where((entries == layer.padding_idx).unsqueeze(2), 0.0, signals)
+    return {"weight": Lookup(entries, signals, vocabulary=layer.num_embeddings)}
+
+
+KNOWN: Mapping[type[nn.Module], Callable[..., Pieces]] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: layer_norm,
+    nn.InstanceNorm1d: instance_norm,
+    nn.InstanceNorm2d: instance_norm,
+    nn.Embedding: embedding,
+}
+
+
+def refuse_settings(layer: nn.Module, name: str) -> None:
+    """Refuses what changes parameters or mixes examples behind a known type's back.
+
+    Raises:
+        Unsupported: naming the setting.
+    """
+    if isinstance(layer, nn.Embedding):
+        if layer.max_norm is not None:
+            raise Unsupported(f"embedding '{name}' must have max_norm=None, which changes weights in forward passes")
+        if layer.scale_grad_by_freq:
+            raise Unsupported(f"embedding '{name}' must not have scale_grad_by_freq, which counts the whole batch")
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """(before, after) of each dimension."""
+    if layer.padding == "valid":
+        return [(0, 0)] * len(layer.kernel_size)
+    if layer.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(int(size), int(size)) for size in layer.padding]
+
+
+def _by_example(examples: int, **values: Tensor) -> Pieces:
+    """Rows of images to rows of examples, whose gradients are sums over their images."""
+    return {slot: Kept(rows.reshape(examples, -1, rows.shape[-1]).sum(dim=1)) for slot, rows in values.items()}

@@ -1,0 +1,119 @@
+"""Gradients of a linear layer: one outer product per example, or a sum of them over a sequence.
+
+Norms without the product: |s xᵀ|² = |s|²|x|² (Goodfellow, "Efficient Per-Example Gradient Computations", 2015), and
+under a mask M that all examples share |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .cost import Shape, Way, cheapest
+from .factors import Kept, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
+
+
+class Outer(Piece):
+    """Gradients of a weight that each example meets once: s xᵀ."""
+
+    def __init__(self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"]) -> None:
+        """Takes what went into the layer and the loss's derivatives by what came out."""
+        self.inputs, self.signals = inputs, signals
+        self.like, self.examples = signals, len(signals)
+        self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """The products, [out, in] flattened."""
+        return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """One product over the batch."""
+        return ((self.signals * factors.unsqueeze(1)).T @ self.inputs).flatten()
+
+    def without(self, bad: Tensor) -> Outer:
+        """Zeros in both factors."""
+        gone = bad.unsqueeze(1)
+        return Outer(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
+
+    def largest(self) -> Tensor:
+        """By the factors' norms."""
+        return product_size(self.inputs, self.signals)
+
+    def squares(self) -> Squares:
+        """|s|² |x|², each in float64, where no square of a float32 overflows."""
+        sides = (torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (self.inputs, self.signals))
+        first, second = sides
+        return Squares.exact((first * second).square())
+
+    def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
+        """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
+        kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).to(self.like)
+        return Squares.exact((self.signals.square() @ kept).mul_(self.inputs.square()).sum(dim=1))
+
+    def coefficients(self, basis: Float[Tensor, "size k"]) -> Float[Tensor, "rows k"]:
+        """sᵀ B_k x for every direction: a product with each output's part of the basis, then one with the signals."""
+        wide = basis.unflatten(0, (self.signals.shape[1], self.inputs.shape[1]))
+        found = []
+        # Between the two products there are [rows, out, k] numbers.
+        each = 2 * wide.shape[0] * wide.shape[2] * self.like.element_size()
+        for part in parts(self.examples, each, self.like, wide=True):
+            inner = torch.matmul(self.inputs[part], wide)  # [out, rows, k]
+            found.append(torch.einsum("no,onk->nk", self.signals[part], inner))
+        return torch.cat(found)
+
+
+class OuterSum(Piece):
+    """Gradients of a weight that each example meets at several positions: the sum of s_t x_tᵀ."""
+
+    def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:
+        """Takes what went in and the derivatives by what came out, position by position."""
+        self.inputs, self.signals = inputs, signals
+        self.like, self.examples = signals, len(signals)
+        self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
+        self._kept: Kept | None = None
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """The sums of products, [out, in] flattened."""
+        return torch.bmm(self.signals[which].mT, self.inputs[which]).flatten(1)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """From the rows if they were kept, otherwise one product over all positions of the batch."""
+        if self._kept is not None:
+            return self._kept.weighted(factors)
+        return ((self.signals * factors.view(-1, 1, 1)).flatten(0, 1).T @ self.inputs.flatten(0, 1)).flatten()
+
+    def without(self, bad: Tensor) -> OuterSum:
+        """Zeros in both factors."""
+        gone = bad.view(-1, 1, 1)
+        rest = OuterSum(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
+        rest._kept = None if self._kept is None else self._kept.without(bad)
+        return rest
+
+    def largest(self) -> Tensor:
+        """By the factors' norms."""
+        return product_size(self.inputs, self.signals)
+
+    def squares(self) -> Squares:
+        """By the cheapest way."""
+        way = cheapest(self._shape, self.like.device.type)
+        if way is Way.GRAM:
+            positions = self.inputs.shape[1]
+            each = 2 * positions**2 * self.like.element_size()
+            pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
+            return joined([gram_squares(torch.bmm(x, x.mT), torch.bmm(s, s.mT)) for x, s in pairs])
+        if way is Way.KEEP:
+            self._kept = Kept(torch.cat([rows for _, rows in self.chunks()]))
+            return self._kept.squares()
+        return recomputed(super().squares().value, self.inputs, self.signals)
+
+    def masked_squares(self, mask: Tensor) -> Squares:
+        """By rows that are masked."""
+        return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
+
+    @property
+    def _shape(self) -> Shape:
+        _, positions, inputs = self.inputs.shape
+        outputs = self.signals.shape[2]
+        stored = positions * (inputs + outputs)
+        return Shape(positions=positions, inputs=inputs, outputs=outputs, stored=stored, patched=False)

@@ -1,0 +1,143 @@
+"""One forward and one backward pass that leave what went into every layer and the derivatives by what came out.
+
+Parameters take no part in the differentiation, so the backward pass forms input gradients only; a parameter's own
+gradients are products of what is recorded here, and are formed when it is known what is wanted of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from ..engines.interface import Unsupported
+from ..record_draws import one_pass
+from ..reference import Loss
+from .buffers import Room
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of one layer.
+
+    Attributes:
+        layer: the layer.
+        name: where it is in the model.
+        inputs: what went in.
+        signals: derivatives of the summed loss by what came out, of the output's shape.
+        statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
+            where there are none.
+        room: memory for what is kept until the sums are done; None where nobody knows when that is.
+    """
+
+    layer: nn.Module
+    name: str
+    inputs: Tensor
+    signals: Tensor
+    statistics: tuple[Tensor, Tensor] | None = None
+    room: Room | None = None
+
+
+def record(
+    forward: Callable[[Tensor], Tensor],
+    layers: Mapping[nn.Module, str],
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss,
+    take: Callable[[Use], None],
+) -> None:
+    """Runs a batch forward and backward, and hands over each call of a layer as soon as the backward pass has met it.
+
+    What is not kept then is freed while the pass goes on.
+
+    Args:
+        forward: the model as a function of its inputs, at parameters that need no gradient.
+        layers: the layers to record, with their names.
+        inputs: the batch.
+        targets: of the batch.
+        loss: per-example loss.
+        take: gets each call that the loss depends on, in the order of the backward pass.
+
+    Raises:
+        Unsupported: when a layer's input was changed in place after the call.
+    """
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if len(given) != 1 or not isinstance(output, Tensor):
+            raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(given)} tensors")
+        if output._is_view():
+            # A change in place of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, goes to
+            # what it is a view of, and the pass backward then goes by the view's own node no more.
+            output = output.clone()
+        # The first layers' outputs depend on nothing that is differentiated: they begin the graph. They must
+        # not be leaves, which nothing may change in place, as nn.ReLU(inplace=True) does.
+        traced = output if output.requires_grad else _Begin.apply(output, _switch(output))
+        assert isinstance(traced, Tensor)  # noqa: S101  for the type checker: apply is not typed
+        seen, version, statistics = given[0].detach(), given[0]._version, _statistics(output)
+        # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
+        # would keep each other, and all activations, alive.
+        edge = get_gradient_edge(traced)
+        number = edge.output_nr
+
+        def meet(signals: tuple[Tensor | None, ...]) -> None:
+            # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
+            if seen._version != version:
+                raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
+            met = signals[number]
+            if met is not None:
+                with torch.no_grad():
+                    take(Use(layer, layers[layer], seen, met.detach(), statistics))
+
+        edge.node.register_prehook(meet)
+        return traced
+
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        with torch.enable_grad(), one_pass():
+            total = _losses(loss, forward(inputs.detach()), targets.detach()).sum()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if total.requires_grad:
+        # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
+        total.backward()
+
+
+class _Begin(torch.autograd.Function):
+    """Passes a tensor on, untouched and uncopied, as something that is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, switch: Tensor) -> Tensor:
+        ctx.mark_dirty(values)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *signals: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What a GroupNorm's node in the graph has kept, if the output comes straight from one."""
+    node: Any = output.grad_fn
+    if node is None or node.name() != "NativeGroupNormBackward0":
+        return None
+    mean, scale = (getattr(node, f"_saved_result{number}", None) for number in (1, 2))
+    # Detached, because the node's results hold the node.
+    return None if mean is None or scale is None else (mean.detach(), scale.detach())
+
+
+def _switch(like: Tensor) -> Tensor:
+    return torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
+
+
+def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """One loss per example, also by a function that averages over the batch that it is given."""
+    losses = loss(outputs, targets)
+    if losses.shape == (len(outputs),):
+        return losses
+    return torch.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)).sum())(outputs, targets)

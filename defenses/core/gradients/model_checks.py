@@ -1,0 +1,210 @@
+"""What a model must not do under per-example bounds, looked for before data are touched.
+
+A bound holds for one example's gradient. It says nothing where an example shows in somebody else's gradient (experts
+with places for so many of a batch, a loss that pulls the examples of a class together), or in something that no noise
+is added to (a buffer, a moving average). Most of this no type shows, so the model is tried on made-up examples.
+
+What is looked for:
+* hooks on gradients, which per-example gradients do not run: refused;
+* whatever a forward pass in training mode changes (buffers, parameters, attributes): refused, because it is a release
+  without noise, and carries one batch into the next;
+* draws from a random generator, which depend on an example's place: refused, but for dropout, which is drawn by record;
+* values of tensors read by Python code, on which a batch would branch as one: such a model gets one example at a time;
+* examples that show in each other's gradients: in `choose.py`, by comparing batches with and without one.
+
+This is a search, and best effort: it finds what shows on made-up examples, in batches of a few sizes, one of them the
+run's largest. It cannot see a branch on a batch size that was not tried, or on values that made-up examples do not
+reach (where Python reads none); state that lives outside of the model, in a global variable or a file; what begins
+only after many steps; or code that is written to pass it. Whoever trains a stranger's model takes the stranger's word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from torch.nn.modules import module as _of_all_modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .fingerprint import digest, own_attributes
+from .full_precision import refuse_half_precision
+from .record_draws import entries, one_pass
+from .reference import Loss
+
+_READS = {"_local_scalar_dense", "equal", "is_nonzero"}
+# Those that hand over memory, of which no operation is seen.
+_READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
+
+
+class Refused(ValueError):
+    """A model that must not be trained under per-example bounds; the message says why, and the way out."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What passes over made-up examples showed.
+
+    Attributes:
+        reads: the operation by which a value is handed to Python; empty where none is.
+        draws: whether dropout is computed.
+    """
+
+    reads: str
+    draws: bool
+
+
+def refuse_model(model: nn.Module) -> None:
+    """Refuses a model that must not be trained, as far as that shows without trying.
+
+    Raises:
+        ValueError: for a hook on the gradient of a parameter or in the backward pass of a module, or for trained
+            parameters in half precision.
+    """
+    refuse_half_precision(model)
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Refused(
+                f"parameters must have no hooks, got one at '{name}': per-example gradients do not run it, so training "
+                "would not be what it says; remove it, or do in the loss what it does"
+            )
+    if everywhere := [*_of_all_modules._global_backward_hooks, *_of_all_modules._global_backward_pre_hooks]:
+        raise Refused(
+            f"there must be no backward hooks on all modules, got {len(everywhere)}: per-example gradients do not run "
+            "them; remove what torch.nn.modules.module.register_module_full_backward_hook returned"
+        )
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise Refused(
+                f"modules must have no backward hooks, got one at {_place(name, module)}: per-example gradients do not "
+                "run it; remove it"
+            )
+
+
+def try_passes(
+    model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, keys: Int64[Tensor, " entries"]
+) -> Findings:
+    """Passes over made-up examples, forward alone.
+
+    Args:
+        model: a copy of the user's, in its own mode.
+        loss: per-example loss.
+        inputs: made up.
+        targets: of the inputs.
+        keys: of the entries, for dropout.
+
+    Raises:
+        Refused: when the model changes in a pass, or draws at random by place.
+    """
+
+    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, _Watch, bool]:
+        with torch.no_grad(), entries(keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
+            values = loss(model(x), y)
+        watch.reads = watch.reads or memory.reads
+        return values, watch, dropout is not None and dropout.calls > 0
+
+    forward(inputs, targets)  # what is computed once and kept, as a table of positions, is there afterwards
+    before = _state(model)
+    first, watch, draws = forward(inputs, targets)
+    forward(inputs.flip(0), targets.flip(0))
+    after = _state(model)
+    again, _, _ = forward(inputs, targets)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    if changed:
+        raise Refused(
+            f"a forward pass in training mode must change nothing, got another {changed[0]} after one: it would be "
+            "released without noise, and carry one example into another's gradient; take a layer without statistics, "
+            "or put that module in evaluation mode"
+        )
+    if watch.random or not _alike(first, again):
+        what = f"by {watch.random}" if watch.random else "differently in two equal passes"
+        raise Refused(
+            f"a model must draw nothing at random but dropout, got a layer that does ({what}): draws depend on an "
+            "example's place in its batch, and removing one example would move all others'; take torch.nn.Dropout, "
+            "or put that layer in evaluation mode"
+        )
+    return Findings(watch.reads, draws)
+
+
+class Untrained:
+    """What of a model is not trained, as it was: buffers and frozen parameters, which are released with the others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Keeps a copy."""
+        self._model, self._before = model, _untrained(model)
+
+    def check(self) -> None:
+        """Raises `Refused` where any of it has changed since."""
+        after = _untrained(self._model)
+        for name in self._before.keys() | after.keys():
+            if name not in self._before or name not in after or not _identical(self._before[name], after[name]):
+                raise Refused(
+                    f"training must change trained parameters only, got another '{name}': it was changed in forward "
+                    "passes and would be released without noise; take a layer without statistics, or put it in "
+                    "evaluation mode"
+                )
+
+
+class _Watch(TorchDispatchMode):
+    """Notes operations that draw at random, and those that hand a value to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random, self.reads = "", ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.random:
+            self.random = name
+        if name in _READS and not self.reads:
+            self.reads = name
+        return func(*args, **(kwargs or {}))
+
+
+class _WatchMemory(TorchFunctionMode):
+    """Notes functions that hand a tensor's memory to Python, or to a library that is not PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS_AS_MEMORY and not self.reads:
+            self.reads = name
+        return func(*args, **(kwargs or {}))
+
+
+def _state(model: nn.Module) -> dict[str, str]:
+    """A digest of everything that a module holds, by its place."""
+    found = {}
+    for name, module in model.named_modules():
+        for key, value in own_attributes(module).items():
+            found[f"attribute '{key}' of {_place(name, module)}"] = digest(value, strict=False)
+    for kind, tensors in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
+        for name, tensor in tensors:
+            found[f"{kind} '{name}'"] = digest(tensor)
+    return found
+
+
+def _untrained(model: nn.Module) -> dict[str, Tensor]:
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    return {name: t.detach().clone() for name, t in {**dict(model.named_buffers()), **frozen}.items()}
+
+
+def _identical(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the order in which a GPU adds up; exactly where nothing is random about that."""
+    if a.shape != b.shape:
+        return False
+    return torch.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True) if a.is_cuda else _identical(a, b)
+
+
+def _place(name: str, module: nn.Module) -> str:
+    return f"'{name}' ({type(module).__name__})" if name else f"the model itself ({type(module).__name__})"

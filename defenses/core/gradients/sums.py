@@ -1,0 +1,69 @@
+"""From per-example gradients to clipped sums: query, encode, bound, add up. The reference for every faster way.
+
+Guarantee:
+    Each example adds to a block what `Bound` lets through of it, and nothing else; a non-finite row adds zero, by
+    itself. Sums accumulate in float64, so the order of micro-batches shows in the last digits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..plan.bound import finite_rows
+from ..plan.defense import StepPlan
+from ..plan.query import Gradients
+
+
+def contributions(plan: StepPlan, gradients: Gradients) -> tuple[Float[Tensor, "rows _"], ...]:
+    """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block."""
+
+    @cache
+    def finite(point: Tensor | None) -> Tensor:
+        return finite_rows(gradients(point))
+
+    return tuple(block.bound(block.codec.encode(block.query(finite))) for block in plan.blocks)
+
+
+def added_up(plan: StepPlan, gradients: Gradients) -> tuple[Tensor, ...]:
+    """The float64 sum of one micro-batch's contributions to each block: private."""
+    return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients))
+
+
+def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.device) -> tuple[Tensor, ...]:
+    """The sum over micro-batches of each block, before any noise: private.
+
+    Args:
+        plan: the step's plan.
+        parts: sums of each micro-batch; empty for an empty batch.
+        device: of the result.
+
+    Returns:
+        One float64 vector [size] per block, to which noise may be added in place.
+    """
+    if len(parts) == 1:
+        return tuple(part.double() for part in parts[0])
+    zeros = tuple(torch.zeros(b.codec.size, dtype=torch.float64, device=device) for b in plan.blocks)
+    for part in parts:
+        for total, summand in zip(zeros, part, strict=True):
+            total += summand
+    return zeros
+
+
+def clipped_sums(plan: StepPlan, batches: Sequence[Gradients], like: Tensor) -> tuple[Tensor, ...]:
+    """The sum of bounded contributions of each block by the reference way, for releases of given rows and for tests.
+
+    Args:
+        plan: the step's plan.
+        batches: gradients of each micro-batch; empty for an empty batch.
+        like: device and dtype of the result.
+
+    Returns:
+        One vector [size] per block.
+    """
+    sums = totals(plan, [added_up(plan, gradients) for gradients in batches], like.device)
+    return tuple(total.to(like.dtype) for total in sums)

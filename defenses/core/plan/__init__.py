@@ -1,0 +1,1 @@
+"""What is fixed before a batch is drawn: blocks, spaces, bounds, queries, and the context that methods read."""

@@ -1,0 +1,333 @@
+"""Everything that is fixed before a batch is drawn: blocks, step plans, methods, and the context they read.
+
+A defense is a method and one noise multiplier. Per step the method answers with a plan: which blocks to
+release, in which space, bounded how, at which share of the step's privacy. The engine alone touches data and
+noise.
+
+Guarantee:
+    A plan whose blocks all have a finite sensitivity, executed at noise multiplier sigma > 0, is one Gaussian
+    mechanism with multiplier sigma, whatever its blocks: block b gets noise of sigma / sqrt(share_b) times
+    its sensitivity, a record moves the whitened blocks by at most sqrt(sum_b share_b) / sigma = 1 / sigma,
+    and all blocks see one batch.
+    Relation: add or remove one record (for fixed-size samplers, its replacement by one that contributes
+    zero). Assumes that plan and state depend on public things and past releases only; `Context` holds nothing
+    else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..gradients.reference import Layout
+from ..privacy.keys import keyed
+from .bound import Bound
+from .codec import Codec
+from .post import Post, identity
+from .public import PublicRows, disjoint, draw
+from .query import Query, gradient
+
+State = Any
+"""What a method remembers between steps: None, numbers, strings, tensors; tuples, lists, dicts of those."""
+
+
+LEAST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-6, 1e9
+"""Noise multipliers that are not 0 lie between these: less noise than that is lost among the digits of a sum."""
+
+
+def checked_multiplier(value: float) -> float:
+    """A noise multiplier that can be drawn with and charged: exactly 0, or a number of a size that floats can add.
+
+    Args:
+        value: noise standard deviation / sensitivity.
+
+    Raises:
+        ValueError: for anything else: NaN, infinity, a negative number, or one so small that no noise would be drawn.
+    """
+    plain = float(value)  # a subclass may compare as one number and multiply as another
+    if plain != 0 and not LEAST_MULTIPLIER <= plain <= LARGEST_MULTIPLIER:  # false for NaN
+        raise ValueError(
+            f"noise_multiplier must be 0 for no noise, or in [{LEAST_MULTIPLIER:g}, {LARGEST_MULTIPLIER:g}], "
+            f"got {value}"
+        )
+    return plain
+
+
+def seed_from(*parts: object) -> int:
+    """A 63-bit seed that is a pure function of its parts, the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One released sum: sum over examples of bound(encode(query(example))), plus noise.
+
+    Attributes:
+        codec: the space it is released in.
+        bound: the L2 bound of one example's contribution, taken in that space.
+        share: fraction of the step's 1 / sigma^2 that this block spends; all blocks of a plan sum to 1.
+        query: what is asked of each example.
+        updates: whether the decoded block is part of the update (a count, say, is not).
+    """
+
+    codec: Codec
+    bound: Bound
+    share: float = 1.0
+    query: Query = gradient
+    updates: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", float(self.share))
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
+
+    def noise_std(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise on each released value, in the block's own units."""
+        return checked_multiplier(noise_multiplier) / math.sqrt(self.share) * self.bound.norm
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """All blocks of one step, and what happens to the update after the noise.
+
+    Attributes:
+        blocks: released from one and the same batch.
+        post: map of the noisy update after its division by the expected batch.
+        remarks: what a record of the run should say about this plan, as "rank_lowered_to_15".
+    """
+
+    blocks: tuple[Block, ...]
+    post: Post = identity
+    remarks: tuple[str, ...] = ()
+
+    def __init__(self, *blocks: Block, post: Post = identity, remarks: tuple[str, ...] = ()) -> None:
+        """Collects the blocks.
+
+        Raises:
+            ValueError: when there is no block that updates, when shares do not sum to 1, or when dimensions
+                disagree.
+        """
+        if not any(block.updates for block in blocks):
+            raise ValueError("a plan must have at least one block with updates=True, got none")
+        total = math.fsum(block.share for block in blocks)
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"the shares of a plan's blocks must sum to 1, got {total}")
+        if len({block.codec.dim for block in blocks if block.updates}) > 1:
+            raise ValueError("all updating blocks of a plan must decode to the same dimension")
+        object.__setattr__(self, "blocks", tuple(blocks))
+        object.__setattr__(self, "post", post)
+        object.__setattr__(self, "remarks", remarks)
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest norm of one record's whitened contribution at noise multiplier 1: one, or infinite."""
+        if any(math.isinf(block.bound.sensitivity) for block in self.blocks):
+            return math.inf
+        return math.sqrt(math.fsum(block.share for block in self.blocks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a method may look at when it plans a step: public things and past releases, nothing else.
+
+    Attributes:
+        step: number of the step, from 0.
+        steps: planned number of steps.
+        steps_per_epoch: steps in which every example is expected once.
+        layout: names and shapes behind the flat vectors.
+        dim: length of the flat vectors.
+        parameters: the current parameters [dim] (themselves a function of releases); None outside of
+            training.
+        update: the last update [dim] that the optimizer got; None before the first.
+        expected_batch: the public constant that sums are divided by.
+        seed: key of the public randomness.
+        public: per-example gradients on public data; None where there are no public data.
+        one_off: executes a plan on all the data at once and charges it; None where nothing can be released.
+        device: where the vectors live.
+    """
+
+    step: int
+    steps: int
+    dim: int = 0
+    layout: Layout = field(default_factory=lambda: Layout((), ()))
+    steps_per_epoch: int = 1
+    parameters: Float[Tensor, " dim"] | None = None
+    update: Float[Tensor, " dim"] | None = None
+    expected_batch: float = 1.0
+    seed: int = 0
+    public: PublicRows | None = None
+    one_off: Callable[[StepPlan, float], tuple[Tensor, ...]] | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        if not self.layout.names:
+            object.__setattr__(self, "layout", Layout.flat(self.dim))
+        object.__setattr__(self, "dim", self.layout.dim)
+        if not 0 <= self.step < self.steps:
+            raise ValueError(f"step must be in [0, {self.steps}), got {self.step}")
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch this step is in, from 0."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def epochs(self) -> int:
+        """Planned number of epochs, a begun one counted whole."""
+        return -(-self.steps // self.steps_per_epoch)
+
+    def coins(self, number: int | str) -> torch.Generator:
+        """Public randomness: a fresh CPU generator, a pure function of seed and `number` (an epoch, usually).
+
+        A run that is resumed draws the same mask, and so does anybody who knows the seed.
+        """
+        return keyed(seed_from(self.seed, "coins", number))
+
+    @property
+    def public_size(self) -> int:
+        """Number of public examples.
+
+        Raises:
+            ValueError: when the run has no public data.
+        """
+        return self._public.size
+
+    def public_rows(self, n: int, *, block: int | None = None) -> Float[Tensor, "n dim"]:
+        """Per-example gradients on `n` public examples at the current parameters.
+
+        Args:
+            n: how many.
+            block: which of the disjoint blocks of `n` that the pool is cut into; None draws fresh ones at random, which
+                other steps may draw too.
+
+        Raises:
+            ValueError: when the run has no public data, or too few examples of them.
+        """
+        public, needed = self._public, n * (1 if block is None else block + 1)
+        if needed > public.size:
+            raise ValueError(f"public data must have at least {needed} examples, got {public.size}")
+        if block is None:
+            return public(draw(n, public.size, self.coins(f"public {self.step}")))
+        return public(disjoint(n, block, public.size, seed_from(self.seed, "public order")))
+
+    @property
+    def _public(self) -> PublicRows:
+        if self.public is None:
+            raise ValueError("this method needs public data, got none; pass public=(inputs, labels)")
+        return self.public
+
+    def release(self, plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
+        """A release of its own, for `start`: one plan on all the data, with its own noise, charged without sampling.
+
+        Args:
+            plan: fixed by public things, as every plan.
+            noise_multiplier: of this release as one Gaussian; the defense's own is for the steps. 0 adds no noise, and
+                then nothing is proved.
+
+        Returns:
+            The undivided noisy sum of each block.
+
+        Raises:
+            ValueError: where there are no data to release anything from, or for a multiplier that is none.
+        """
+        if self.one_off is None:
+            raise ValueError("a release of its own needs data, and this context has none; it works inside train")
+        return self.one_off(plan, checked_multiplier(noise_multiplier))
+
+    def at(self, step: int, **changes: Any) -> Context:
+        """This context at another step."""
+        return replace(self, step=step, **changes)
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A defense's algorithm: three functions over a plain state. It never sees private data or raw sums."""
+
+    def start(self, context: Context) -> State:
+        """The state before the first step."""
+        ...
+
+    def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
+        """The plan of this step, before its batch is drawn."""
+        ...
+
+    def observe(
+        self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
+    ) -> State:
+        """The state after the step, from its noisy blocks (undivided) and its update: releases only."""
+        ...
+
+
+class Stateless:
+    """A method without memory: its plan is a function of the context alone."""
+
+    def plan(self, context: Context) -> StepPlan:
+        """The plan of this step, before its batch is drawn."""
+        raise NotImplementedError(f"{type(self).__name__} must define plan(context)")
+
+
+@dataclass(frozen=True)
+class Defense:
+    """A method and its one noise multiplier.
+
+    Attributes:
+        method: the algorithm.
+        noise_multiplier: noise standard deviation / sensitivity of every step; 0 adds no noise; None means
+            that it is yet to be calibrated, and training refuses.
+        name: what records and tables call it.
+    """
+
+    method: Method | Stateless
+    noise_multiplier: float | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.noise_multiplier is not None:
+            object.__setattr__(self, "noise_multiplier", checked_multiplier(self.noise_multiplier))
+        if not self.name:
+            words = type(self.method).__name__
+            object.__setattr__(self, "name", "".join(f"_{c.lower()}" if c.isupper() else c for c in words).strip("_"))
+
+    def with_noise(self, noise_multiplier: float) -> Defense:
+        """The same method at another noise multiplier."""
+        return replace(self, noise_multiplier=noise_multiplier)
+
+    @cached_property
+    def calibrated_multiplier(self) -> float:
+        """The noise multiplier, if there is one.
+
+        Raises:
+            ValueError: when the defense has not been calibrated.
+        """
+        if self.noise_multiplier is None:
+            raise ValueError(
+                f"noise_multiplier of '{self.name}' must be set before it runs, got None; "
+                "give one, or use "
+                "defenses.core.calibrate(defense, epsilon=..., delta=..., sampling=..., steps=...)"
+            )
+        return self.noise_multiplier
+
+    def start(self, context: Context) -> State:
+        """The method's state before the first step."""
+        return None if isinstance(self.method, Stateless) else self.method.start(context)
+
+    def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
+        """The plan of this step."""
+        if isinstance(self.method, Stateless):
+            return state, self.method.plan(context)
+        return self.method.plan(state, context)
+
+    def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
+        """The method's state after the step."""
+        if isinstance(self.method, Stateless):
+            return state
+        return self.method.observe(state, context, noisy, update)

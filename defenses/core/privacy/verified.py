@@ -1,0 +1,106 @@
+"""What a claim rests on beyond the mathematics, and which parts of a run are ours, so that it can say which are not.
+
+A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Ours is held
+to that by tests. Anybody may write a codec, a bound or a source of noise of their own, and no code can check what it
+does: a codec may count the rows, or give back in `decode` what it saw in `encode`. So exact types are compared, and
+whatever else took part is named in the claim, in the record and on the board. A method and an optimizer are handed
+public things and releases alone, but one of somebody's own may know the data from elsewhere: ours, and PyTorch's, are
+known by their package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..plan.bound import Bound
+from ..plan.codec import Complement, Coordinates, Everything, Subspace
+from ..plan.defense import Block, Defense, StepPlan
+from ..plan.post import Identity, Keep, Offset, Project
+from ..plan.query import Gradient, GradientDifference, NormWithin
+from ..training.augment import CropAndFlip
+from ..training.sampling import Sampling
+from .noise import PhiloxNoise, SecureNoise
+
+_PACKAGE = __name__.partition(".")[0]
+_BY_PACKAGE = {"method": f"{_PACKAGE}.", "optimizer": "torch.optim."}
+_OURS: dict[str, tuple[type, ...]] = {
+    "defense": (Defense,),
+    "plan": (StepPlan,),
+    "block": (Block,),
+    "codec": (Everything, Coordinates, Subspace, Complement),
+    "bound": (Bound,),
+    "query": (Gradient, GradientDifference, NormWithin),
+    "post": (Identity, Project, Keep, Offset),
+    "noise": (PhiloxNoise, SecureNoise, type(None)),
+    "augmentation": (CropAndFlip, type(None)),
+    "sampling": (Sampling,),
+}
+
+
+_OF_NOISE = {
+    "seeded": "the noise follows from a seed: the claim holds for nobody who knows or guesses it",
+    "os": "nobody tells the stream of the generator Philox, under a key from the operating system, from fair bits; "
+    "sums are those of exact arithmetic up to float32 rounding",
+    "secure": "the operating system's random bits are fair and independent",
+}
+
+
+def assumptions(noise: str, sampling: Sampling, *, key_given: bool, public_used: bool) -> tuple[str, ...]:
+    """What the guarantee of a run assumes, a sentence each.
+
+    Args:
+        noise: kind of the noise that was drawn; "none" where none was.
+        sampling: the sampler.
+        key_given: whether its key was given, and not drawn from the operating system.
+        public_used: whether public examples were read.
+    """
+    found = [_OF_NOISE[noise]] if noise != "none" else []
+    if sampling.kind == "poisson" and sampling.rate < 1:
+        found.append(
+            "the sampler's key was given: amplification protects from nobody who knows it"
+            if key_given
+            else "the sampler's key, drawn from the operating system, stays secret"
+        )
+    if public_used:
+        found.append("the public examples are public, and tell nothing of the private ones")
+    return tuple(found)
+
+
+def unverified(**parts: object) -> dict[str, str]:
+    """What took part and is not ours.
+
+    Args:
+        parts: of a run, by role: `noise`, `augmentation`, `sampling`, `optimizer`, `defense`, or a `plan` with
+            all that is in it.
+
+    Returns:
+        Mark of a record, as `unverified_codec` -> a sentence for the claim.
+    """
+    found = {}
+    for role, part in _roles(parts):
+        kind = type(part)
+        package = _BY_PACKAGE.get(role)
+        known = kind in _OURS.get(role, ()) or (package is not None and f"{kind.__module__}.".startswith(package))
+        if not known:
+            found[f"unverified_{role}"] = (
+                f"{role} {kind.__qualname__} (of {kind.__module__}) is none of leakbench's: "
+                "that it does what the claim assumes of it is not checked"
+            )
+    return found
+
+
+def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
+    for role, part in parts.items():
+        yield role, part
+        if role == "defense" and isinstance(part, Defense):
+            yield "method", part.method
+        if role == "plan" and isinstance(part, StepPlan):
+            for block in part.blocks:
+                yield from (("block", block), ("codec", block.codec), ("bound", block.bound), ("query", block.query))
+                if isinstance(block.codec, Complement):
+                    yield "codec", block.codec.subspace
+            if isinstance(part.post, Project):
+                yield "codec", part.post.subspace
+            if isinstance(part.post, Keep):
+                yield "codec", part.post.coordinates
+            yield "post", part.post

@@ -1,0 +1,95 @@
+"""An interrupted run on disk: written atomically, read back without unpickling more than our own classes.
+
+A checkpoint is as private as the data: it holds the sampler's key and the noise generator's state, so that a
+resumed run goes on exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..plan import bound, codec, defense, post, query
+from ..privacy import ledger
+from . import sampling, transcript
+
+_KIND = b"leakbench checkpoint "
+_MAGIC = _KIND + b"4\n"
+_OURS = [
+    bound.Bound,
+    codec.Everything,
+    codec.Coordinates,
+    codec.Subspace,
+    codec.Complement,
+    defense.Block,
+    defense.StepPlan,
+    ledger.Entry,
+    post.Identity,
+    post.Project,
+    post.Keep,
+    post.Offset,
+    query.Gradient,
+    query.GradientDifference,
+    query.NormWithin,
+    sampling.Sampling,
+    transcript.Step,
+]
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint so that a crash leaves either the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    memory = io.BytesIO()
+    torch.save(content, memory)
+    payload = memory.getbuffer()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(payload).digest())
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path, *, fingerprint: str) -> dict[str, Any]:
+    """Reads a checkpoint back, through torch's restricted loader.
+
+    Args:
+        path: the file.
+        fingerprint: of the run that wants to resume.
+
+    Raises:
+        ValueError: when the file is torn or changed, holds something else, or belongs to another run.
+    """
+    raw = path.read_bytes()
+    head, payload = raw[: len(_MAGIC) + 32], raw[len(_MAGIC) + 32 :]
+    if raw.startswith(_KIND) and not raw.startswith(_MAGIC):
+        raise ValueError(f"checkpoint {path} must be one of this version of leakbench; delete it to start afresh")
+    # The digest first: torch's reader lets flipped bits in tensors pass, and a wrong ledger is a wrong claim.
+    if head != _MAGIC + hashlib.sha256(payload).digest():
+        raise ValueError(f"checkpoint {path} must be a complete file of ours; delete it to start afresh")
+    try:
+        with torch.serialization.safe_globals(_OURS):
+            content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"checkpoint {path} must hold tensors, numbers and classes of defenses.core only; "
+            "a run whose plans use other classes cannot keep them in it: run it with observer='final'"
+        ) from error
+    if content["fingerprint"] != fingerprint:
+        raise ValueError(
+            f"checkpoint {path} belongs to another run (model, data, defense or settings differ); "
+            "delete it or name another file"
+        )
+    return content

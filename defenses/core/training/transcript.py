@@ -1,0 +1,109 @@
+"""What each observer of a training run could see, step by step.
+
+`final` sees the last model, `iterates` every model, `updates` every noisy block as it was released: the one
+that composition accounting is about. The transcript holds public things only; who took part in a step is not
+in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for by number, and the
+transcript says so: half a transcript would make an attack look weak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..gradients.reference import Layout
+from ..plan.defense import StepPlan
+
+Observer = Literal["final", "iterates", "updates"]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step as an observer saw it.
+
+    Attributes:
+        step: number of the step, from 0.
+        parameters: the model before the step [dim].
+        noise_multiplier: of the step.
+        divisor: expected batch, the public constant that sums were divided by.
+        sample_rate: chance that an example took part.
+        plan: the plan that was executed; None for `iterates`.
+        noisy: undivided noisy sum of each block; None for `iterates`.
+    """
+
+    step: int
+    parameters: Float[Tensor, " dim"]
+    noise_multiplier: float
+    divisor: float
+    sample_rate: float
+    plan: StepPlan | None = None
+    noisy: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class Transcript:
+    """The steps of a run in order.
+
+    Attributes:
+        observer: how much was recorded.
+        layout: names and shapes behind the flat vectors.
+        always: numbers of the steps that are kept whatever their size.
+        only: numbers of the other steps to keep; None for all of them.
+        memory: bytes that these may take; None for any number.
+        steps: empty for `final`.
+        truncated: whether some of them are missing.
+    """
+
+    observer: Observer
+    layout: Layout
+    always: frozenset[int] = frozenset()
+    only: frozenset[int] | None = None
+    memory: int | None = None
+    steps: list[Step] = field(default_factory=list)
+    truncated: bool = False
+    _taken: int = 0
+
+    def record(self, step: Step) -> None:
+        """Keeps what this observer sees of a step."""
+        if self.observer == "final":
+            return
+        if self.observer == "iterates":
+            step = Step(step.step, step.parameters, step.noise_multiplier, step.divisor, step.sample_rate)
+        if step.step not in self.always:
+            if self.only is not None and step.step not in self.only:
+                return
+            if self.memory is not None:
+                self._taken += size_of(step)
+                self.truncated = self._taken > self.memory
+                if self.truncated:
+                    return
+        self.steps.append(step)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"steps": self.steps, "truncated": self.truncated, "taken": self._taken}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.steps, self.truncated, self._taken = state["steps"], state["truncated"], state["taken"]
+
+
+def size_of(step: Step) -> int:
+    """Bytes of all tensors behind a step, its plan's masks and bases included, each storage once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
+    return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from _tensors(getattr(value, part.name))

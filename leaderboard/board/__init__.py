@@ -1,0 +1,1 @@
+"""Rows, aggregates and controls, from records alone."""

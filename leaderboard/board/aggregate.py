@@ -1,0 +1,223 @@
+"""Means over seeds with their intervals, and the worst case over attacks.
+
+Two rules keep the numbers honest. The strongest attack is a maximum over everything that was tried, so the
+intervals of all attacks compared are simultaneous (Bonferroni over the number of looks): [largest low end,
+largest high end] then covers the strongest. And what was not measured has no value, never 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from scipy import stats
+
+from ..metrics import METRICS
+from ..records.fields import Metric
+from ..records.record import Record
+
+
+class BoardError(ValueError):
+    """These records cannot be shown as one board."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One defense against one attack (or its utility, without one) at one task, over seeds.
+
+    Attributes:
+        kind: as in the records.
+        attack: the attack's label, with settings where attacks of one name differ; None for utility.
+        noise: reconstruction only: "none" is the release without its noise.
+        records: the "ok" record of each seed.
+    """
+
+    kind: Literal["utility", "membership", "reconstruction"]
+    attack: str | None
+    noise: str | None
+    records: Mapping[int, Record]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number of the board: a mean over seeds, or the worst such mean over attacks.
+
+    Attributes:
+        metric: the name it has in the records.
+        value: mean over the seeds measured; None when there is none.
+        low: lower end of the interval, 95 % simultaneous over `looks`; None without an interval.
+        high: upper end.
+        seeds: the seeds measured.
+        looks: how many attacks were compared.
+        attack: the attack the value belongs to.
+        interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
+        reason: why there is no value or no interval, or what the value leaves out.
+    """
+
+    metric: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    seeds: tuple[int, ...] = ()
+    looks: int = 1
+    attack: str | None = None
+    interval: Literal["seeds", "own"] | None = None
+    reason: str | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of seeds behind the value."""
+        return len(self.seeds)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, where there is one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def words(self, digits: int) -> str:
+        """The value with its interval, as "0.93 [0.91, 0.95]"; n/a where there is no value.
+
+        Args:
+            digits: behind the point.
+        """
+        if self.value is None:
+            return "n/a"
+        value = f"{self.value:.{digits}f}"
+        return value if self.ends is None else f"{value} [{self.ends[0]:.{digits}f}, {self.ends[1]:.{digits}f}]"
+
+
+def over_seeds(name: str, cell: Cell, *, looks: int = 1) -> Estimate:
+    """The mean of a metric over the seeds of a cell, with a 95 % interval.
+
+    The interval is Student's t over seeds. With one seed, or with seeds that agree to the last digit (where t
+    would claim certainty), it is the mean of the records' own intervals, widened for `looks` as a normal one
+    would be. Both are clipped to the metric's range.
+
+    Args:
+        name: the metric.
+        cell: its records.
+        looks: number of simultaneous intervals.
+
+    Returns:
+        The estimate; its value is None, with a reason, when no record has one.
+    """
+    metrics = {seed: record.metrics.get(name) for seed, record in sorted(cell.records.items())}
+    measured = {seed: m for seed, m in metrics.items() if m is not None and m.value is not None}
+    gaps = _gaps(name, metrics)
+    if not measured:
+        reason = gaps or f"no {cell.kind} record"
+        return Estimate(metric=name, value=None, attack=cell.attack, looks=looks, reason=reason)
+    values = [m.value for m in measured.values() if m.value is not None]
+    center = min(max(fmean(values), min(values)), max(values))  # rounding must not leave the values' range
+    ends, kind = student(values, looks=looks), "seeds"
+    if ends is None:
+        ends, kind = _own_interval(list(measured.values()), looks), "own"
+    if ends is None:
+        why = next((m.reason for m in measured.values() if m.low is None and m.reason), None)
+        gaps = gaps or why or "no interval: the records give none"
+        kind = None
+    low, high = _clip(name, ends) if ends else (None, None)
+    return Estimate(
+        metric=name, value=center, low=low, high=high, seeds=tuple(measured),
+        looks=looks, attack=cell.attack, interval=kind, reason=gaps,
+    )  # fmt: skip
+
+
+def worst_case(name: str, cells: list[Cell], *, missing: str) -> Estimate:
+    """The strongest attack's mean, with an interval that covers the strongest whichever it is.
+
+    Args:
+        name: a metric; `better` in its records says which direction is bad for the defense.
+        cells: one for each attack compared.
+        missing: the reason to give when there is nothing to compare.
+
+    Returns:
+        The estimate, of the attack with the worst mean; [low, high] is over all attacks.
+    """
+    looks = sum(over_seeds(name, cell).value is not None for cell in cells)
+    if not looks:
+        reasons = [over_seeds(name, cell).reason for cell in cells]
+        reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing
+        return Estimate(metric=name, value=None, reason=reason)
+    found = [over_seeds(name, cell, looks=looks) for cell in cells]
+    found = [estimate for estimate in found if estimate.value is not None]
+    sign = 1 if _better(name, cells) == "lower" else -1
+    strongest = max(found, key=lambda e: (sign * (e.value or 0.0), sign * _pessimistic(e, sign)))
+    low, high, interval, reason = None, None, None, strongest.reason
+    if all(e.low is not None for e in found):
+        pick = max if sign > 0 else min
+        low = pick(e.low for e in found if e.low is not None)
+        high = pick(e.high for e in found if e.high is not None)
+        interval = strongest.interval
+    elif strongest.low is not None:
+        without = next(e.attack for e in found if e.low is None)
+        reason = f"no interval: {without} was compared too and has none"
+    return Estimate(
+        metric=name, value=strongest.value, low=low, high=high, seeds=strongest.seeds,
+        looks=looks, attack=strongest.attack, interval=interval, reason=reason,
+    )  # fmt: skip
+
+
+def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | None:
+    """The two-sided 95 % t interval of a mean, simultaneous over `looks`.
+
+    Args:
+        values: one for each seed.
+        looks: number of simultaneous intervals (Bonferroni).
+
+    Returns:
+        Its ends; None for fewer than two values or equal ones.
+    """
+    if len(values) < 2 or (spread := stdev(values)) == 0:
+        return None
+    half = float(stats.t.ppf(1 - 0.025 / looks, len(values) - 1)) * spread / len(values) ** 0.5
+    return fmean(values) - half, fmean(values) + half
+
+
+def _pessimistic(estimate: Estimate, sign: int) -> float:
+    end = estimate.high if sign > 0 else estimate.low
+    return end if end is not None else (estimate.value or 0.0)
+
+
+def _better(name: str, cells: list[Cell]) -> str:
+    if name in METRICS:
+        return METRICS[name].better
+    said = {r.metrics[name].better for cell in cells for r in cell.records.values() if name in r.metrics}
+    if len(said) > 1:
+        raise BoardError(f"metric {name!r} must have one direction, its records say both higher and lower")
+    return said.pop()
+
+
+def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | None:
+    ends = [(m.value, m.low, m.high) for m in metrics]
+    widen = float(stats.norm.ppf(1 - 0.025 / looks) / stats.norm.ppf(0.975))
+    lows, highs = [], []
+    for value, low, high in ends:
+        if value is None or low is None or high is None:
+            return None
+        # An interval may end at its own estimate, as at 0 or 1; widening must not turn it inside out.
+        lows.append(min(low, value - widen * (value - low)))
+        highs.append(max(high, value + widen * (high - value)))
+    return fmean(lows), fmean(highs)
+
+
+def _clip(name: str, ends: tuple[float, float]) -> tuple[float, float]:
+    known = METRICS.get(name)
+    return ends if known is None else (known.clip(ends[0]), known.clip(ends[1]))
+
+
+def _gaps(name: str, metrics: Mapping[int, Metric | None]) -> str | None:
+    """Which seeds lack the metric and why, one clause for each reason."""
+    seeds_of: dict[str, list[int]] = {}
+    for seed, metric in metrics.items():
+        if metric is None:
+            seeds_of.setdefault(f"{name} is not among the metrics recorded", []).append(seed)
+        elif metric.value is None:
+            seeds_of.setdefault(metric.reason or "not measured", []).append(seed)
+    if len(seeds_of) == 1 and len(next(iter(seeds_of.values()))) == len(metrics):
+        return next(iter(seeds_of))
+    return "; ".join(f"seed {_join(seeds)}: {why}" for why, seeds in seeds_of.items()) or None
+
+
+def _join(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds))

@@ -1,0 +1,72 @@
+"""Whether records can stand in one table: attacked by the same attacks, trained on the same deal of data, by one code.
+
+A folder may hold several requests of one suite, and each of them can be complete while the defenses in it were not
+treated alike: by `--set`, a changed suite file, or another version of the code for a part of the seeds.
+"""
+
+from collections.abc import Iterable
+
+from ..records.labels import key_of
+from ..records.record import Record
+
+TASK = (
+    "model_settings", "model_digest", "private", "candidates", "non_member", "public", "optimizer", "schedule",
+    "sampling",
+)  # fmt: skip
+"""What a suite decides for all of its defenses; the rest of a task is theirs to override."""
+
+SHARE = ("data", "model", "model_settings", "model_digest", "step", "steps", "batch", "images")
+"""What it decides about shared updates."""
+
+
+def faced(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
+    """The attacks that were run, also those that failed: (kind, name) by all of their settings.
+
+    One that was skipped, as where an extra is not installed, tried nothing; what cannot be run in any row divides none.
+
+    Args:
+        records: of one row, of any status.
+    """
+    found = {}
+    for record in records:
+        if record.attack is not None and record.status != "skipped":
+            share = {key: record.task.get(key) for key in SHARE} if record.kind == "reconstruction" else None
+            key = key_of((record.kind, record.attack.name, record.attack.settings, share))
+            found[key] = (record.kind, record.attack.name)
+    return found
+
+
+def dealt_alike(records: Iterable[Record]) -> bool:
+    """Whether all were trained on as many examples with the same model, and those of one seed on the same examples.
+
+    Args:
+        records: of one section.
+    """
+    tasks = [(record.seed, record.task) for record in records if record.kind != "reconstruction"]
+    tables = {key_of({key: task.get(key) for key in TASK}) for _, task in tasks}
+    deals = {(seed, task.get("digest")) for seed, task in tasks}
+    return len(tables) <= 1 and len(deals) == len({seed for seed, _ in deals})
+
+
+def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
+    """What differs in the code that gave the numbers of a suite, in words, by suites of which any differs.
+
+    A package that some lack is no difference, as when records are kept; settings of a defense may be tuned by
+    themselves.
+
+    Args:
+        records: of a board; those without numbers do not count.
+    """
+    found: dict[str, dict[str, set[str]]] = {}
+    for record in records:
+        if record.status == "ok":
+            origin = record.provenance
+            code = {"leakbench": f"{origin.version}, source {origin.source[:12]}", **origin.versions}
+            code |= {f"the code of {name}": digest[:12] for name, digest in origin.third_party.items()}
+            for name, value in code.items():
+                found.setdefault(record.suite, {}).setdefault(name, set()).add(value)
+    words = {
+        suite: [f"{name} {' and '.join(sorted(values))}" for name, values in sorted(code.items()) if len(values) > 1]
+        for suite, code in found.items()
+    }
+    return {suite: differing for suite, differing in words.items() if differing}

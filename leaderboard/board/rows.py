@@ -1,0 +1,367 @@
+"""Sorts records into the rows of a board: one for each suite, defense with its settings, budget and task.
+
+Reconstruction has a task of its own (one shared update of a fresh model), so its records join the rows of the
+same suite, defense, budget and control. What a seed decides (hashes of its split) does not divide a row, and
+neither does the suite's digest, because adding a cell to a suite changes no other cell.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..records.fields import Claim, MethodUsed
+from ..records.folder import Completeness
+from ..records.labels import differences, key_of, public, without
+from ..records.manifest import Expected, belongs
+from ..records.record import Record
+from .aggregate import BoardError, Cell, Estimate, worst_case
+from .comparable import dealt_alike, faced, mixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What the records say about one defense at one budget and task.
+
+    Attributes:
+        suite: its name.
+        defense: name and full settings.
+        budget: as asked for.
+        task: resolved, without what a seed decides; of the reconstruction when nothing else was run.
+        control: whether the row must leak ("positive"), must not ("negative"), or is a contestant (None).
+        details: settings, budget and task in words, as far as rows of this defense differ in them.
+        variant: the same without the budget, so that rows of one variant differ in their budgets alone.
+        claim: the largest claim of its records; None when there is none.
+        noise_multiplier: noise std / sensitivity; None when not recorded or not one number.
+        cells: all that was measured.
+        accuracy: utility on held-out data.
+        auc: worst-case membership, area under the ROC curve.
+        tpr: worst-case membership, true positive rate at 1 % false positive rate.
+        psnr_free: worst-case reconstruction from a release without its noise, dB.
+        psnr_noisy: worst-case reconstruction at the calibrated noise, dB.
+        floor: PSNR of the mean public image, which needs no update at all, dB.
+        flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks,
+            uneven_tasks, mixed_code, claims_differ.
+        unranked: its records that failed or were skipped.
+        missing: cells that were asked for and have no record.
+        lacks: kinds of attack of which something failed or is missing, so that the worst case is at least what is seen.
+        rank: place among the contestants of its section, from 1; None where it has none.
+        unplaced: why it has no rank; empty for controls and ranked rows.
+    """
+
+    suite: str
+    defense: MethodUsed
+    budget: Mapping[str, Any]
+    task: Mapping[str, Any]
+    control: Literal["positive", "negative"] | None
+    details: str
+    variant: str
+    claim: Claim | None
+    noise_multiplier: float | None
+    cells: tuple[Cell, ...]
+    accuracy: Estimate
+    auc: Estimate
+    tpr: Estimate
+    psnr_free: Estimate
+    psnr_noisy: Estimate
+    floor: Estimate
+    flags: tuple[str, ...]
+    unranked: tuple[Record, ...]
+    missing: tuple[Expected, ...] = ()
+    lacks: frozenset[str] = frozenset()
+    rank: int | None = None
+    unplaced: str = ""
+
+    @property
+    def section(self) -> tuple[str, str, str]:
+        """Rows are comparable inside one suite, data set and model; a defense may override the rest."""
+        return self.suite, str(self.task.get("data", "")), str(self.task.get("model", ""))
+
+    @property
+    def method(self) -> str:
+        """The defense as far as it has settings of its own, whatever the budget."""
+        return self.defense.name + (f" ({self.variant})" if self.variant else "")
+
+    @property
+    def label(self) -> str:
+        """The row in words."""
+        control = f" ({self.control} control)" if self.control else ""
+        return self.defense.name + (f" ({self.details})" if self.details else "") + control
+
+    @property
+    def records(self) -> list[Record]:
+        """The records that count, each once."""
+        return [record for cell in self.cells for record in cell.records.values()]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Every seed that any cell was measured with."""
+        return tuple(sorted({record.seed for record in self.records}))
+
+    def order(self) -> tuple[Any, ...]:
+        """Sort key: section, contestants before controls, what can be ranked, finite epsilon, the pessimistic AUC."""
+        finite = self.claim is not None and self.claim.epsilon is not None
+        value = math.inf if self.auc.value is None else self.auc.value
+        high = value if self.auc.high is None else self.auc.high
+        place = [None, "positive", "negative"].index(self.control)
+        return (*self.section, place, bool(self.unplaced), not finite, high, value, self.defense.name, self.details)
+
+
+def rows_from(records: Iterable[Record], complete: Completeness | None = None) -> list[Row]:
+    """Groups records into rows, in the order of the board.
+
+    Args:
+        records: of any number of suites.
+        complete: what they are held against; nothing is ranked where it is None or knows nothing.
+
+    Returns:
+        The rows that have at least one "ok" record, sorted.
+
+    Raises:
+        BoardError: one cell and seed was recorded twice.
+    """
+    records = list(records)
+    known = Completeness() if complete is None else complete
+    lacking = [(manifest.suite, cell) for manifest, cells in known.missing(records) for cell in cells]
+    uncovered = {record.id for record in known.uncovered(records)}
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        secure = record.noise == "secure"  # another draw of everything, so another row
+        who = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control, secure)
+        groups.setdefault(key_of(who), []).append(record)
+    drafts = [draft for group in groups.values() for draft in _drafts(group)]
+    families: dict[tuple[str, ...], list[_Draft]] = {}
+    for draft in drafts:
+        # A control is told from a contestant by its mark, so it needs no details on account of one.
+        key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
+        families.setdefault(key, []).append(draft)
+    rows = [row for family in families.values() for row in _finish(family)]
+    rows = placed([_held_against(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))])
+    return rows
+
+
+def placed(rows: Iterable[Row]) -> list[Row]:
+    """Rows in the order of the board, those that can be ranked with their rank in their section."""
+    found, ranks = [], Counter()
+    for row in sorted(rows, key=Row.order):
+        if row.control is None and not row.unplaced:
+            ranks[row.section] += 1
+            row = replace(row, rank=ranks[row.section])
+        found.append(row)
+    return found
+
+
+def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
+    """Rows with the flags that come from the others of their section: other seeds, attacks, data, or code."""
+    sections: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.control is None:
+            sections.setdefault(row.section, []).append(row)
+    dealt = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
+    uneven = {key for key, records in dealt.items() if not dealt_alike(records)}
+    found = []
+    for row in rows:
+        others = sections.get(row.section, []) if row.control is None else []
+        flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
+        if any(set(other.seeds) - set(row.seeds) for other in others):
+            flags["uneven_seeds"] = None
+        tried = {key: attack for other in others for key, attack in faced([*other.records, *other.unranked]).items()}
+        if absent := tried.keys() - faced([*row.records, *row.unranked]).keys():
+            flags["uneven_attacks"] = None
+            lacks |= {tried[key][0] for key in absent}
+        if row.control is None and row.section in uneven:
+            flags["uneven_tasks"] = None
+        if row.suite in mixed_suites:
+            flags["mixed_code"] = None
+        found.append(replace(row, flags=tuple(flags), lacks=frozenset(lacks)))
+    return found
+
+
+def _held_against(
+    row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
+) -> Row:
+    """A row with what it lacks, and why it cannot be ranked."""
+    first = row.records[0]
+    missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, dict(row.task)))
+    flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))
+    why = ""
+    if missing:
+        why = f"{len(missing)} of its cells have no record"
+    elif "incomplete" in flags:
+        why = "some of its cells failed"
+    elif "uneven_attacks" in flags:
+        why = "other defenses were attacked by more"
+    elif "uneven_seeds" in flags:
+        why = "not everything was measured with the same seeds"
+    elif "uneven_tasks" in flags:
+        why = "rows of this table were not trained on the same examples and model"
+    elif "mixed_code" in flags:
+        why = "records of its suite are of different code"
+    elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):
+        why = "whether its cells are complete is unknown: no manifest of a run lists them"
+    lacks = row.lacks | {cell.kind for cell in missing}
+    unplaced = why if row.control is None else ""
+    return replace(row, flags=tuple(flags), missing=missing, lacks=lacks, unplaced=unplaced)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    first: Record
+    task: dict[str, Any]
+    ok: list[Record]
+    unranked: list[Record]
+
+    @property
+    def suite(self) -> str:
+        return self.first.suite
+
+    @property
+    def name(self) -> str:
+        return self.first.defense.name
+
+    @property
+    def data(self) -> str:
+        return str(self.task.get("data", ""))
+
+    @property
+    def model(self) -> str:
+        return str(self.task.get("model", ""))
+
+
+def _drafts(group: list[Record]) -> list[_Draft]:
+    """Splits the records of one defense by training task; reconstruction joins each of them."""
+    ok = [record for record in group if record.status == "ok"]
+    rest = [record for record in group if record.status != "ok"]
+    shared = [record for record in ok if record.kind == "reconstruction"]
+    trained: dict[str, list[Record]] = {}
+    for record in ok:
+        if record.kind != "reconstruction":
+            trained.setdefault(key_of(public(record.task)), []).append(record)
+    if not trained and shared:
+        task = without(public(shared[0].task), "noise")
+        return [_Draft(first=shared[0], task=task, ok=shared, unranked=rest)]
+    drafts = []
+    for key, own in trained.items():
+        # A cell may fail before its task is resolved; it then counts against every row it may belong to.
+        others = trained.keys() - {key}
+        failed = [r for r in rest if r.kind == "reconstruction" or key_of(public(r.task)) not in others]
+        drafts.append(_Draft(first=own[0], task=public(own[0].task), ok=own + shared, unranked=failed))
+    return drafts
+
+
+def _finish(family: list[_Draft]) -> list[Row]:
+    parts = [
+        differences([draft.first.defense.settings for draft in family]),
+        differences([draft.first.budget for draft in family]),
+        differences([{"noise": "secure"} if any(r.noise == "secure" for r in d.ok) else {} for d in family]),
+        differences([without(draft.task, "data", "model") for draft in family]),
+    ]
+    details = [", ".join(filter(None, words)) for words in zip(*parts, strict=True)]
+    variants = [", ".join(filter(None, (words[0], *words[2:]))) for words in zip(*parts, strict=True)]
+    return [_row(draft, *words) for draft, *words in zip(family, details, variants, strict=True)]
+
+
+def _row(draft: _Draft, details: str, variant: str) -> Row:
+    cells = _cells(draft.ok)
+    membership = [cell for cell in cells if cell.kind == "membership"]
+    images = [cell for cell in cells if cell.kind == "reconstruction"]
+    free = [cell for cell in images if cell.noise == "none"]
+    noisy = [cell for cell in images if cell.noise != "none"]
+    why = {kind: _why_missing(kind, draft.unranked) for kind in ("utility", "membership", "reconstruction")}
+    why_free, why_noisy = (_why_missing("reconstruction", draft.unranked, n) for n in ("none", "calibrated"))
+    multipliers = {r.noise_multiplier for r in draft.ok if r.kind != "reconstruction"}
+    if multipliers == {0.0}:
+        why_noisy = "this defense adds no noise"
+    psnr_free = worst_case("psnr", free, missing=why_free)
+    psnr_noisy = worst_case("psnr", noisy, missing=why_noisy)
+    # Where attacks see several shared tasks, their labels differ, and so do the images and their floor.
+    floor_of = [cell for cell in images if cell.attack == (psnr_free.attack or psnr_noisy.attack)]
+    claim, differ = _claim(draft.ok)
+    flags = dict.fromkeys(flag for record in draft.ok + draft.unranked for flag in record.flags)
+    if any(record.status == "failed" for record in draft.unranked):
+        flags["incomplete"] = None
+    if any(len({tuple(cell.records) for cell in cells if cell.kind == kind}) > 1 for kind in why):
+        flags["uneven_seeds"] = None
+    if differ:
+        flags["claims_differ"] = None
+    return Row(
+        suite=draft.suite,
+        defense=draft.first.defense,
+        budget=draft.first.budget,
+        task=draft.task,
+        control=draft.first.control,
+        details=details,
+        variant=variant,
+        claim=claim,
+        noise_multiplier=multipliers.pop() if len(multipliers) == 1 else None,
+        cells=tuple(cells),
+        accuracy=worst_case("accuracy", [c for c in cells if c.kind == "utility"], missing=why["utility"]),
+        auc=worst_case("auc", membership, missing=why["membership"]),
+        tpr=worst_case("tpr_at_1pct_fpr", membership, missing=why["membership"]),
+        psnr_free=psnr_free,
+        psnr_noisy=psnr_noisy,
+        floor=worst_case("psnr_floor", floor_of[:1], missing=why["reconstruction"]),
+        flags=tuple(flags),
+        unranked=tuple(draft.unranked),
+        lacks=frozenset(record.kind for record in draft.unranked if record.status == "failed"),
+    )
+
+
+def _cells(records: list[Record]) -> list[Cell]:
+    """One cell for each attack (with its settings, and its shared task), each with its seeds in order."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        attack = None if record.attack is None else (record.attack.name, record.attack.settings)
+        task = public(record.task) if record.kind == "reconstruction" else None
+        found.setdefault(key_of((record.kind, attack, task)), []).append(record)
+    groups = list(found.values())
+    labels = _attack_labels([group[0] for group in groups])
+    cells = []
+    for group, label in zip(groups, labels, strict=True):
+        seeds: dict[int, Record] = {}
+        for record in sorted(group, key=lambda record: record.seed):
+            if (other := seeds.setdefault(record.seed, record)) is not record:
+                cell = f"{record.defense.name} x {label or record.kind}, seed {record.seed}"
+                raise BoardError(
+                    f"{cell} is recorded twice, as {other.id} (code {other.provenance.code}) "
+                    f"and {record.id} (code {record.provenance.code}); remove one"
+                )
+        noise = group[0].task.get("noise") if group[0].kind == "reconstruction" else None
+        cells.append(Cell(kind=group[0].kind, attack=label, noise=noise, records=seeds))
+    return cells
+
+
+def _attack_labels(firsts: list[Record]) -> list[str | None]:
+    """The attacks' names, with what tells them apart where a name occurs more than once."""
+    labels: list[str | None] = [None] * len(firsts)
+    same: dict[tuple[str, str], list[int]] = {}
+    for i, record in enumerate(firsts):
+        if record.attack is not None:
+            same.setdefault((record.kind, record.attack.name), []).append(i)
+    for (kind, name), places in same.items():
+        settings = differences([a.settings for i in places if (a := firsts[i].attack) is not None])
+        tasks = [without(public(firsts[i].task), "noise") for i in places]
+        extra = differences(tasks) if kind == "reconstruction" else [""] * len(places)
+        for i, words in zip(places, zip(settings, extra, strict=True), strict=True):
+            text = ", ".join(filter(None, words))
+            labels[i] = f"{name} ({text})" if text else name
+    return labels
+
+
+def _claim(records: list[Record]) -> tuple[Claim | None, bool]:
+    """The largest claim, and whether claims differ; the training's, not that of a simulated update."""
+    order = {"utility": 0, "membership": 0, "reconstruction": 1}
+    rank = [(order[r.kind] + (r.task.get("noise") == "none"), r.claim) for r in records if r.claim]
+    claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]
+    if not claims:
+        return None, False
+    largest = max(claims, key=lambda claim: math.inf if claim.epsilon is None else claim.epsilon)
+    return largest, len({(claim.epsilon, claim.delta) for claim in claims}) > 1
+
+
+def _why_missing(kind: str, unranked: list[Record], noise: str | None = None) -> str:
+    of_kind = [r for r in unranked if r.kind == kind and (noise is None or r.task.get("noise", noise) == noise)]
+    reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)
+    what = {"none": "noise-free ", "calibrated": "noisy ", None: ""}[noise] + kind
+    return "; ".join(reasons) or f"no {what} record"

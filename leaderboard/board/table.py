@@ -1,0 +1,266 @@
+"""The board: which defense keeps what secret, at what cost, from records alone.
+
+One row for each suite, defense with settings, budget and task; worst case over attacks, means over seeds. A
+board says on top when its controls fail or a claim was violated, and shows what was not measured as n/a.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..records.folder import Completeness, Verify, read_folder
+from ..records.record import Record
+from . import text_formats as forms
+from .aggregate import BoardError, Cell, Estimate, over_seeds
+from .content import Sheet, alarms, gaps, sheet
+from .controls import ControlResult, Violation, check_controls, find_violations
+from .rows import Row, rows_from
+
+__all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
+
+_ESTIMATES = {
+    "accuracy": "accuracy",
+    "auc": "auc",
+    "tpr": "tpr_at_1pct_fpr",
+    "psnr_free": "psnr_without_noise",
+    "psnr_noisy": "psnr_with_noise",
+    "floor": "psnr_floor",
+}
+
+
+@dataclass(frozen=True)
+class Board:
+    """A leaderboard.
+
+    Attributes:
+        rows: sorted: contestants before controls, what can be ranked before what cannot, finite epsilon first, then by
+            the pessimistic (high) end of the worst-case AUC; what has no AUC comes after what has.
+        controls: what every control had to show, and whether it did.
+        violations: records whose claim was refuted.
+        unranked: records that failed or were skipped.
+        gaps: what is missing and the command that computes it, or that completeness is unknown; a sentence each.
+    """
+
+    rows: tuple[Row, ...]
+    controls: tuple[ControlResult, ...]
+    violations: tuple[Violation, ...]
+    unranked: tuple[Record, ...]
+    gaps: tuple[str, ...] = ()
+
+    @classmethod
+    def from_records(cls, records: Iterable[Record], complete: Completeness | None = None) -> "Board":
+        """Makes the board.
+
+        Args:
+            records: of any number of suites, each once.
+            complete: what they are held against, as `read_folder` finds it; nothing is ranked without it.
+
+        Returns:
+            The board; it may have no rows, when everything failed.
+
+        Raises:
+            BoardError: there are no records, two have one id, or one cell and seed was recorded twice.
+        """
+        records = sorted(records, key=_place)
+        if not records:
+            raise BoardError("records must not be empty: run a suite first")
+        identifier, count = Counter(record.id for record in records).most_common(1)[0]
+        if count > 1:
+            raise BoardError(f"records must differ in id, {identifier} is there {count} times; remove the copies")
+        rows = rows_from(records, complete)
+        return cls(
+            rows=tuple(rows),
+            controls=check_controls(rows, records),
+            violations=find_violations(records),
+            unranked=tuple(record for record in records if record.status != "ok"),
+            gaps=tuple(gaps(records, complete or Completeness())),
+        )
+
+    @classmethod
+    def from_folder(cls, results: str | os.PathLike[str], verify: Verify | None = None) -> "Board":
+        """The board of a folder of results, held against the arrays and the manifests that lie there.
+
+        Args:
+            results: the run's output.
+            verify: also recomputes numbers from scores.
+        """
+        folder = read_folder(results, verify)
+        return cls.from_records(folder.records, folder.complete)
+
+    @property
+    def trustworthy(self) -> bool:
+        """Whether there are controls and all of them show what they must."""
+        return bool(self.controls) and all(control.ok for control in self.controls)
+
+    def to_text(self, *, width: int | None = None, color: bool = False) -> str:
+        """The board for a terminal.
+
+        Args:
+            width: columns to fill; the terminal's own by default, 100 where there is none.
+            color: whether to write ANSI codes.
+
+        Returns:
+            Lines of text.
+        """
+        columns = width if width is not None else shutil.get_terminal_size((100, 24)).columns
+        return forms.text(self._sheet(), width=columns, color=color)
+
+    def to_markdown(self) -> str:
+        """The board as GitHub-flavoured Markdown."""
+        return forms.markdown(self._sheet())
+
+    def to_latex(self) -> str:
+        r"""The board as a LaTeX fragment that needs no package."""
+        return forms.latex(self._sheet())
+
+    def to_csv(self) -> str:
+        """The rows as CSV: one number a column, empty where not measured, `inf` for an infinite epsilon.
+
+        The first column says in every row whether the controls held, so that no row is read without it.
+        """
+        verdict = "held" if self.trustworthy else "FAILED" if self.controls else "none"
+        lines = [{"controls": verdict, **_flat(row)} for row in self.rows]
+        file = io.StringIO()
+        names = list(lines[0]) if lines else ["controls"]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return file.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The board as plain JSON values, every attack included; infinite epsilon is None with its reason."""
+        return {
+            "banner": alarms(self.controls, self.violations, self.gaps),
+            "trustworthy": self.trustworthy,
+            "gaps": list(self.gaps),
+            "controls": [dataclasses.asdict(control) for control in self.controls],
+            "violations": [dataclasses.asdict(violation) for violation in self.violations],
+            "rows": [_tree(row) for row in self.rows],
+            "unranked": [
+                {
+                    "id": record.id,
+                    "suite": record.suite,
+                    "defense": dataclasses.asdict(record.defense),
+                    "attack": record.attack and dataclasses.asdict(record.attack),
+                    "kind": record.kind,
+                    "task": record.task,
+                    "seed": record.seed,
+                    "status": record.status,
+                    "reason": record.reason,
+                }
+                for record in self.unranked
+            ],
+        }
+
+    def _sheet(self) -> Sheet:
+        return sheet(
+            self.rows,
+            controls=self.controls,
+            violations=self.violations,
+            unranked=self.unranked,
+            gaps=self.gaps,
+        )
+
+
+def _place(record: Record) -> tuple[str, str, str, int, str]:
+    """Where a record stands among all, so that a board is the same for records in any order."""
+    attack = record.attack.name if record.attack else ""
+    return record.suite, record.defense.name, attack, record.seed, record.id
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    claim = row.claim
+    line: dict[str, Any] = {
+        "suite": row.suite,
+        "rank": row.rank,
+        "rank_reason": row.unplaced or None,
+        "defense": row.defense.name,
+        "settings": _json(row.defense.settings),
+        "budget": _json(row.budget),
+        "task": _json(row.task),
+        "control": row.control,
+        "epsilon": None if claim is None else "inf" if claim.epsilon is None else claim.epsilon,
+        "epsilon_rdp": claim and claim.epsilon_rdp,
+        "epsilon_as_if_poisson": claim and claim.as_if_poisson,
+        "delta": claim and claim.delta,
+        "relation": claim and claim.relation,
+        "sampling": claim and claim.sampling,
+        "accountant": claim and claim.accountant,
+        "epsilon_reason": _epsilon_reason(row),
+        "epsilon_assumes": "; ".join(row.claim.assumes) if row.claim else None,
+        "epsilon_unverified": "; ".join(row.claim.unverified) if row.claim else None,
+        "noise_multiplier": row.noise_multiplier,
+    }
+    for attribute, name in _ESTIMATES.items():
+        estimate: Estimate = getattr(row, attribute)
+        line |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        line |= {
+            f"{name}_n": estimate.n,
+            f"{name}_attack": estimate.attack,
+            f"{name}_reason": estimate.reason,
+        }
+    statuses = Counter(record.status for record in row.unranked)
+    line |= {"failed": statuses["failed"], "skipped": statuses["skipped"], "missing": len(row.missing)}
+    line["at_least"] = " ".join(sorted(row.lacks & {"membership", "reconstruction"}))
+    line |= {"seeds": " ".join(map(str, row.seeds)), "flags": " ".join(row.flags)}
+    return line
+
+
+def _tree(row: Row) -> dict[str, Any]:
+    return {
+        "label": row.label,
+        "suite": row.suite,
+        "suite_digests": sorted({record.suite_digest for record in row.records}),
+        "defense": dataclasses.asdict(row.defense),
+        "budget": dict(row.budget),
+        "task": dict(row.task),
+        "control": row.control,
+        "rank": row.rank,
+        "rank_reason": row.unplaced or None,
+        "at_least": sorted(row.lacks & {"membership", "reconstruction"}),
+        "missing": [cell.id for cell in row.missing],
+        "epsilon": row.claim and row.claim.epsilon,
+        "epsilon_reason": _epsilon_reason(row),
+        "claim": row.claim and dataclasses.asdict(row.claim),
+        "noise_multiplier": row.noise_multiplier,
+        **{name: _estimate(getattr(row, attribute)) for attribute, name in _ESTIMATES.items()},
+        "attacks": [_cell(cell) for cell in row.cells],
+        "seeds": list(row.seeds),
+        "flags": list(row.flags),
+        "failed": [record.id for record in row.unranked if record.status == "failed"],
+        "skipped": [record.id for record in row.unranked if record.status == "skipped"],
+    }
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    names = dict.fromkeys(name for record in cell.records.values() for name in record.metrics)
+    first = next(iter(cell.records.values()))
+    return {
+        "kind": cell.kind,
+        "attack": cell.attack,
+        "settings": first.attack and first.attack.settings,
+        "requires": first.requires,
+        "noise": cell.noise,
+        "metrics": {name: _estimate(over_seeds(name, cell)) for name in names},
+        "records": [record.id for record in cell.records.values()],
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    tree = dataclasses.asdict(estimate)
+    return {**tree, "seeds": list(estimate.seeds), "n": estimate.n}
+
+
+def _epsilon_reason(row: Row) -> str | None:
+    return "no claim in these records" if row.claim is None else row.claim.reason
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

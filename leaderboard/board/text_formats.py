@@ -1,0 +1,174 @@
+"""The written forms of a sheet: text for terminals, Markdown, LaTeX without packages."""
+
+import io
+import re
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from .content import COLUMNS, MEMBERSHIP, RECONSTRUCTION, SUPERSCRIPTS, Cell, Sheet, superscript
+
+# Words; they may wrap. All other columns are numbers, which may not.
+_LEFT = ("defense", "attack", "flags")
+
+
+def text(page: Sheet, *, width: int, color: bool = False) -> str:
+    """Lays the sheet out for a terminal: one table where it fits, else two halves, else also two-line cells.
+
+    Args:
+        page: the board in words.
+        width: of the terminal, characters; exceeded rather than cutting a number short.
+        color: whether to write ANSI codes.
+
+    Returns:
+        Lines, the last one ended.
+    """
+    layouts = [((COLUMNS,), " "), ((MEMBERSHIP, RECONSTRUCTION), " "), ((MEMBERSHIP, RECONSTRUCTION), "\n")]
+    ruler = Console(width=1000, file=io.StringIO())
+    tables: list[tuple[str, list[Table]]] = []
+    need = width
+    for halves, joint in layouts:
+        tables = [
+            (title, [_table(page, rows, columns, joint) for columns in halves if _says(rows, columns)])
+            for title, rows in page.sections
+        ]
+        need = max([1, *(Measurement.get(ruler, ruler.options, t).minimum for _, ts in tables for t in ts)])
+        if need <= width:
+            break
+    console = Console(
+        width=max(width, need),
+        file=io.StringIO(),
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for alarm in page.alarms:
+        console.print(Text(f"!! {alarm}", style="bold red"))
+    for title, parts in tables:
+        console.print(Text(title, style="bold"))
+        for part in parts:
+            # Rich asks for less than it lays out; what is left is to overrun the terminal rather than to lose a column.
+            console.print(part, crop=False)
+            console.print()
+    for line in _under(page):
+        console.print(Text(line))
+    written = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    return "\n".join(line.rstrip() for line in written.splitlines()) + "\n"
+
+
+def markdown(page: Sheet) -> str:
+    """Writes the sheet as GitHub-flavoured Markdown.
+
+    Args:
+        page: the board in words.
+
+    Returns:
+        The document.
+    """
+    lines = [line for alarm in page.alarms for line in (f"> **{_md(alarm)}**", "")]
+    for title, rows in page.sections:
+        columns = _used(rows)
+        lines += [f"### {_md(title)}", ""]
+        lines.append("| " + " | ".join(_md(" ".join(page.headers[c])) for c in columns) + " |")
+        lines.append("|" + "|".join(" :-- " if c in _LEFT else " --: " for c in columns) + "|")
+        lines += ["| " + " | ".join(_md(" ".join(row[c])) for c in columns) + " |" for row in rows]
+        lines.append("")
+    lines += [f"- {_md(line)}" for line in _under(page)]
+    return "\n".join(lines) + "\n"
+
+
+def latex(page: Sheet) -> str:
+    r"""Writes the sheet as `tabular`s and paragraphs that need no package.
+
+    Args:
+        page: the board in words.
+
+    Returns:
+        A fragment to `\input`.
+    """
+    lines = ["{\\footnotesize"]
+    lines += [f"\\noindent\\textbf{{{_tex(alarm)}}}\\par\\medskip" for alarm in page.alarms]
+    for title, rows in page.sections:
+        columns = _used(rows)
+        lines.append(f"\\noindent\\textbf{{{_tex(title)}}}\\par\\smallskip")
+        lines.append(f"\\noindent\\begin{{tabular}}{{{''.join('l' if c in _LEFT else 'r' for c in columns)}}}")
+        lines.append("\\hline")
+        lines += [" & ".join(_tex(" ".join(page.headers[c])) for c in columns) + r" \\", "\\hline"]
+        lines += [" & ".join(_tex(" ".join(row[c])) for c in columns) + r" \\" for row in rows]
+        lines += ["\\hline", "\\end{tabular}\\par\\medskip"]
+    lines += [f"\\noindent {_tex(line)}\\par" for line in _under(page)]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _under(page: Sheet) -> list[str]:
+    notes = [f"{superscript(i)} {reason}" for i, reason in enumerate(page.footnotes, start=1)]
+    return [*notes, *page.notes, *(["Not ranked:"] if page.unranked else []), *page.unranked]
+
+
+def _says(rows: list[dict[str, Cell]], columns: tuple[str, ...]) -> bool:
+    """Whether part of a table has anything to say beside its row names."""
+    return any(row[column] != ("",) for row in rows for column in columns[1:])
+
+
+def _used(rows: list[dict[str, Cell]]) -> list[str]:
+    return [column for column in COLUMNS if column != "flags" or _says(rows, ("defense", "flags"))]
+
+
+def _table(page: Sheet, rows: list[dict[str, Cell]], columns: tuple[str, ...], joint: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0), header_style="bold")
+    used = [column for column in columns if column in _used(rows)]
+    texts = [[_joined(row[column], joint, column) for column in used] for row in rows]
+    for i, column in enumerate(used):
+        header = Text("\n".join(page.headers[column]))
+        lines = [line for cell in (header, *(row[i] for row in texts)) for line in cell.plain.split("\n")]
+        words = [word for line in lines for word in line.split()] if column in _LEFT else lines
+        longest = max(map(cell_len, words))
+        table.add_column(
+            header,
+            justify="left" if column in _LEFT else "right",
+            # rich would rather cut a cell than the terminal's edge; a number must stay whole.
+            min_width=min(longest, 24 if joint == " " else 16) if column in _LEFT else longest,
+            overflow="fold",
+        )
+    for row, cells in zip(rows, texts, strict=True):
+        violated = any("CLAIM VIOLATED" in part for part in row["flags"])
+        table.add_row(*cells, style="bold red" if violated else "")
+    return table
+
+
+def _joined(cell: Cell, joint: str, column: str) -> Text:
+    words = list(cell)
+    if joint == "\n" and column in _LEFT and len(words[0]) > 14:
+        # Names are one word; the underscore nearest the middle is where they may break.
+        middle = len(words[0]) / 2
+        if places := [m.end() for m in re.finditer("_", words[0])]:
+            at = min(places, key=lambda place: abs(place - middle))
+            words[0] = f"{words[0][:at]}\n{words[0][at:]}"
+    return Text(joint.join(words))
+
+
+def _md(words: str) -> str:
+    return re.sub(r"([\\|`*<>])", r"\\\1", " ".join(words.split()))
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "ε": r"$\varepsilon$", "δ": r"$\delta$",
+    "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
+    "∞": r"$\infty$", "≥": r"$\ge$", "≤": r"$\le$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$", "·": r"$\cdot$", "\N{EN DASH}": "--",
+    # After the end of a row these two would be read as the arguments of its line break.
+    "[": "{[}", "*": "{*}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"\\textsuperscript{{{i}}}" for i, character in enumerate(SUPERSCRIPTS)},
+}  # fmt: skip
+
+
+def _tex(words: str) -> str:
+    return "".join(_TEX.get(character, character) for character in " ".join(words.split()))

@@ -1,0 +1,1 @@
+"""The page of a run: tables, plots and pictures in one file."""

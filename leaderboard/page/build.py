@@ -1,0 +1,238 @@
+"""The page of a run: one HTML file that works without a network, with the board as CSV and JSON beside it.
+
+Everything on it is from the records and the arrays beside them, and the same records give the same bytes. Records may
+come from others, so every word of theirs is escaped, none of it is in a script, and no link leads where a record says;
+a content security policy forbids the page to load anything at all.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ..board.content import Footnotes, alarms, needs_words, powerless, shared_words, sizes_words
+from ..board.rows import Row
+from ..board.table import Board
+from ..records.files import write_bytes
+from ..records.folder import Verify, read_folder
+from ..records.record import Record, RecordError
+from . import remarks
+from .figures import Figure, figures
+from .plots import styles
+from .reconstructions import Exhibit, Purse, Shot, exhibits
+from .tables import FLAGS, Section, sections
+
+PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
+
+MANY = 12
+"""So many rows, and there is a box to filter them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """The first picture of the run, and what each method's release lets an attack make of it."""
+
+    original: str
+    title: str
+    attack: str
+    shots: tuple[tuple[str, str, Shot], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A section of the board with its plots and pictures."""
+
+    section: Section
+    figures: tuple[Figure, ...]
+    exhibits: tuple[Exhibit, ...]
+
+
+def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: Verify | None = None) -> Path:
+    """Makes the page of a run.
+
+    Args:
+        results: the run's output, with its records in `records/`, or that folder itself.
+        out: folder of the page; made when absent, and what lies there under the same names is replaced.
+        verify: also recomputes numbers from scores.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RecordError: no records, a bad one, or a bad file in `tuning/`.
+        BoardError: the records do not make a board.
+    """
+    results, out = Path(results), Path(out)
+    if out.exists() and not out.is_dir():
+        raise RecordError(f"out must be a folder, and {out} is a file; name another place")
+    folder = read_folder(results, verify)
+    records = folder.records
+    board = Board.from_records(records, folder.complete)
+    text = render(board, records, folder.path, remarks.tunings(results, records))
+    write_bytes(out / CSV, board.to_csv().encode())
+    write_bytes(out / JSON, (json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n").encode())
+    # Last, so that a page that is there has its files beside it.
+    return write_bytes(out / PAGE, text.encode())
+
+
+def render(board: Board, records: Sequence[Record], folder: Path, tunings: Sequence[remarks.Tuning] = ()) -> str:
+    """The page as HTML.
+
+    Args:
+        board: made from the records.
+        records: all of them.
+        folder: where their arrays lie.
+        tunings: searches on public data.
+
+    Returns:
+        The document.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    records = sorted(records, key=lambda record: record.id)
+    notes, purse = Footnotes(), Purse()
+    style = styles({row.method: row.defense.name for row in board.rows})
+    parts = [
+        Part(
+            section=section,
+            figures=tuple(figures(section.rows, style, section.name)),
+            exhibits=tuple(exhibits(section.rows, folder, style, notes, purse)),
+        )
+        for section in sections(board.rows, style, notes)
+    ]
+    environment = Environment(
+        loader=PackageLoader("leaderboard.page", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["breakable"] = _breakable
+    script = _file(environment, "page.js")
+    flags = {flag for row in board.rows for flag in row.flags}
+    context: dict[str, Any] = {
+        "css": Markup(_file(environment, "page.css")),  # noqa: S704 -- ours, and nothing is filled into it
+        "script": Markup(script),  # noqa: S704 -- the same
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+        "suites": list(dict.fromkeys(record.suite for record in records)),
+        "about": _about(board.rows, records),
+        "alarms": alarms(board.controls, board.violations, board.gaps),
+        "assumptions": remarks.assumptions(board.rows),
+        "controls": board.controls,
+        "powerless": [
+            (row.defense.name, attack, auc.words(2))
+            for row in board.rows
+            if row.control == "positive"
+            for attack, auc in powerless(row)
+        ],
+        "facts": _facts(board, records),
+        "opening": _opening(parts),
+        "parts": parts,
+        "many": len(board.rows) > MANY,
+        "flags": {name: meaning for name, meaning in FLAGS.items() if name in flags},
+        "notes": notes,
+        "unmeasured": remarks.unmeasured(board.unranked),
+        "needs": needs_words(records),
+        "shared": shared_words(records),
+        "sizes": sizes_words([record for row in board.rows for record in row.records]),
+        "seeded": any(record.noise == "seeded" for record in records),
+        "comparisons": remarks.comparisons(board.rows),
+        "tunings": tunings,
+        "provenance": remarks.provenance(records),
+        "records": records,
+        "csv": CSV,
+        "json": JSON,
+    }
+    return environment.get_template("page.html").render(context)
+
+
+def _breakable(name: str) -> Markup:
+    """A name that may be broken after its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
+
+
+def _file(environment: Any, name: str) -> str:
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
+    """What was trained and attacked, in a sentence or two."""
+    defenses = len({row.defense.name for row in rows if row.control is None})
+    trained = dict.fromkeys(f"{row.task.get('data', '?')} ({row.task.get('model', '?')})" for row in rows)
+    seeds = sorted({record.seed for record in records})
+    words = f"{defenses} defense{'s' if defenses != 1 else ''}"
+    if any(row.control == "positive" for row in rows):
+        words += " and a baseline that must leak"
+    words += f", trained on {_and(list(trained))}" if trained else ", none of which could be run"
+    words += f" with seed{'s' if len(seeds) > 1 else ''} {_and([str(seed) for seed in seeds])}."
+    kinds = {
+        "membership": "asked who was in the training set",
+        "reconstruction": "asked for the images behind one shared update",
+    }
+    asked = []
+    for kind, question in kinds.items():
+        done = [record for record in records if record.kind == kind and record.status == "ok"]
+        names = sorted({record.attack.name for record in done if record.attack})
+        if names:
+            asked.append(f"{_and(names)} {question}")
+    return f"{words} {_and(asked)}." if asked else f"{words} No attack was carried out."
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """Figures for a quick look: the number, its unit, and a tone where it is a verdict."""
+    held = sum(control.ok for control in board.controls)
+    attacks = {record.attack.name for record in records if record.attack}
+    claims = {row.claim.epsilon for row in board.rows if row.claim and row.control is None} - {None}
+    failed = sum(record.status == "failed" for record in records)
+    facts = [
+        (str(len({row.defense.name for row in board.rows if row.control is None})), "defenses", ""),
+        (str(len(attacks)), "attacks", ""),
+        (str(len({record.seed for record in records})), "seeds", ""),
+        (str(len(records)), "records", ""),
+        (f"{held}/{len(board.controls)}", "controls held", "good")
+        if board.trustworthy
+        else (f"{held}/{len(board.controls)}", "controls held", "bad")
+        if board.controls
+        else ("no", "controls", "bad"),
+    ]
+    if claims:
+        low, high = (f"{end:.2g}" for end in (min(e for e in claims if e), max(e for e in claims if e)))
+        facts.insert(0, (low if low == high else f"{low} to {high}", "claimed ε, where proved", ""))
+    if failed:
+        facts.append((str(failed), "records failed", "bad"))
+    return facts
+
+
+def _opening(parts: Sequence[Part]) -> Opening | None:
+    """The very first image that was attacked, and its reconstruction from each release as it would be made."""
+    for part in parts:
+        shown = sorted(
+            (e for e in part.exhibits if e.control != "negative" and e.strips[0].tiles),
+            key=lambda exhibit: exhibit.control != "positive",
+        )
+        if not shown:
+            continue
+        first = shown[0].strips[0]
+        original = first.tiles[0].original
+        shots: dict[str, tuple[str, str, Shot]] = {}  # a method with several settings is shown with its first
+        for exhibit in shown:
+            for tile in exhibit.strips[0].tiles:
+                made = [shot for shot in reversed(tile.shots) if shot.uri]
+                if tile.original == original and made:
+                    epsilon = "" if exhibit.epsilon == "n/a" else f"ε {exhibit.epsilon}"
+                    shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
+                    break
+        seen = tuple(shots.values())[:7]
+        return Opening(original=original, title=first.tiles[0].title, attack=first.attack, shots=seen)
+    return None

@@ -1,0 +1,338 @@
+"""Which numbers of a board go into which plot, and what has to be said under it.
+
+A section of the board gets: utility against leakage; where there are several budgets, accuracy against claimed epsilon
+and against the noise multiplier, with the papers' figures; and what attacks imply about epsilon against what is
+claimed. A plot that the records cannot fill is a sentence that says why. Negative controls are in no plot: their
+models never saw the members.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
+
+from ..board.aggregate import Cell, Estimate, over_seeds, worst_case
+from ..board.rows import Row
+from .axes import Axis, axis_over
+from .plots import Point, marker, scatter
+
+Style = Mapping[str, tuple[int, str]]
+
+WIDE, NARROW = (620.0, 430.0), (358.0, 350.0)
+"""Every plot is drawn for two widths of the page, because letters shrink with a drawing."""
+
+IMPLIED = "implied_epsilon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One plot with what belongs to it.
+
+    Attributes:
+        name: unique on the page.
+        title: what it shows.
+        wide: the drawing; None when there is nothing to draw, and the caption says why.
+        narrow: the same for narrow pages.
+        legend: mark and meaning.
+        caption: sentences.
+        headers: of the table of its numbers; empty without one.
+        numbers: rows of that table.
+    """
+
+    name: str
+    title: str
+    wide: Markup | None = None
+    narrow: Markup | None = None
+    legend: tuple[tuple[Markup, str], ...] = ()
+    caption: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    numbers: tuple[tuple[str, ...], ...] = ()
+
+
+def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
+    """The plots of one section.
+
+    Args:
+        rows: of the section.
+        style: method -> (colour, marker), the same in all sections.
+        name: unique on the page; a prefix of the plots' names.
+
+    Returns:
+        Two to four of them.
+    """
+    shown = [row for row in rows if row.control != "negative"]
+    drawn = [_trade_off(shown, style, f"{name}-trade")]
+    by_auc = any(row.auc.value is not None for row in shown)
+    if by_auc and len({row.claim.epsilon for row in shown if row.claim} - {None}) > 1:
+        drawn.append(_against_epsilon(shown, style, f"{name}-epsilon"))
+    if len({row.noise_multiplier for row in shown} - {None, 0.0}) > 1:
+        drawn.append(_against_noise(shown, style, f"{name}-noise"))
+    return [*drawn, _implied(shown, style, f"{name}-implied")]
+
+
+def epsilon_words(row: Row, digits: int = 2) -> str:
+    """The claimed epsilon of a row, as a reader is used to it.
+
+    Args:
+        row: of the board.
+        digits: behind the point.
+    """
+    if row.claim is None:
+        return "n/a"
+    return "∞" if row.claim.epsilon is None else f"{row.claim.epsilon:.{digits}f}"
+
+
+def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
+    if not any(row.auc.value is not None for row in rows):
+        figure = _against_epsilon(rows, style, name)
+        remark = "No membership attack was run, so the claim stands where its success would be."
+        return Figure(**{**vars(figure), "title": "Utility against claimed ε", "caption": (remark, *figure.caption)})
+    kept = [row for row in rows if row.auc.value is not None and row.accuracy.value is not None]
+    points = [
+        _point(row, row.auc.value, row.accuracy, x_ends=row.auc.ends, label=_label(row, rows), path=_path(row))
+        for row in kept
+        if row.auc.value is not None
+    ]
+    x = axis_over("worst-case AUC of membership attacks", [0.5, *_ends(row.auc for row in kept)], least=0, most=1)
+    caption = [
+        "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC is simultaneous over "
+        "the attacks compared, so its value need not lie in the middle. An outline alone has no proved ε.",
+    ]
+    return _figure(
+        name, "Utility against leakage", points, x, _accuracy_axis(points), style, caption + _left_out(rows, kept),
+        chance=0.5,
+    )  # fmt: skip
+
+
+def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
+    kept = [row for row in rows if row.claim is not None and row.accuracy.value is not None]
+    points = [_point(row, _claimed(row), row.accuracy, path=_path(row)) for row in kept]
+    x = _epsilon_axis(points)
+    caption = ["Bars are 95 % intervals. The claim is exact accounting of the steps taken, so it has none."]
+    title = "Accuracy against claimed ε"
+    said = caption + _left_out(rows, kept)
+    return _figure(name, title, points, x, _accuracy_axis(points), style, said, dodge=True)
+
+
+def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
+    kept = [row for row in rows if row.noise_multiplier and row.accuracy.value is not None]
+    ours = [
+        _point(row, row.noise_multiplier, row.accuracy, path=_path(row), hollow=False)
+        for row in kept
+        if row.noise_multiplier
+    ]
+    theirs = _reported(kept)
+    caption = ["Bars are 95 % intervals."]
+    if theirs:
+        caption.append("Outlines are figures that papers report for the same setting; their sources are listed below.")
+    x = axis_over("noise multiplier (noise std / sensitivity)", [point.x for point in ours], log=True)
+    title = "Accuracy against the noise multiplier"
+    points = [*ours, *theirs]
+    said = caption + _left_out(rows, kept, noise=True)
+    return _figure(name, title, points, x, _accuracy_axis(points), style, said, dodge=True)
+
+
+def _reported(rows: Sequence[Row]) -> list[Point]:
+    """The papers' accuracies, at the noise of the rows they belong to."""
+    points = []
+    for row in rows:
+        utility = [r for cell in row.cells if cell.kind == "utility" for r in cell.records.values()]
+        figures = dict.fromkeys((f.value, f.source) for r in utility for f in r.reported if f.metric == "accuracy")
+        points += [
+            Point(
+                x=row.noise_multiplier or 0.0,
+                y=value,
+                series=row.method,
+                title=f"{row.label}: accuracy {value:g} reported in {source}",
+                path=f"reported {_path(row)}",
+                hollow=True,
+            )
+            for value, source in figures
+            if 0 <= value <= 1
+        ]
+    return points
+
+
+def _implied(rows: Sequence[Row], style: Style, name: str) -> Figure:
+    """Epsilon that the attacks' scores imply, against the claim that they must not exceed."""
+    title = "Empirical against claimed ε"
+    found = {i: _implied_by(row) for i, row in enumerate(rows)}
+    told = sorted({cell.attack or "" for row in rows for cell in row.cells if _knows_participation(cell)})
+    aside = []
+    if told:
+        names = ", ".join(told)
+        aside.append(f"Told who took part, so not comparable with a claim that sampling amplifies: {names}.")
+    kept = [(row, found[i]) for i, row in enumerate(rows) if found[i].value is not None and row.claim is not None]
+    if not kept:
+        reasons = dict.fromkeys(estimate.reason or "" for estimate in found.values())
+        why = "; ".join(filter(None, reasons)) or "there are no rows"
+        return Figure(name=name, title=title, caption=(f"Not shown: {why}.", *aside))
+    points = [
+        Point(
+            x=_claimed(row),
+            y=estimate.value or 0.0,
+            y_ends=estimate.ends,
+            series=row.method,
+            label=_label(row, rows, with_epsilon=False),
+            title=f"{row.label}: implied ε {estimate.words(2)} by {estimate.attack}, claimed ε {epsilon_words(row)}",
+            hollow=math.isinf(_claimed(row)),
+        )
+        for row, estimate in kept
+    ]
+    y = axis_over("ε implied by the strongest attack", [0.0, *(v for p in points for v in _y_values(p))], least=0)
+    over = [row.label for row, estimate in kept if estimate.value is not None and estimate.value > _claimed(row)]
+    caption = [
+        "What an attack's true and false positive rates, at a threshold fixed on other candidates, imply about ε. "
+        "All scores of one run share its noise, so this is no proved lower bound, and the shaded region is where a "
+        "claim would be in doubt, not where it is refuted by proof.",
+        "Bars are 95 % intervals over seeds.",
+        f"Above the diagonal: {', '.join(over) if over else 'none'}.",
+        *aside,
+    ]
+    caption += [
+        f"Not shown: {row.label}, {found[i].reason or 'no claim'}."
+        for i, row in enumerate(rows)
+        if found[i].value is None or row.claim is None
+    ]
+    numbers = tuple(
+        (row.label, epsilon_words(row), estimate.words(2), estimate.attack or "", estimate.reason or "")
+        for row, estimate in kept
+    )
+    figure = _figure(name, title, points, _epsilon_axis(points), y, style, caption, equality=True, dodge=True)
+    headers = ("defense", "claimed ε", "implied ε", "by", "remark")
+    return Figure(**{**vars(figure), "headers": headers, "numbers": numbers})
+
+
+def _implied_by(row: Row) -> Estimate:
+    cells = [cell for cell in row.cells if cell.kind == "membership" and not _knows_participation(cell)]
+    cells = [cell for cell in cells if any(IMPLIED in record.metrics for record in cell.records.values())]
+    missing = f"no membership attack in these records has the metric {IMPLIED}"
+    worst = worst_case(IMPLIED, cells, missing=missing)
+    if worst.value is None or worst.ends is not None:
+        return worst
+    # A weak attack implies 0 with every seed, which has no spread; the strongest one's own interval is shown then.
+    strongest = next(cell for cell in cells if cell.attack == worst.attack)
+    own = over_seeds(IMPLIED, strongest, looks=worst.looks)
+    if own.ends is None:
+        return worst
+    reason = f"the interval is of {worst.attack} alone: {worst.reason}"
+    return replace(worst, low=own.low, high=own.high, interval=own.interval, reason=reason)
+
+
+def _knows_participation(cell: Cell) -> bool:
+    told = any("participation_known" in record.flags for record in cell.records.values())
+    return cell.kind == "membership" and told
+
+
+def _figure(
+    name: str,
+    title: str,
+    points: Sequence[Point],
+    x: Axis,
+    y: Axis,
+    style: Style,
+    caption: Sequence[str],
+    *,
+    chance: float | None = None,
+    equality: bool = False,
+    dodge: bool = False,
+) -> Figure:
+    if not points:
+        return Figure(name=name, title=title, caption=("Nothing to draw.", *caption))
+    series = dict.fromkeys(point.series for point in points)
+    sizes = {"wide": WIDE, "narrow": NARROW}
+    drawn = {
+        size: scatter(
+            points, x=x, y=y, style=style, title=title, name=f"{name}-{size}", width=width, height=height,
+            chance=chance, equality=equality, dodge=dodge,
+        )
+        for size, (width, height) in sizes.items()
+    }  # fmt: skip
+    if dodge:
+        caption = [*caption, "Methods at the same place are set side by side."]
+    return Figure(
+        name=name,
+        title=title,
+        wide=drawn["wide"],
+        narrow=drawn["narrow"],
+        legend=tuple((marker(*style[one]), one) for one in series),
+        caption=tuple(caption),
+    )
+
+
+def _point(
+    row: Row,
+    x: float,
+    y: Estimate,
+    *,
+    x_ends: tuple[float, float] | None = None,
+    label: str = "",
+    path: str = "",
+    hollow: bool | None = None,
+) -> Point:
+    leak = "" if row.auc.value is None else f", worst AUC {row.auc.words(2)} by {row.auc.attack}"
+    return Point(
+        x=x,
+        y=y.value or 0.0,
+        x_ends=x_ends,
+        y_ends=y.ends,
+        series=row.method,
+        label=label,
+        title=f"{row.label}: accuracy {y.words(3)}{leak}, claimed ε {epsilon_words(row)}",
+        path=path,
+        hollow=math.isinf(_claimed(row)) if hollow is None else hollow,
+    )
+
+
+def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
+    """A name where each method has one row; the budget alone where a line joins several."""
+    epsilon = f"ε {epsilon_words(row, 1)}"
+    if sum(other.method == row.method for other in rows) == 1:
+        name = row.method if len(row.method) <= 28 else row.defense.name
+        return f"{name}, {epsilon}" if with_epsilon else name
+    return epsilon if with_epsilon else ""
+
+
+def _path(row: Row) -> str:
+    """What budgets of one defense have in common."""
+    return f"{row.method} {row.control}"
+
+
+def _claimed(row: Row) -> float:
+    return math.inf if row.claim is None or row.claim.epsilon is None else row.claim.epsilon
+
+
+def _epsilon_axis(points: Sequence[Point]) -> Axis:
+    infinite = any(math.isinf(point.x) for point in points)
+    return axis_over("claimed ε", [point.x for point in points], log=True, infinity=infinite)
+
+
+def _accuracy_axis(points: Sequence[Point]) -> Axis:
+    return axis_over("accuracy on held-out data", [v for p in points for v in _y_values(p)], least=0, most=1)
+
+
+def _y_values(point: Point) -> tuple[float, ...]:
+    return (point.y, *(point.y_ends or ()))
+
+
+def _ends(estimates: Iterable[Estimate]) -> list[float]:
+    return [v for e in estimates for v in (e.value, e.low, e.high) if v is not None]
+
+
+def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) -> list[str]:
+    """Why rows are not in a plot, one sentence for each."""
+    said = []
+    for row in rows:
+        if any(row is one for one in kept):
+            continue
+        if row.accuracy.value is None:
+            why = row.accuracy.reason
+        elif noise:
+            why = "no noise multiplier above 0, or not one number"
+        elif row.claim is None:
+            why = "no claim in these records"
+        else:
+            why = row.auc.reason
+        said.append(f"Not shown: {row.label}, {why}.")
+    return said

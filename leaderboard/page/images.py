@@ -1,0 +1,172 @@
+"""True images and their reconstructions, from the arrays that lie beside the records.
+
+Each PSNR is computed again, on [0, 1] and after the same matching as in the record (least total MSE within one
+target), so that a page can say where the two disagree.
+"""
+
+import base64
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from scipy.optimize import linear_sum_assignment
+
+from ..records.files import read_bytes
+from ..records.record import Record
+
+RESOLUTION = 1e-12
+"""A smaller MSE counts as this one, which is 120 dB, as in the records."""
+
+TOLERANCE = 0.02
+"""dB between the record's mean PSNR and that of its arrays, which are stored in single precision."""
+
+
+class PictureError(ValueError):
+    """The arrays of a record cannot be shown; the message says why."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One true image, its place, and what was made of it, all on [0, 1]."""
+
+    seed: int
+    target: int
+    place: int
+    label: int
+    original: ndarray
+    found: ndarray
+    psnr: float
+
+
+def unit_images(values: ndarray, low: float, high: float) -> ndarray:
+    """Model inputs on [0, 1]; what leaves the box is clamped.
+
+    Args:
+        values: in model-input units.
+        low: the value that is black.
+        high: the value that is white.
+    """
+    return np.clip((values - low) / (high - low), 0.0, 1.0)
+
+
+def mean_squares(a: ndarray, b: ndarray) -> ndarray:
+    """Mean squared difference of every image of `a` [n, dim] to every one of `b` [m, dim], as [n, m]."""
+    # Differences rather than |a|^2 - 2ab + |b|^2, which loses all digits where the match is good.
+    return np.stack([np.square(a - one).mean(axis=1) for one in b], axis=1)
+
+
+def psnr(error: float) -> float:
+    """Peak signal-to-noise ratio, dB, of an image on [0, 1] with this mean squared error; at most 120."""
+    return -10 * math.log10(max(error, RESOLUTION))
+
+
+def png(image: ndarray) -> str:
+    """An image [channels, height, width] on [0, 1] as the URI of a PNG.
+
+    Args:
+        image: with 1 or 3 channels.
+    """
+    from PIL import Image
+
+    pixels = np.rint(image * 255).astype(np.uint8)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
+    file = io.BytesIO()
+    picture.save(file, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def pairs_of(record: Record, folder: Path) -> tuple[list[Pair], str]:
+    """The originals of a record with their reconstructions.
+
+    Args:
+        record: a reconstruction with arrays.
+        folder: where they lie.
+
+    Returns:
+        The pairs, in the order of the run, and a remark where they contradict the record; empty where not.
+
+    Raises:
+        PictureError: there are no arrays, or they are no images.
+    """
+    targets, labels, originals, found = _read(record, folder)
+    low, high = _range(record, originals)
+    originals, found = unit_images(originals, low, high), unit_images(found, low, high)
+    shape = _shape(record, originals.shape[1])
+    pairs = []
+    for target in np.unique(targets):
+        places = np.flatnonzero(targets == target)
+        costs = mean_squares(found[places], originals[places])
+        rows, columns = linear_sum_assignment(costs)
+        order = np.argsort(columns)
+        for k, i in zip(rows[order], columns[order], strict=True):
+            true, guess = originals[places[i]].reshape(shape), found[places[k]].reshape(shape)
+            decibel = psnr(float(costs[k, i]))
+            pairs.append(Pair(record.seed, int(target), int(i), int(labels[places[i]]), true, guess, decibel))
+    said = record.metrics.get("psnr")
+    again = sum(pair.psnr for pair in pairs) / len(pairs)
+    if said is not None and said.value is not None and abs(again - said.value) > TOLERANCE:
+        return pairs, (
+            f"record {record.id} says PSNR {said.value:.2f} dB, its arrays give {again:.2f} dB: do not trust this strip"
+        )
+    return pairs, ""
+
+
+def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if record.arrays is None:
+        raise PictureError("its record names no arrays")
+    path = folder / record.arrays
+    if not path.is_file():
+        raise PictureError(f"{record.arrays} is not beside its record")
+    try:
+        content = io.BytesIO(read_bytes(path, "arrays"))
+        table = pyarrow.parquet.read_table(content, columns=["target", "label", "original", "reconstruction"])
+        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        flat = {name: columns[name].flatten().to_numpy() for name in ("original", "reconstruction")}
+        targets, labels = (columns[name].to_numpy().astype(int) for name in ("target", "label"))
+        images = [flat[name].astype(float).reshape(table.num_rows, -1) for name in flat]
+    except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise PictureError(
+            f"{record.arrays} holds no images with their reconstructions ({_first_line(error)})"
+        ) from None
+    if not table.num_rows or images[0].shape != images[1].shape:
+        raise PictureError(f"{record.arrays} must have as many reconstructions as originals and at least one")
+    if not all(np.isfinite(image).all() for image in images):
+        raise PictureError(f"{record.arrays} has values that are not finite")
+    return targets, labels, images[0], images[1]
+
+
+def _range(record: Record, originals: ndarray) -> tuple[float, float]:
+    given = record.task.get("input_range")
+    if given is None:  # records without it are of data on [0, 1]
+        given = [0.0, 1.0]
+        if originals.min() < 0 or originals.max() > 1:
+            raise PictureError("its inputs leave [0, 1] and its record has no task.input_range")
+    numbers = [v for v in given if isinstance(v, int | float)] if isinstance(given, list) else []
+    if len(numbers) != 2 or not numbers[0] < numbers[1]:
+        raise PictureError(f"task.input_range must be two growing numbers, got {given}")
+    return float(numbers[0]), float(numbers[1])
+
+
+def _shape(record: Record, dim: int) -> tuple[int, int, int]:
+    """Channels, height and width; without a shape in the record, those of a square image in grey or colour."""
+    given: Any = record.task.get("input_shape")
+    if given is None:
+        # 3 is no square, so at most one of the two is possible.
+        given = next(([c, s, s] for c in (1, 3) if c * (s := math.isqrt(dim // c)) ** 2 == dim), None)
+        if given is None:
+            raise PictureError(f"{dim} numbers are no square image, and its record has no task.input_shape")
+    whole = isinstance(given, list) and len(given) == 3 and all(isinstance(n, int) and n > 0 for n in given)
+    if not whole or given[0] not in (1, 3) or math.prod(given) != dim:
+        raise PictureError(f"inputs of shape {given} with {dim} numbers are no grey or colour images")
+    return given[0], given[1], given[2]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,257 @@
+"""What a page says beside its board: the papers' figures, learning rates tuned, and where the numbers come from."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..board.aggregate import Cell, over_seeds
+from ..board.rows import Row
+from ..records.files import read_bytes
+from ..records.labels import word
+from ..records.record import Record, RecordError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A paper's figure beside ours."""
+
+    defense: str
+    setting: str
+    metric: str
+    attack: str
+    theirs: str
+    ours: str
+    difference: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """One search for training settings on public data.
+
+    Attributes:
+        title: what was tuned.
+        setting: on which data and model.
+        headers: of the grid: its settings, then accuracy, interval, n.
+        lines: of the grid, each with whether it was chosen.
+    """
+
+    title: str
+    headers: tuple[str, ...]
+    lines: tuple[tuple[tuple[str, ...], bool], ...]
+    setting: str
+
+
+def comparisons(rows: Sequence[Row]) -> list[Comparison]:
+    """Every figure of a paper beside the mean over seeds of the same metric in the same cell.
+
+    A figure for epsilon stands beside the largest claim of the cell's records.
+
+    Args:
+        rows: of the board.
+
+    Returns:
+        In the order of the board; each figure once for each cell.
+    """
+    found = []
+    for row in rows:
+        for cell in row.cells:
+            figures = dict.fromkeys(
+                (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
+            )
+            for metric, theirs, source in figures:
+                ours, difference = _beside(metric, theirs, cell)
+                found.append(
+                    Comparison(
+                        defense=row.defense.name,
+                        setting=row.details,
+                        metric=metric,
+                        attack=cell.attack or "",
+                        theirs=f"{theirs:g}",
+                        ours=ours,
+                        difference=difference,
+                        source=source,
+                    )
+                )
+    return found
+
+
+def _beside(metric: str, theirs: float, cell: Cell) -> tuple[str, str]:
+    """Our figure in words, and the difference to a paper's."""
+    if metric == "epsilon":
+        claims = [record.claim for record in cell.records.values() if record.claim is not None]
+        proved = [claim.epsilon for claim in claims if claim.epsilon is not None]
+        if not claims:
+            return "n/a: no claim in these records", "n/a"
+        if len(proved) < len(claims):
+            why = next(claim.reason for claim in claims if claim.epsilon is None)
+            return f"∞: {why}", "n/a"
+        return f"{max(proved):.3f}", f"{max(proved) - theirs:+.3f}"
+    ours = over_seeds(metric, cell)
+    if ours.value is None:
+        return f"n/a: {ours.reason}", "n/a"
+    ends = "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
+    return ours.words(3), f"{ours.value - theirs:+.3f}{ends}"
+
+
+def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the claims of a board assume or take on somebody's word: (sentence, defenses it concerns), each once.
+
+    Args:
+        rows: of the board.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.claim is not None and row.claim.epsilon is not None:
+            for sentence in (*row.claim.assumes, *(f"unverified: {words}" for words in row.claim.unverified)):
+                found.setdefault(sentence, {})[row.label] = None
+    return [(sentence, ", ".join(names)) for sentence, names in found.items()]
+
+
+def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
+    """The searches that lie in `tuning/` of a run's output and that its records rest on.
+
+    Args:
+        results: the output.
+        records: those of the page; a search that none of them names, as one of a former grid, is left out.
+
+    Returns:
+        One for each file; none without that folder.
+
+    Raises:
+        RecordError: a file is not what such a file must be.
+    """
+    used = {record.task.get("tuning_digest") for record in records}
+    paths = sorted(path for path in (results / "tuning").glob("*.json") if path.stem in used)
+    return [_tuning(path) for path in paths]
+
+
+def _tuning(path: Path) -> Tuning:
+    try:
+        data = json.loads(read_bytes(path, "tuning"))
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise RecordError(f"cannot read tuning {path}: {error}") from None
+    grid = data.get("grid") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or data.get("schema") != 2 or not isinstance(grid, list) or not grid:
+        raise RecordError(f"bad tuning {path}: it must have schema 2 and a grid; delete it and tune again")
+    if not all(isinstance(point, dict) for point in grid):
+        raise RecordError(f"bad tuning {path}: every point of its grid must be an object; delete it and tune again")
+    measured = ("accuracy", "low", "high", "n")
+    keys = tuple(dict.fromkeys(key for point in grid for key in point if key not in (*measured, "reason")))
+    choice = data.get("chosen")
+    chosen = choice if isinstance(choice, dict) else {}
+    # The point chosen agrees in every setting of the grid that the choice names.
+    named = [key for key in keys if key in chosen]
+    lines = [
+        (
+            (*(_cell(point.get(key)) for key in keys), *_accuracy(point), _cell(point.get("n"))),
+            bool(named) and all(point.get(key) == chosen[key] for key in named),
+        )
+        for point in grid
+    ]
+    title = ", ".join(filter(None, (_cell(data.get("defense")), _items(data.get("budget")))))
+    headers = (*keys, "accuracy", "95 % interval", "n")
+    return Tuning(title=title, headers=headers, lines=tuple(lines), setting=_setting(data.get("request")))
+
+
+def _setting(request: Any) -> str:
+    """Data, model and number of judging examples of a search, as far as its request says them."""
+    task = request.get("task") if isinstance(request, dict) else None
+    words = [_cell(task.get(key)) for key in ("data", "model")] if isinstance(task, dict) else []
+    if isinstance(request, dict) and isinstance(request.get("validation"), int):
+        words.append(f"judged on {request['validation']} public examples")
+    return ", ".join(filter(None, words))
+
+
+def _accuracy(point: Mapping[str, Any]) -> tuple[str, str]:
+    accuracy, low, high = (point.get(key) for key in ("accuracy", "low", "high"))
+    if not isinstance(accuracy, int | float):
+        return "n/a", _cell(point.get("reason"))
+    ends = f"[{low:.3f}, {high:.3f}]" if isinstance(low, int | float) and isinstance(high, int | float) else ""
+    return f"{accuracy:.3f}", ends
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else word(value)
+
+
+def _items(table: Any) -> str:
+    return ", ".join(f"{key} {word(value)}" for key, value in table.items()) if isinstance(table, dict) else ""
+
+
+def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Where the numbers come from: (what, in words) each.
+
+    Args:
+        records: all of them.
+    """
+    seconds = sum(record.seconds for record in records)
+    claims = [record.claim for record in records if record.claim]
+    accountants = (claim.accountant for claim in claims if claim.epsilon is not None)
+    relations = (f"{c.relation}, unit {c.unit}, {c.sampling} sampling" for c in claims if c.epsilon is not None)
+    origins = [record.provenance for record in records]
+    versions = (f"{name} {version}" for origin in origins for name, version in origin.versions.items())
+    others = (f"{name}, code {code[:12]}" for origin in origins for name, code in origin.third_party.items())
+    statuses = [f"{count} {status}" for status, count in _counts(record.status for record in records)]
+    rows = [
+        ("records", f"{len(records)}: {', '.join(statuses)}"),
+        ("suite", _several(f"{record.suite}, digest {record.suite_digest}" for record in records)),
+        ("code", _several(f"leakbench {origin.code}" for origin in origins)),
+        ("methods of others", _several(others)),
+        ("device", _several(record.device for record in records)),
+        ("engine", _several(record.engine for record in records if record.engine)),
+        ("versions", _several(versions)),
+        ("accountant", _several(accountants)),
+        ("claims are about", _several(relations)),
+        ("seeds", ", ".join(map(str, sorted({record.seed for record in records})))),
+        ("noise", _several(_NOISE[record.noise] for record in records)),
+        ("compute time", f"{_duration(seconds)}, all records together"),
+    ]
+    return [(what, words) for what, words in rows if words]
+
+
+_NOISE = {
+    "none": "none",
+    "seeded": "seeded (repeatable; not for a release)",
+    "os": "from the operating system",
+    "secure": "secure, from the operating system",
+}
+
+
+def unmeasured(records: Iterable[Record]) -> list[tuple[str, str, str, str, int]]:
+    """Cells that failed or were skipped: status, cell, seeds, reason, number of records, each sentence once.
+
+    Args:
+        records: those that are not "ok".
+    """
+    noise = {"none": ", no noise", "calibrated": ", with noise"}
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for record in records:
+        what = record.attack.name if record.attack else record.kind
+        control = f" ({record.control} control)" if record.control else ""
+        variant = noise.get(str(record.task.get("noise")), "") if record.kind == "reconstruction" else ""
+        cell = f"{record.defense.name}{control} x {what}{variant}"
+        lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
+    return [
+        (status, cell, ", ".join(map(str, sorted(set(seeds)))), reason, len(seeds))
+        for (status, cell, reason), seeds in sorted(lines.items())
+    ]
+
+
+def _counts(words: Iterable[str]) -> list[tuple[str, int]]:
+    return [(word, len(list(group))) for word, group in groupby(sorted(words))]
+
+
+def _several(words: Iterable[str]) -> str:
+    return "; ".join(sorted(set(words)))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

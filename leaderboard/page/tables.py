@@ -1,0 +1,364 @@
+"""The board as a page shows it: tables whose cells know their order, their interval's place and their footnote.
+
+A number is shown with its interval, both in words and as a strip on the scale of its column. What was not measured is
+n/a with the number of a footnote that says why, and comes last however the table is sorted.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from markupsafe import Markup
+
+from ..board.aggregate import Estimate
+from ..board.content import Footnotes, at_least, claim_remark, seeds_words, strongest_words, uneven_words
+from ..board.rows import Row
+from ..metrics import METRICS
+from .figures import Style, epsilon_words
+from .plots import marker
+
+TONES = {
+    "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
+    "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad", "uneven_tasks": "bad",
+    "mixed_code": "bad",
+}  # fmt: skip
+
+FLAGS = {
+    "claim_violated": "the executed plans spent more than the budget, the noise is less than claimed, or an attack "
+    "refuted the claim",
+    "participation_known": "an attack knew who took part, so sampling's amplification does not hold against it",
+    "deterministic": "updates carry no noise, so membership is read off them",
+    "not_most_powerful": "batches were not drawn by independent coins, so the likelihood ratio of single steps is a "
+    "strong test and not the most powerful one",
+    "noise_matched": "nothing is proved: the noise is what a bounded method would need",
+    "degraded": "the attacker itself saw that it found no match",
+    "public_in_distribution": "the method reads public examples of the very data set that it trains on",
+    "tuned_on_public": "settings of the training were chosen on public data",
+    "non_members_are_test": "membership tests compare training images with the official test set",
+    "diverged": "parameters are not finite",
+    "incomplete": "an attack failed, or its scores are gone, so the worst case may be worse",
+    "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
+    "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",
+    "uneven_seeds": "not everything was measured with the same seeds",
+    "uneven_tasks": "rows of this table were not trained on the same examples and model",
+    "mixed_code": "records of its suite are of different code",
+    "claims_differ": "seeds or cells claim different epsilons; the largest is shown",
+}
+"""What a flag of a row means, for the reader of a page."""
+
+NUMBERED_FLAGS = {
+    "unverified_": "a part of the run is none of leakbench's: that it does what the claim assumes of it is not checked",
+    "rank_lowered_to_": "there were too few public examples for the rank asked for",
+    "auxiliary_lowered_to_": "there were fewer public examples for a basis than asked for",
+    "noise_": "the noise found in the releases, as a multiple of what was claimed",
+}
+"""The same for flags that end in a number or a name, by how they begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The range of a column, and the value that chance, or no attack at all, has in it."""
+
+    low: float
+    high: float
+    mark: float | None = None
+
+    def place(self, value: float) -> float:
+        """Per cent of the way from low to high."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(100 * min(max(share, 0.0), 1.0), 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """Where value, interval and chance lie on a column's scale, per cent."""
+
+    value: float
+    low: float | None
+    high: float | None
+    mark: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A cell.
+
+    Attributes:
+        text: what it says.
+        ends: its interval in words; empty without one.
+        note: number of its footnote; None without one.
+        reason: what that footnote says.
+        order: where it is sorted; None is last either way.
+        strip: the same on the scale of its column; None without one.
+    """
+
+    text: str
+    ends: str = ""
+    note: int | None = None
+    reason: str = ""
+    order: float | str | None = None
+    strip: Strip | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the board."""
+
+    key: str
+    title: str
+    unit: str = ""
+    hint: str = ""
+    number: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of the board.
+
+    Attributes:
+        name: of the defense.
+        details: what tells it from other rows of the same defense.
+        control: its role; empty for a contestant.
+        key: its mark in the plots.
+        cells: column -> cell.
+        flags: name, tone ("bad", "warn" or "") and meaning.
+        violated: whether its claim was refuted.
+    """
+
+    name: str
+    details: str
+    control: str
+    key: Markup
+    cells: Mapping[str, Value]
+    flags: tuple[tuple[str, str, str], ...]
+    violated: bool
+
+
+@dataclass(kw_only=True)
+class Section:
+    """Rows that can be compared: one suite, data set and model.
+
+    Attributes:
+        name: unique on the page.
+        suite: of all its rows.
+        data: what was trained on.
+        model: what was trained.
+        columns: those that some row has something to say in.
+        contestants: sorted as on the board.
+        controls: the rows that must leak, or must not.
+        rows: what it was made of.
+    """
+
+    name: str
+    suite: str
+    data: str
+    model: str
+    columns: list[Column] = field(default_factory=list)
+    contestants: list[Line] = field(default_factory=list)
+    controls: list[Line] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def lacks(self) -> list[str]:
+        """What no row was asked, in words; what was tried and failed is not among it."""
+        kinds = {record.kind for row in self.rows for record in (*row.records, *row.unranked)}
+        asked = {"membership": "no membership attack", "reconstruction": "no attack on the images of a shared update"}
+        return [words for kind, words in asked.items() if kind not in kinds]
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return " · ".join(filter(None, (self.suite, self.data, self.model)))
+
+
+_NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate]]] = {
+    "accuracy": (
+        Column(key="accuracy", title="Accuracy", hint="On held-out data; higher is more useful."),
+        lambda row: row.accuracy,
+    ),
+    "auc": (
+        Column(key="auc", title="Worst AUC", hint="Of the strongest membership attack; 0.5 is chance, 1 tells all."),
+        lambda row: row.auc,
+    ),
+    "tpr": (
+        Column(
+            key="tpr",
+            title="Worst TPR",
+            unit="at 1 % FPR",
+            hint="Members found at one false alarm in a hundred; chance is 0.01.",
+        ),
+        lambda row: row.tpr,
+    ),
+    "psnr_free": (
+        Column(
+            key="psnr_free",
+            title="PSNR",
+            unit="no noise, dB",
+            hint="Of images found in one update without its noise; higher leaks more.",
+        ),
+        lambda row: row.psnr_free,
+    ),
+    "psnr_noisy": (
+        Column(
+            key="psnr_noisy",
+            title="PSNR",
+            unit="with noise, dB",
+            hint="Of images found in one update as it is released; higher leaks more.",
+        ),
+        lambda row: row.psnr_noisy,
+    ),
+}
+
+
+def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Section]:
+    """The tables of the board.
+
+    Args:
+        rows: in the order of the board.
+        style: method -> (colour, marker).
+        notes: takes the reasons.
+
+    Returns:
+        One for each group of comparable rows.
+    """
+    found = []
+    for i, ((suite, data, model), group) in enumerate(groupby(rows, key=lambda row: row.section)):
+        section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
+        section.columns = _columns(section.rows)
+        scales = {
+            key: _scale(key, [of(row) for row in section.rows], section.rows) for key, (_, of) in _NUMBERS.items()
+        }
+        for row in section.rows:
+            into = section.controls if row.control else section.contestants
+            into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
+        found.append(section)
+    return found
+
+
+def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, lower_end: bool = False) -> Value:
+    """A number as a cell.
+
+    Args:
+        estimate: with its interval, or the reason why there is none.
+        notes: takes the reason.
+        scale: of its column; None for no strip.
+        lower_end: whether it is a worst case of which attacks are missing, so that it is "at least" the value.
+
+    Returns:
+        The cell.
+    """
+    reason, digits = estimate.reason or "", METRICS[estimate.metric].digits
+    if estimate.value is not None and lower_end:
+        reason = "; ".join(filter(None, ("at least: attacks of this kind failed or are missing", reason)))
+    note = notes.number(reason)
+    if estimate.value is None:
+        return Value(text="n/a", note=note, reason=reason)
+    ends = "" if estimate.ends is None else f"[{estimate.ends[0]:.{digits}f}, {estimate.ends[1]:.{digits}f}]"
+    strip = None
+    if scale is not None:
+        low, high = (None, None) if estimate.ends is None else map(scale.place, estimate.ends)
+        mark = None if scale.mark is None else scale.place(scale.mark)
+        strip = Strip(value=scale.place(estimate.value), low=low, high=high, mark=mark)
+    text = f"{'≥' if lower_end else ''}{estimate.value:.{digits}f}"
+    return Value(text=text, ends=ends, note=note, reason=reason, order=estimate.value, strip=strip)
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
+    unit = f"δ = {deltas.copy().pop():g}".replace("e-0", "e-") if len(deltas) == 1 else ""
+    wanted = [
+        Column(key="defense", title="Defense", number=False),
+        Column(key="rank", title="Rank", hint="Among the contestants of this table of which every cell is there."),
+        Column(key="epsilon", title="Claimed ε", unit=unit, hint="What the accountant proves; lower is more private."),
+    ]
+    # Where all share one budget, a column of almost equal multipliers says nothing.
+    if len({row.noise_multiplier for row in rows if row.control is None} - {None, 0.0}) > 1:
+        hint = "Noise standard deviation / sensitivity."
+        wanted.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
+    for key, (column, of) in _NUMBERS.items():
+        # A kind of attack that the whole section lacks is said once, below, and not in every row.
+        tried = any(of(row).value is not None for row in rows) or key == "accuracy"
+        if tried or any(record.kind == _KIND[key] for row in rows for record in row.unranked):
+            wanted.append(column)
+            if key == "tpr":
+                wanted.append(Column(key="attack", title="Strongest attack", number=False))
+    if "attack" not in {column.key for column in wanted} and any(strongest_words(row)[0] for row in rows):
+        wanted.append(Column(key="attack", title="Strongest attack", number=False))
+    return [*wanted, Column(key="seeds", title="Seeds", hint="How many runs a mean is over.")]
+
+
+_KIND = {
+    "accuracy": "utility", "auc": "membership", "tpr": "membership", "psnr_free": "reconstruction",
+    "psnr_noisy": "reconstruction",
+}  # fmt: skip
+
+
+def _scale(key: str, estimates: Sequence[Estimate], rows: Sequence[Row]) -> Scale:
+    values = [v for e in estimates for v in (e.value, *(e.ends or ())) if v is not None]
+    if key == "auc":
+        return Scale(low=min([0.4, *values]), high=1.0, mark=0.5)
+    if key == "tpr":
+        return Scale(low=0.0, high=max([0.1, *values]), mark=0.01)
+    if key == "accuracy":
+        return Scale(low=min([0.9, *values]), high=1.0)
+    floors = [row.floor.value for row in rows if row.floor.value is not None]
+    both = [v for row in rows for e in (row.psnr_free, row.psnr_noisy) for v in (e.value, *(e.ends or ())) if v]
+    return Scale(low=0.0, high=max([1.0, *both, *floors]), mark=sum(floors) / len(floors) if floors else None)
+
+
+def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str]) -> Line:
+    strongest, other = strongest_words(row)
+    counts = sorted({len(cell.records) for cell in row.cells})
+    # Only what is shown, because a footnote that no cell refers to would be added otherwise.
+    cells = {
+        key: value(of(row), notes, scales[key], lower_end=at_least(row, of(row)))
+        for key, (_, of) in _NUMBERS.items()
+        if key in shown
+    }
+    noise = row.noise_multiplier
+    why = "its noise multiplier is not recorded, or not one number" if noise is None and "noise" in shown else ""
+    cells |= {
+        "defense": Value(text=row.defense.name, order=f"{row.defense.name} {row.details}".lower()),
+        "rank": Value(
+            text="n/a" if row.unplaced else str(row.rank or "-"),
+            order=row.rank,
+            reason=row.unplaced,
+            note=notes.number(row.unplaced),
+        ),
+        "epsilon": _epsilon(row, notes),
+        "noise": Value(
+            text="n/a" if noise is None else f"{noise:.3g}", order=noise, reason=why, note=notes.number(why)
+        ),
+        "attack": Value(text=strongest or "-", order=strongest.lower() or None, reason=other, note=notes.number(other)),
+        "seeds": Value(
+            text=seeds_words(row), order=float(counts[0]), reason=(why := uneven_words(row)), note=notes.number(why)
+        ),
+    }
+    names = ("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
+    return Line(
+        name=row.defense.name,
+        details=row.details,
+        control=row.control or "",
+        key=marker(*style[row.method], hollow=row.claim is None or row.claim.epsilon is None),
+        cells=cells,
+        flags=tuple((name, TONES.get(name, ""), _meaning(name)) for name in names),
+        violated="claim_violated" in row.flags,
+    )
+
+
+def _meaning(flag: str) -> str:
+    key = flag.lower().replace(" ", "_")
+    return FLAGS.get(key) or next((words for start, words in NUMBERED_FLAGS.items() if key.startswith(start)), "")
+
+
+def _epsilon(row: Row, notes: Footnotes) -> Value:
+    claim = row.claim
+    if claim is None:
+        reason = "no claim in these records"
+        return Value(text="n/a", reason=reason, note=notes.number(reason))
+    if claim.epsilon is None:
+        reason = claim.reason or ""
+        return Value(text="∞", order=math.inf, reason=reason, note=notes.number(reason))
+    reason = claim_remark(claim)
+    return Value(text=epsilon_words(row), order=claim.epsilon, reason=reason, note=notes.number(reason))

@@ -1,0 +1,1 @@
+"""Records, manifests and folders of results, as files."""

@@ -1,0 +1,173 @@
+"""What a run was asked for: every cell of the resolved suite, written beside the records before anything is computed.
+
+Without it an interrupted run looks like a whole one in which no strong attack was ever tried. Each request has a file
+of its own, named by its content, so a folder may hold several: of a part of a suite and then the whole, of two suites,
+or of runs on several machines whose folders were copied into one. What the folder ought to hold is all of them
+together. Standard library only.
+"""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .fields import MethodUsed
+from .files import digest_of_bytes, read_bytes, write_bytes
+from .labels import key_of, public
+from .record import Record
+from .validation import RecordError, build, conform
+
+SCHEMA = 2
+SUFFIX = ".manifest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """One cell that ought to have a record.
+
+    Attributes:
+        id: of its record.
+        kind: of its record.
+        control: as in its record.
+        defense: with complete settings.
+        attack: the same; None for utility.
+        budget: as asked for.
+        training: the task as asked for; None where the data decide.
+        noise: "none" or "calibrated" of a shared update; None otherwise.
+        secure: whether noise is from the operating system, which makes a row of its own.
+        seed: of the cell.
+        skip: why it cannot be run; empty if it can.
+    """
+
+    id: str
+    kind: Literal["utility", "membership", "reconstruction"]
+    control: Literal["positive", "negative"] | None
+    defense: MethodUsed
+    attack: MethodUsed | None
+    budget: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    noise: Literal["none", "calibrated"] | None = None
+    secure: bool = False
+    seed: int
+    skip: str = ""
+
+    def __post_init__(self) -> None:
+        conform(self)
+
+    @property
+    def words(self) -> str:
+        """The cell for a reader, without its seed."""
+        control = f" ({self.control} control)" if self.control else ""
+        noise = {"none": " without noise", "calibrated": " with noise", None: ""}[self.noise]
+        return f"{self.defense.name}{control} x {self.attack.name if self.attack else self.kind}{noise}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One request.
+
+    Attributes:
+        schema: version of this layout.
+        suite: name.
+        suite_digest: of the suite file.
+        command: that asked for it, word by word, without the place of its results.
+        cells: all of them.
+    """
+
+    schema: int = SCHEMA
+    suite: str
+    suite_digest: str
+    command: tuple[str, ...]
+    cells: tuple[Expected, ...]
+
+    def __post_init__(self) -> None:
+        conform(self)
+        if self.schema != SCHEMA:
+            raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
+
+    @property
+    def name(self) -> str:
+        """Of its file: the suite's digest, and one of everything in it, so that nothing of it is edited unseen."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+        return f"{self.suite_digest[:16]}-{digest_of_bytes(content)[:16]}{SUFFIX}"
+
+    def command_for(self, results: Path) -> str:
+        """The command that computes what is missing, for a shell."""
+        return shlex.join([*self.command, "--out", str(results)])
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> Path:
+    """Writes a request beside the records.
+
+    Args:
+        manifest: what was asked for.
+        folder: of the records.
+
+    Returns:
+        The path of its file.
+    """
+    path = folder / manifest.name
+    content = json.dumps(dataclasses.asdict(manifest), indent=1).encode() + b"\n"
+    if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
+        return path
+    return write_bytes(path, content)
+
+
+def read_manifests(folder: Path) -> list[Manifest]:
+    """Every request of a folder of records, in the order of their names; empty where there is none.
+
+    Raises:
+        RecordError: a bad one, which is named.
+    """
+    return [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.name.startswith(".")]
+
+
+def _read(path: Path) -> Manifest:
+    try:
+        manifest = build(Manifest, json.loads(read_bytes(path, "manifest")))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"bad manifest {path}: {error}; delete it and run its suite again") from None
+    if manifest.name != path.name:
+        raise RecordError(f"bad manifest {path}: it was edited after it was written; delete it and run its suite again")
+    return manifest
+
+
+def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tuple[Manifest, list[Expected]]]:
+    """What was asked for and has no record.
+
+    Args:
+        manifests: of a folder.
+        there: ids of its records, of any status.
+
+    Returns:
+        Each request that lacks cells with those, a cell once; a request that adds nothing to another is left out.
+    """
+    known, found = set(there), []
+    # The largest first, whose command computes the rest too.
+    for manifest in sorted(manifests, key=lambda manifest: (-len(manifest.cells), manifest.name)):
+        lacks = [cell for cell in manifest.cells if cell.id not in known]
+        known |= {cell.id for cell in lacks}
+        if lacks:
+            found.append((manifest, lacks))
+    return found
+
+
+def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) -> bool:
+    """Whether a cell's record would be in the row of another.
+
+    Args:
+        cell: that has no record.
+        suite: it is of.
+        record: of the row.
+        task: the row's, resolved.
+    """
+    mine = (suite, cell.defense.name, cell.defense.settings, cell.budget, cell.control, cell.secure)
+    row = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control)
+    if key_of(mine) != key_of((*row, record.noise == "secure")):
+        return False
+    # What is None was left to the data. Rows of images alone have the task of the images, which says nothing here.
+    asked = {key: value for key, value in public(cell.training).items() if value is not None}
+    return "step" in task or all(key_of(task.get(key, value)) == key_of(value) for key, value in asked.items())

@@ -1,0 +1,236 @@
+"""The record of one cell of a suite: what was run, claimed and measured, or why nothing was.
+
+Everything a board shows comes from these files, so a record is validated when it is made and again when it
+is read, and is written whole or not at all. JSON has no infinity: an infinite epsilon is null with its
+reason, and a metric that could not be measured is null with its reason, never 0. Standard library only.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .fields import Claim, MethodUsed, Metric, Provenance, Reported, check_known
+from .files import digest_of_bytes, read_bytes, refuse_links, write_bytes
+from .validation import RecordError, build, conform
+
+__all__ = [
+    "SCHEMA",
+    "Claim",
+    "MethodUsed",
+    "Metric",
+    "Provenance",
+    "Record",
+    "RecordError",
+    "Reported",
+    "read",
+    "read_all",
+    "write",
+]
+
+SCHEMA = 2
+
+SEAL = "seal"
+"""Key of the SHA-256 over the rest of a record's file: whoever edits a number by hand shows it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One cell: one defense, one attack or none, one task, one seed. README.md explains every field."""
+
+    schema: int = SCHEMA
+    id: str
+    suite: str
+    suite_digest: str
+    kind: Literal["utility", "membership", "reconstruction"]
+    control: Literal["positive", "negative"] | None = None
+    defense: MethodUsed
+    attack: MethodUsed | None = None
+    task: dict[str, Any]
+    budget: dict[str, Any] = field(default_factory=dict)
+    requires: dict[str, Any] | None = None
+    claim: Claim | None = None
+    noise_multiplier: float | None = None
+    noise: Literal["none", "seeded", "os", "secure"] = "none"
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    status: Literal["ok", "skipped", "failed"] = "ok"
+    reason: str | None = None
+    seed: int
+    engine: str | None = None
+    device: str
+    provenance: Provenance
+    seconds: float
+    flags: tuple[str, ...] = ()
+    reported: tuple[Reported, ...] = ()
+    arrays: str | None = None
+    arrays_digest: str | None = None
+
+    def __post_init__(self) -> None:
+        conform(self)
+        if self.schema != SCHEMA:
+            raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
+        if not re.fullmatch(r"[0-9a-f]{16,128}", self.id):
+            raise RecordError(f"id must be 16 or more hexadecimal digits in lower case, got {self.id!r}")
+        if not self.suite:
+            raise RecordError("suite must not be empty, got ''")
+        if (self.attack is None) != (self.kind == "utility"):
+            raise RecordError(f"attack must be null in utility records only, got kind {self.kind!r}")
+        if self.status != "ok" and not self.reason:
+            raise RecordError(f"reason must be given when status is {self.status!r}, got nothing")
+        if self.status == "ok" and not self.metrics:
+            raise RecordError("metrics must not be empty when status is 'ok', got none")
+        if self.status == "ok" and self.kind == "reconstruction":
+            noise = self.task.get("noise")
+            if noise not in ("none", "calibrated"):
+                raise RecordError(f"task.noise must be 'none' or 'calibrated' here, got {noise!r}")
+        if self.noise_multiplier is not None and self.noise_multiplier < 0:
+            raise RecordError(f"noise_multiplier must not be negative, got {self.noise_multiplier}")
+        if self.seconds < 0:
+            raise RecordError(f"seconds must not be negative, got {self.seconds}")
+        # The name is joined to the record's directory by whoever opens it, so it must not lead elsewhere.
+        if self.arrays is not None and not re.fullmatch(r"\w[\w.-]*", self.arrays):
+            raise RecordError(f"arrays must be the name of a file beside the record, got {self.arrays!r}")
+        if (self.arrays is None) != (self.arrays_digest is None):
+            raise RecordError(f"arrays and arrays_digest must come together, got {self.arrays} without the other")
+        if self.arrays_digest is not None and not re.fullmatch(r"[0-9a-f]{64}", self.arrays_digest):
+            raise RecordError(f"arrays_digest must be a SHA-256 in hexadecimal digits, got {self.arrays_digest!r}")
+        for name, metric in self.metrics.items():
+            check_known(name, metric, self.kind)
+
+    def to_json(self) -> str:
+        """The record as an indented JSON document that `from_json` reads back equal."""
+        content = dataclasses.asdict(self)
+        return json.dumps(content | {SEAL: _seal(content)}, indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "") -> "Record":
+        """Reads one record.
+
+        Args:
+            text: the JSON document.
+            source: file it came from, for the message.
+
+        Returns:
+            The validated record.
+
+        Raises:
+            RecordError: torn JSON, a key missing or unknown, a wrong type or schema, NaN or infinity, or a file that
+                was edited after it was written.
+        """
+        try:
+            try:
+                data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+            except RecordError:
+                raise
+            except (ValueError, RecursionError) as error:
+                raise RecordError(f"not a whole JSON document ({error}); delete it and run again") from None
+            schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
+            if schema != SCHEMA:  # before the keys: another schema has others
+                raise RecordError(
+                    f"schema must be {SCHEMA} for this version of the code, got {schema!r}; compute it again by "
+                    "leakbench run with --recompute, or show it with the version that wrote it"
+                )
+            seal = data.pop(SEAL, None) if isinstance(data, dict) else None
+            record = build(cls, data)
+            if seal != _seal(data):
+                raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
+            return record
+        except (RecordError, RecursionError) as error:
+            raise RecordError(f"bad record {source}: {error}" if source else f"bad record: {error}") from None
+
+
+def write(record: Record, directory: str | os.PathLike[str]) -> Path:
+    """Writes `<id>.json` so that a reader sees the old file or the whole new one, even after a power cut.
+
+    Args:
+        record: what to write.
+        directory: where; made when absent.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        WriteError: as on a full disk.
+    """
+    return write_bytes(Path(directory) / f"{record.id}.json", record.to_json().encode())
+
+
+def read(path: str | os.PathLike[str]) -> Record:
+    """Reads one record file.
+
+    Args:
+        path: a file named `<id>.json`.
+
+    Returns:
+        The validated record.
+
+    Raises:
+        RecordError: the file is absent, torn or not a record, or its name is not its record's id.
+    """
+    path = Path(path)
+    try:
+        text = read_bytes(path, "record").decode()
+    except UnicodeDecodeError:
+        raise RecordError(f"bad record {path}: not UTF-8 text; delete it and run again") from None
+    record = Record.from_json(text, source=str(path))
+    if path.stem != record.id:
+        raise RecordError(f"bad record {path}: its id is {record.id}; name it {record.id}.json or delete it")
+    return record
+
+
+def folder_of(directory: str | os.PathLike[str]) -> Path:
+    """The folder with the records of a run.
+
+    Args:
+        directory: the run's output, with its records in `records/`, or that folder itself.
+
+    Raises:
+        RecordError: no such directory, or `records` is a symbolic link.
+    """
+    folder = Path(directory)
+    refuse_links(folder / "records")
+    if (folder / "records").is_dir():
+        folder = folder / "records"
+    if not folder.is_dir():
+        raise RecordError(f"no results in {folder}: there is no such directory")
+    return folder
+
+
+def read_all(directory: str | os.PathLike[str]) -> list[Record]:
+    """Reads every record of a run; `folder.read_folder` also holds them against their arrays and manifests.
+
+    Args:
+        directory: the run's output, with its records in `records/`, or that folder itself.
+
+    Returns:
+        At least one record, ordered by id.
+
+    Raises:
+        RecordError: no such directory, no record in it, or a bad one, which is named.
+    """
+    folder = folder_of(directory)
+    # Names that start with a dot are drafts of an interrupted `write`.
+    paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
+    if not paths:
+        raise RecordError(f"no records in {folder}; run a suite with this directory as its output first")
+    return [read(path) for path in paths]
+
+
+def _seal(content: dict[str, Any]) -> str:
+    """Digest of a record's content, the same whatever the layout of its file."""
+    return digest_of_bytes(json.dumps(content, sort_keys=True, allow_nan=False).encode())
+
+
+def _no_constant(name: str) -> Any:
+    raise RecordError(f"numbers must be finite, got {name}")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        repeated = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise RecordError(f"key {repeated!r} is there twice")
+    return data

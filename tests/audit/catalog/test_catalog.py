@@ -1,0 +1,211 @@
+"""Finding methods by name: near-misses, settings, missing extras, entry points."""
+
+import importlib.metadata
+import inspect
+import sys
+import textwrap
+
+import pytest
+
+import defenses
+from audit.catalog import methods as catalog
+from audit.catalog.methods import CatalogError, MissingExtra
+
+METHOD = '''
+    """A defense in a file of its own, for tests.
+
+    Nobody wrote a paper about it.
+    """
+    from typing import Literal
+
+    def {name}(*, rate: float, layers: tuple[int, ...] = (1, 2), kind: Literal["soft", "hard"] = "soft",
+               fast: bool = False, cap: float | None = None, noise_multiplier: float | None = None):
+        """Does nothing.
+
+        Args:
+            rate: fraction of coordinates,
+                in a second line.
+            layers: which ones: all of them.
+        """
+        return (rate, layers, kind, fast, cap, noise_multiplier)
+'''
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes a method file that `defenses` finds, and forgets it afterwards."""
+    monkeypatch.setattr(defenses, "__path__", [*defenses.__path__, str(tmp_path)])
+
+    def write(name, text=METHOD):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text.replace("{name}", name)))
+        monkeypatch.delitem(sys.modules, f"defenses.{name}", raising=False)
+        return name
+
+    yield write
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(f"defenses.{path.stem}", None)
+
+
+@pytest.fixture
+def third_party(monkeypatch):
+    """Pretends that an installed distribution has these entry points for defenses."""
+
+    def install(**points):
+        group = "leakbench.defenses"
+        found = [importlib.metadata.EntryPoint(name, value, group) for name, value in points.items()]
+        monkeypatch.setattr(
+            importlib.metadata, "entry_points", lambda *, group: found if group.endswith("defenses") else []
+        )
+
+    return install
+
+
+def test_a_file_is_found_by_its_name_and_core_is_no_method(written):
+    written("toy_method")
+    assert "toy_method" in catalog.names("defenses")
+    assert "core" not in catalog.names("defenses")
+    assert {"dp_sgd", "dpdr"} <= set(catalog.names("defenses"))
+    assert {"likelihood_ratio", "loss_threshold"} <= set(catalog.names("attacks"))
+    assert {"digits", "photos"} <= set(catalog.names("data"))
+    assert "quick" in catalog.names("suites")
+    assert "mlp" in catalog.names("models")
+
+
+def test_listing_and_describing_import_no_method(written):
+    written("broken_method", '"""Says what it is."""\nraise RuntimeError("imported")')
+    assert catalog.describe("defenses", "broken_method") == "Says what it is."
+
+
+def test_a_near_miss_is_suggested_and_without_one_all_names_are_given():
+    with pytest.raises(CatalogError, match=r"^no defense named 'dp_sdg'; did you mean 'dp_sgd'\?$"):
+        catalog.find("defenses", "dp_sdg")
+    with pytest.raises(CatalogError, match=r"no attack named 'zzzz'; there are .*loss_threshold"):
+        catalog.find("attacks", "zzzz")
+    with pytest.raises(CatalogError, match="no defense, attack, suite, data set or model named 'digist'; did you mean"):
+        catalog.explain("digist")
+
+
+def test_settings_are_read_from_the_signature_and_the_docstring(written):
+    found = catalog.settings("defenses", written("toy_method"))
+    assert list(found) == ["rate", "layers", "kind", "fast", "cap"]  # the noise multiplier is the budget's
+    assert (found["rate"].required, found["rate"].type) == (True, "a number")
+    assert found["rate"].about == "fraction of coordinates, in a second line."
+    assert found["layers"].about == "which ones: all of them."
+    assert found["kind"].type == "one of 'soft', 'hard'"
+    assert (found["cap"].required, found["cap"].type) == (False, "a number")
+
+
+def test_settings_of_every_method_can_be_read_and_say_what_they_are():
+    for kind in ("defenses", "attacks"):
+        for name in catalog.names(kind):
+            for setting in catalog.settings(kind, name).values():
+                assert setting.about, f"{name}: {setting.name} is not explained"
+                if not setting.required and setting.default is not None:
+                    assert setting.conform(setting.default) == setting.default
+
+
+def test_values_are_taken_as_the_type_says_and_never_as_another(written):
+    resolved = catalog.resolve("defenses", written("toy_method"), {"rate": 1, "layers": [3], "cap": 2})
+    assert resolved == {"rate": 1.0, "layers": (3,), "kind": "soft", "fast": False, "cap": 2.0}
+    assert isinstance(resolved["rate"], float)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "defense 'toy_method': rate is missing"),
+        ({"rate": "0.5"}, "rate must be a number, got '0.5'"),
+        ({"rate": True}, "rate must be a number, got True"),
+        ({"rate": float("nan")}, "rate must be a number, got nan"),
+        ({"rate": 0.5, "fast": 1}, "fast must be true or false, got 1"),
+        ({"rate": 0.5, "kind": "sfot"}, "kind must be one of 'soft', 'hard', got 'sfot'"),
+        ({"rate": 0.5, "layers": [1.5]}, "layers must be a list, each an integer, got [1.5]"),
+        ({"rate": 0.5, "layer": [1]}, "unknown setting 'layer'; did you mean 'layers'?"),
+        ({"rate": 0.5, "noise_multiplier": 1.0}, "unknown setting 'noise_multiplier'"),
+        (
+            {"rat": 0.5, "fast": 2},
+            "rate is missing; unknown setting 'rat'; did you mean 'rate'?; fast must be",
+        ),
+    ],
+)
+def test_what_is_wrong_with_settings_is_said_in_one_sentence(written, given, sentence):
+    with pytest.raises(CatalogError) as caught:
+        catalog.resolve("defenses", written("toy_method"), given)
+    assert sentence in str(caught.value)
+
+
+def test_a_defense_gets_its_noise_multiplier_if_it_has_use_for_one(written):
+    assert catalog.defense(written("toy_method"), {"rate": 0.5}, noise_multiplier=2.0)[-1] == 2.0
+    for name in catalog.names("defenses"):
+        if name != "toy_method":
+            required = {key: 1.0 for key, setting in catalog.settings("defenses", name).items() if setting.required}
+            made = catalog.defense(name, required, noise_multiplier=1.5)
+            takes = "noise_multiplier" in inspect.signature(catalog.find("defenses", name)).parameters
+            assert (made.noise_multiplier == 1.5) == takes
+
+
+@pytest.mark.parametrize(("module", "extra"), [("opacus_not_here", None), ("kymatio", "images")])
+def test_a_missing_extra_is_one_sentence(written, monkeypatch, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)  # importing it fails, installed or not
+    name = written("needy_method", f"import {module}.part\ndef needy_method(): ...")
+    with pytest.raises(MissingExtra) as caught:
+        catalog.find("defenses", name)
+    expected = f"defense 'needy_method' needs {module}, which is not installed"
+    assert str(caught.value) == expected + (f": pip install 'leakbench[{extra}]'" if extra else "")
+    assert catalog.describe("defenses", name) == ""
+
+
+def test_an_extra_that_is_missed_only_when_the_defense_is_made_is_named_too(written, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    with pytest.raises(MissingExtra, match=r"needs opacus, .*leakbench\[engines\]"):
+        catalog.defense(written("late_method", "def late_method():\n    import opacus"))
+
+
+def test_a_mistake_in_our_own_imports_is_not_called_a_missing_extra(written):
+    with pytest.raises(ImportError, match="cannot import name"):
+        catalog.find("defenses", written("wrong_method", "from defenses.core import no_such_thing"))
+
+
+def test_a_file_without_its_function_is_refused(written):
+    with pytest.raises(CatalogError, match=r"defenses/empty_method.py must hold a function named 'empty_method'"):
+        catalog.find("defenses", written("empty_method", "other = 1"))
+
+
+def test_third_parties_add_methods_by_entry_points(third_party, written):
+    third_party(borrowed="defenses.dp_sgd:dp_sgd")
+    assert "borrowed" in catalog.names("defenses")
+    assert catalog.find("defenses", "borrowed") is catalog.find("defenses", "dp_sgd")
+    assert catalog.describe("defenses", "borrowed") == "added by defenses.dp_sgd:dp_sgd"
+    assert "borrowed" not in catalog.names("attacks")
+
+
+def test_two_methods_of_one_name_are_refused(third_party):
+    third_party(dp_sgd="elsewhere:dp_sgd")
+    with pytest.raises(CatalogError, match=r"got 'dp_sgd' from defenses/dp_sgd.py and elsewhere:dp_sgd"):
+        catalog.find("defenses", "dp_sgd")
+
+
+def test_everything_can_be_explained():
+    import json
+
+    for kind in catalog.KINDS:
+        for name in catalog.names(kind):
+            explained = catalog.explain(name).to_dict()
+            assert json.loads(json.dumps(explained, allow_nan=False))["summary"]
+    attack = catalog.explain("loss_threshold")
+    assert attack.requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
+    assert catalog.explain("dp_sgd").kind == "defense"
+
+
+def test_models_and_data_sets_are_explained_with_what_may_be_set():
+    model = catalog.explain("wrn_16_4")
+    assert {setting.name for setting in model.settings} == {"standardised", "bias", "groups"}
+    assert "Zagoruyko" in model.about and model.summary in model.about
+    assert catalog.explain("digits").settings == ()
+
+
+def test_models_are_counted_and_names_without_a_file_are_patterns():
+    assert catalog.count("dp_cnn") == 550_570
+    assert catalog.count("torchvision:NAME") is None
+    assert set(catalog.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
+    assert "folder:PATH" in catalog.patterns("data") and catalog.patterns("defenses") == {}

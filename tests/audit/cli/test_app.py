@@ -1,0 +1,375 @@
+"""The command: golden numbers, one JSON document and nothing else, one sentence and the right code for a mistake."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from audit.catalog import methods as catalog
+from audit.cli import app as cli
+from audit.run import harness
+from leaderboard.records.record import read_all
+
+from ..conftest import INVERSION, SUITE
+from ..run.test_harness import BROKEN, MEMBERSHIP
+
+ROOT = Path(__file__).parents[3]
+FAST = SUITE.replace("epsilon", "noise_multiplier")
+ALONE = FAST.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace('{ name = "sgd" }, ', "")
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Runs the command in this process and in an empty folder: code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def document(command):
+    """Runs a command with --json, which must succeed and print one document."""
+
+    def run(*arguments: object):
+        code, out, err = command(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    return run
+
+
+def refused(answer: tuple[int, str, str], code: int, sentence: str) -> None:
+    got, out, err = answer
+    assert (got, out) == (code, ""), err
+    assert sentence in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def planned(*, defense="dp_sgd", sigma: float | str = 1.54, rate=0.02, steps=2000, delta=1e-5) -> list[object]:
+    return [
+        "epsilon",
+        *("--defense", defense, "--noise-multiplier", sigma),
+        *("--sample-rate", rate, "--steps", steps, "--delta", delta),
+    ]
+
+
+def test_epsilon_of_the_classic_run(document):
+    found = document(*planned())
+    assert round(found["epsilon"], 2) == 2.75 and round(found["epsilon_rdp"], 2) == 3.00
+    assert found["delta"] == 1e-5 and found["relation"] == "add_remove" and found["sampling"] == "poisson"
+    assert found["as_if_poisson"] is None and found["reason"] is None
+    assert "PLD" in found["accountant"] and "pessimistic" in found["accountant"]
+    assert found["events"] == ["2000 x Gaussian, noise 1.54 on a Poisson sample of rate 0.02"]
+
+
+def test_epsilon_under_partition_is_that_of_its_epochs(document):
+    found = document(*planned(), "--sampling", "partition")
+    assert round(found["epsilon"], 1) == 25.3
+    assert round(found["as_if_poisson"], 2) == 2.75
+    assert found["relation"] == "zero_out"
+
+
+def test_epsilon_with_much_noise(document):
+    found = document(*planned(sigma=10, rate=0.025, steps=3200))
+    assert (round(found["epsilon_rdp"], 3), round(found["epsilon"], 3)) == (0.549, 0.500)
+
+
+def test_two_blocks_cost_what_one_does(document):
+    one, two = (document(*planned(defense=name, steps=50)) for name in ("dp_sgd", "dpdr"))
+    assert one.pop("defense") != two.pop("defense")
+    assert one == two
+
+
+@pytest.mark.parametrize(("name", "why"), [("noisy_sgd", "is not bounded"), ("clipped_sgd", "no noise is added")])
+def test_an_infinite_epsilon_is_null_with_its_reason(document, command, name, why):
+    found = document(*planned(defense=name))
+    assert found["epsilon"] is None and found["epsilon_rdp"] is None and why in found["reason"]
+    code, out, _ = command(*planned(defense=name))
+    assert code == 0 and out.startswith("epsilon ∞ at delta 1e-05") and f"because {found['reason']}" in out
+
+
+def test_epsilon_in_words_has_the_numbers_of_the_document(command):
+    code, out, err = command(*planned(), "--sampling", "shuffle", "--set", "clip_norm=2.0")
+    assert (code, err) == (0, "")
+    assert "zero_out" in out and "by RDP" in out and "by      closed form" in out and "event   " in out
+    assert "as if the sampling were Poisson, as papers do, it would be 2.75" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (planned(rate=2), "sample_rate must be in (0, 1], got 2.0"),
+        (planned(rate=0), "sample_rate must be in (0, 1], got 0.0"),
+        (planned(sigma=-1), "noise_multiplier must be zero or a positive number, got -1.0"),
+        (planned(sigma="nan"), "noise_multiplier must be zero or a positive number, got nan"),
+        (planned(sigma="much"), "Invalid value for '--noise-multiplier'"),
+        (planned(delta=0), "delta must be in (0, 1), got 0.0"),
+        (planned(delta=1), "delta must be in (0, 1), got 1.0"),
+        (planned(defense="sgd", delta=0), "delta must be in (0, 1), got 0.0"),
+        (planned(steps=0), "steps must be from 1 to 1000000 for a prediction, got 0"),
+        (planned(defense="dp_sdg"), "no defense named 'dp_sdg'; did you mean 'dp_sgd'?"),
+        ([*planned(), "--sampling", "shufle"], "no sampling named 'shufle'; did you mean 'shuffle'?"),
+        ([*planned(), "--sampling", "full"], "sample_rate must be 1 for full batches, got 0.02"),
+        ([*planned(), "--set", "clip_nrom=1"], "unknown setting 'clip_nrom'; did you mean 'clip_norm'?"),
+        ([*planned(), "--set", "clip_norm"], "a setting must be key=value with a TOML value"),
+        ([*planned(), "--set", "clip_norm='a'"], "clip_norm must be a number, got 'a'"),
+        ([*planned(), "--set", "clip_norm=-1"], "norm must be a positive finite number, got -1"),
+        ([*planned(), "--set", "noise_multiplier=1"], "unknown setting 'noise_multiplier'"),
+        (planned()[:3], "Missing option '--noise-multiplier'"),
+        (["nope"], "No such command 'nope'"),
+        (["run"], "Missing argument"),
+        (["run", "quick", "--jbos", "2"], "No such option: --jbos"),
+        (["run", "quick", "--jobs", "0"], "Invalid value for '--jobs'"),
+        (["run", "quick", "--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
+        (["run", "quikc"], "no suite named 'quikc'; did you mean 'quick'?"),
+        (["run", "quick", "--defense", "dp_sdg"], "no defense named 'dp_sdg'; did you mean 'dp_sgd'?"),
+        (["run", "quick", "--attack", "lira"], "no attack named 'lira'; there are "),
+        (["run", "quick", "--set", "task.epoch=2"], "task.epoch: unknown key; did you mean 'epochs'?"),
+        (["run", "quick", "--set", "task.epochs"], "an override must be key.path=value"),
+        (["run", "quick", "--set", "task.lr=fast"], "the value of task.lr must be TOML"),
+        (["list", "defense"], "no kind named 'defense'; did you mean 'defenses'?"),
+        (["explain", "dp_sdg"], "named 'dp_sdg'; did you mean 'dp_sgd'?"),
+        (["leaderboard", "table", ".", "--format", "mrakdown"], "no format named 'mrakdown'; did you mean 'markdown'?"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_code_2(command, arguments, sentence):
+    refused(command(*arguments, "--json"), cli.USAGE, sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "gone.toml"], "cannot read suite gone.toml: No such file"),
+        (["run", "torn.toml"], "torn.toml: not TOML"),
+        (["run", "bad.toml"], "bad.toml: task.epochs: must be >= 1, got 0"),
+        (["run", "large.toml"], "large.toml: task.batch: must be at most 700, the private examples, got 1400"),
+        (["run", "odd.toml"], "odd.toml: task.model.hidden: must be of type int, got '8'"),
+        (["leaderboard", "table", "gone"], "no results in gone: there is no such directory"),
+        (["leaderboard", "table", "."], "no records in .; run a suite with this directory as its output first"),
+    ],
+)
+def test_a_bad_file_is_one_sentence_and_code_3(command, tmp_path, arguments, sentence):
+    for name, (old, new) in {
+        "torn": ("]", ""),
+        "bad": ("epochs = 1", "epochs = 0"),
+        "large": ("batch = 70", "batch = 1400"),
+        "odd": ("hidden = 8", 'hidden = "8"'),
+    }.items():
+        (tmp_path / f"{name}.toml").write_text(SUITE.replace(old, new), encoding="utf-8")
+    refused(command(*arguments), cli.BAD_FILE, sentence)
+
+
+def test_a_missing_extra_is_one_sentence_with_the_way_to_get_it(command, site):
+    site.add("defenses", "needy", "import kymatio_of_nobody\n\ndef needy():\n    pass\n")
+    refused(command(*planned(defense="needy")), cli.USAGE, "defense 'needy' needs kymatio_of_nobody")
+    source = "def lazy():\n    raise ModuleNotFoundError('no', name='kymatio')\n"
+    site.add("defenses", "lazy", source)
+    refused(command(*planned(defense="lazy")), cli.USAGE, "pip install 'leakbench[images]'")
+    Path("toy.toml").write_text(SUITE.replace('"sgd"', '"lazy"'), encoding="utf-8")
+    refused(command("run", "toy.toml"), cli.BAD_FILE, "needs kymatio, which is not installed: pip install")
+
+
+@pytest.mark.parametrize("arguments", [[], ["leaderboard"]])
+def test_without_arguments_there_is_help(command, arguments):
+    code, out, err = command(*arguments)
+    assert (code, err) == (2, "") and "Usage" in out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["epsilon", "--help"]])
+def test_help_is_no_mistake(command, arguments):
+    code, out, err = command(*arguments)
+    assert (code, err) == (0, "") and "Usage" in out
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_lists_name_everything_with_a_line_each(command, document, kind):
+    found = document("list", kind)
+    assert tuple(found) == (*catalog.names(kind), *catalog.patterns(kind))
+    assert all(line and "\n" not in line for line in found.values())
+    _, out, _ = command("list", kind)
+    assert [line.split()[0] for line in out.splitlines()] == list(found)
+
+
+def test_without_a_kind_everything_is_listed(command, document):
+    found = document("list")
+    assert list(found) == list(catalog.KINDS)
+    assert all(f"{kind}:\n  {next(iter(found[kind]))} " in command("list")[1] for kind in ("models", "defenses"))
+
+
+def test_explain_says_what_where_from_and_with_which_settings(command, document):
+    found = document("explain", "dpdr")
+    assert found["kind"] == "defense" and "arXiv" in found["about"]
+    assert {s["name"]: s["default"] for s in found["settings"]}["share"] == 0.02
+    code, out, err = command("explain", "dpdr")
+    assert (code, err) == (0, "") and "share (a number, default 0.02): fraction of" in out
+    needs = document("explain", "likelihood_ratio")["requires"]
+    assert needs["access"] == "ALL_STEPS" and set(needs["knows"]) == {"OTHERS", "DEFENSE"}
+    assert "needs: access ALL_STEPS" in command("explain", "likelihood_ratio")[1]
+    for kind in catalog.KINDS:
+        for name in catalog.names(kind):
+            assert document("explain", name)["summary"]
+
+
+def test_doctor_says_the_same_in_words_and_in_json(command, document):
+    found = document("doctor")
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert all(f"{name:<14} {version}" in out for name, version in found["versions"].items() if version)
+    assert f"device     {found['auto']}" in out and "data  digits" in out
+
+
+def write(text: str) -> None:
+    Path("toy.toml").write_text(text, encoding="utf-8")
+
+
+def test_a_run_prints_its_board_and_says_where_its_records_are(command):
+    write(ALONE)
+    code, out, err = command("run", "toy.toml", "--jobs", 1)
+    assert code == 0 and "dp_sgd" in out and "results/toy" not in out
+    assert err.splitlines()[0] == "[0/2] 0 s: starting" and "records: results/toy" in err
+    assert len(read_all("results/toy")) == 2
+    again = command("run", "toy.toml", "--jobs", 1)
+    assert again[:2] == (0, out) and "2 of 2 cells are there already" in again[2]
+
+
+def test_a_run_in_json_is_one_document(document):
+    write(ALONE)
+    found = document("run", "toy.toml", "--jobs", 1, "--out", "here")
+    assert found["out"] == "here"
+    assert sorted(found["records"]) == [record.id for record in read_all("here")]
+    assert found["board"] == document("leaderboard", "table", "here")
+
+
+def test_options_choose_what_is_run(command):
+    write(FAST.replace("seeds = [0]", "seeds = [0, 1]"))
+    options = ["--defense", "dp_sgd", "--attack", "loss_threshold", "--seed", 7, "--set", "task.epochs=2"]
+    assert command("run", "toy.toml", "--jobs", 1, "--out", "here", *options)[0] == 0
+    records = read_all("here")
+    assert {(r.defense.name, r.seed, r.task["epochs"]) for r in records} == {("dp_sgd", 7, 2)}
+    assert {r.attack and r.attack.name for r in records} == {None, "loss_threshold"}
+    assert command("run", "toy.toml", "--jobs", 1, "--out", "here", "--secure-noise", *options)[0] == 0
+    assert {r.noise for r in read_all("here")} == {"seeded", "secure"}
+
+
+def test_a_failed_cell_is_code_1_and_the_board_is_printed_all_the_same(command, site):
+    site.add("attacks", "spy", BROKEN)
+    write(FAST.replace(MEMBERSHIP, '{ name = "spy" }, { name = "loss_threshold" }'))
+    code, out, err = command("run", "toy.toml", "--jobs", 1)
+    assert code == 1 and "dp_sgd" in out and "RuntimeError" in out and "Traceback" not in err
+    assert len(read_all("results/toy")) == 6
+    code, out, _ = command("run", "toy.toml", "--jobs", 1, "--json")
+    assert code == 1 and json.loads(out)["records"]
+    write(FAST.replace(MEMBERSHIP, '{ name = "spy" }'))
+    assert command("run", "toy.toml", "--jobs", 1, "--fail-fast", "--out", "fast")[0] == 1
+    assert len(read_all("fast")) == 2
+
+
+def test_a_control_that_fails_is_code_1_and_said_on_top(command):
+    # Nothing leaks through the loss of a model that hardly learnt, so the positive control must fail.
+    write(FAST.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace("controls = false", "controls = true"))
+    code, out, _ = command("run", "toy.toml", "--jobs", 1)
+    assert code == 1 and out.startswith("!! CONTROLS FAILED")
+    assert command("leaderboard", "table", "results/toy")[0] == 0  # showing a board is no judgement
+
+
+def test_a_claim_that_is_violated_is_code_1(command, monkeypatch):
+    from audit.subjects import trained_model as trained
+
+    write(ALONE)
+    monkeypatch.setattr(trained, "noise_found", lambda *_: (0.5, -100.0))
+    code, out, _ = command("run", "toy.toml", "--jobs", 1)
+    assert code == 1 and "violated" in out.lower()
+
+
+def test_what_cannot_be_run_is_skipped_with_its_sentence_and_is_no_failure(command):
+    write(ALONE.replace('{ name = "loss_threshold" }', INVERSION))
+    code, out, _ = command("run", "toy.toml", "--jobs", 1)
+    assert code == 0 and "needs a shared update" in " ".join(out.split())
+
+
+def test_a_torn_record_is_code_3_and_is_named(command):
+    write(ALONE)
+    command("run", "toy.toml", "--jobs", 1)
+    torn = sorted(Path("results/toy/records").glob("*.json"))[0]
+    torn.write_text("{", encoding="utf-8")
+    for arguments in (["run", "toy.toml", "--jobs", 1], ["leaderboard", "table", "results/toy"]):
+        refused(command(*arguments), cli.BAD_FILE, f"bad record results/toy/records/{torn.name}: not a whole JSON")
+    assert torn.read_text(encoding="utf-8") == "{"
+
+
+def test_boards_come_in_four_formats(command, document):
+    write(ALONE)
+    command("run", "toy.toml", "--jobs", 1)
+    shown = {form: command("leaderboard", "table", "results/toy", "--format", form)[1] for form in FORMATS}
+    assert all("dp_sgd" in text.replace("\\_", "_") for text in shown.values())
+    assert "| dp_sgd" in shown["markdown"].replace("`", "").replace("\\_", "_")
+    assert r"\begin{tabular" in shown["latex"]
+    (row,) = csv.DictReader(io.StringIO(shown["csv"]))
+    record = next(r for r in read_all("results/toy") if r.kind == "utility")
+    assert float(row["accuracy"]) == record.metrics["accuracy"].value
+    assert document("leaderboard", "table", "results/toy", "--format", "csv")["rows"]
+
+
+FORMATS = ("text", "markdown", "csv", "latex")
+
+
+def test_out_that_is_no_folder_is_one_sentence(command):
+    write(ALONE)
+    code, out, err = command("run", "toy.toml", "--jobs", 1, "--out", "toy.toml")
+    assert (code, out) == (2, "") and "Not a directory" in err and "Traceback" not in err
+
+
+def test_interrupted_is_code_130(command, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    write(ALONE)
+    monkeypatch.setattr(harness, "run_job", interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        code, out, err = command("run", "toy.toml", "--jobs", 1)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # until the process has ended
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
+
+
+def test_a_bug_keeps_its_traceback(command, monkeypatch):
+    monkeypatch.setattr(catalog, "explain", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["explain", "dpdr"])
+
+
+def real(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "always", "-c", "from audit.cli import main; main()", *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_in_a_process_of_its_own_the_command_prints_one_document_and_nothing_else(command):
+    write(ALONE)
+    done = real("run", "toy.toml", "--jobs", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["records"]) == 2
+
+
+def test_what_an_encoding_lacks_is_no_failure(command):
+    write(ALONE.replace('"dp_sgd"', '"sgd"'))
+    assert command("run", "toy.toml", "--jobs", 1)[0] == 0
+    assert "∞" in command("leaderboard", "table", "results/toy")[1]
+    done = real("leaderboard", "table", "results/toy", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "?" in done.stdout

@@ -1,0 +1,601 @@
+"""Runs of small suites from end to end: what is written, what is not computed twice, and what survives a failure."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from audit.plan.expand import plan
+from audit.run import harness
+from audit.run.harness import pick_device
+from audit.run.lock import BusyError, locked
+from audit.run.provenance import library
+from audit.scoring.allowed import gaussian_epsilon
+from audit.scoring.verify import contradiction
+from audit.subjects.outcome import Outcome
+from audit.suite import suite
+from leaderboard.board.table import Board
+from leaderboard.records.files import WriteError
+from leaderboard.records.folder import read_folder
+from leaderboard.records.manifest import read_manifests
+from leaderboard.records.record import Record, RecordError, read, read_all, write
+
+from ..conftest import INVERSION, SHARE, SUITE
+
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+MEMBERSHIP = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
+# Ten steps of an epsilon that other tests calibrate, too: the search for it takes longer than everything else.
+WHOLE = SUITE.replace(MEMBERSHIP, f"{MEMBERSHIP}, {INVERSION}").replace("controls = false", "controls = true") + SHARE
+CELLS = 4 * 3 + 1 + 1 + 2  # both defenses trained, and as negative controls; shared: sgd twice, dp_sgd twice
+SPY = '''
+from attacks.core import Access, MembershipScores, ModelAccess, attack
+
+@attack(access=Access.BLACK_BOX)
+def spy(target: ModelAccess, coins) -> MembershipScores:
+    """Does what the test asks for."""
+    {}
+'''
+BROKEN = SPY.format('raise RuntimeError("the spy\\nwas caught")')
+WORKING = SPY.format("return MembershipScores(ids=ids, scores=ids.double(), exact=False)").replace(
+    '"""Does what the test asks for."""', "ids = target.candidates.ids"
+)
+
+
+def load(folder: Path, text: str) -> suite.Suite:
+    path = folder / "toy.toml"
+    path.write_text(text, encoding="utf-8")
+    return suite.load(path)
+
+
+def run(text: str, folder: Path, *, jobs: int = 1, **settings) -> list[Record]:
+    return harness.run(load(folder, text), folder, device=CPU, jobs=jobs, **settings)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> tuple[Path, list[Record]]:
+    folder = tmp_path_factory.mktemp("results")
+    return folder, run(WHOLE, folder)
+
+
+@pytest.fixture
+def copied(results, tmp_path) -> Path:
+    """The results in a folder of their own, times and all."""
+    return shutil.copytree(results[0], tmp_path / "copy")
+
+
+def timeless(record: Record) -> Record:
+    return dataclasses.replace(record, seconds=0.0)
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    records = [path for path in (folder / "records").iterdir() if path.suffix != ".manifest"]
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in records}
+
+
+def of(records: list[Record], defense: str, attack: str | None = None, control: str | None = None) -> Record:
+    (found,) = (
+        r
+        for r in records
+        if (r.defense.name, r.attack and r.attack.name, r.control) == (defense, attack, control)
+        and r.task.get("noise") != "calibrated"
+    )
+    return found
+
+
+def test_every_cell_has_a_valid_record_named_by_its_id(results):
+    folder, records = results
+    assert len(records) == CELLS and {r.status for r in records} == {"ok"}
+    assert [r.id for r in records] == [cell.id for cell in plan(load(folder, WHOLE)).cells]
+    assert {r.id: r for r in read_all(folder)} == {r.id: r for r in records}
+    names = {path.name for path in (folder / "records").iterdir()}
+    (manifest,) = read_manifests(folder / "records")
+    assert [cell.id for cell in manifest.cells] == [r.id for r in records]
+    names.remove(manifest.name)
+    assert names == {f"{r.id}{kind}" for r in records for kind in (".json", ".parquet")}
+    for path in (folder / "records").glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    for record in records:
+        assert record.arrays == f"{record.id}.parquet" and record.seconds > 0
+        content = (folder / "records" / record.arrays).read_bytes()
+        assert record.arrays_digest == hashlib.sha256(content).hexdigest()
+        assert record.provenance == library()
+        assert record.suite == "toy" and record.suite_digest == load(folder, WHOLE).digest
+        assert record.device.startswith("cpu") and record.provenance.versions["torch"] == version("torch")
+        assert (record.requires is None) == (record.kind == "utility")
+
+
+def test_what_lies_beside_a_record_gives_its_numbers_again(results):
+    folder, records = results
+    for record in records:
+        table = pd.read_parquet(folder / "records" / str(record.arrays))
+        if record.kind == "membership":
+            inside, outside = (table.score[table.member == member].to_numpy() for member in (True, False))
+            order = (inside[:, None] > outside) + 0.5 * (inside[:, None] == outside)
+            assert record.metrics["auc"].value == pytest.approx(order.mean(), abs=1e-12)
+            assert record.metrics["auc"].n == len(table) == 200 and table.id.is_unique
+        elif record.kind == "utility":
+            assert record.metrics["accuracy"].value == (table.label == table.predicted).mean()
+        else:
+            original, found = (np.stack(table[name].to_list()) for name in ("original", "reconstruction"))
+            assert record.metrics["mse"].value == pytest.approx(((original - found) ** 2).mean(), rel=1e-6)
+
+
+def test_the_positive_control_leaks_and_the_negative_one_does_not(results):
+    _, records = results
+    positive = of(records, "sgd", "likelihood_ratio", "positive").metrics["auc"]
+    assert positive.low is not None and positive.low > 0.65
+    for attack in ("likelihood_ratio", "loss_threshold"):
+        negative = of(records, "sgd", attack, "negative").metrics["auc"]
+        assert negative.low is not None and negative.low <= 0.5
+    verdicts = {c.name: c.ok for c in Board.from_records(records).controls if "membership" in c.name}
+    assert len(verdicts) == 3 and all(verdicts.values())
+
+
+def test_records_say_what_is_proved_and_where_the_noise_is_from(results):
+    _, records = results
+    for record in records:
+        silent = record.defense.name == "sgd" or record.task.get("noise") == "none"
+        assert record.claim is not None
+        assert record.noise == ("none" if silent else "seeded")
+        assert (record.noise_multiplier == 0) == silent
+        if silent:
+            assert record.claim.epsilon is None and record.claim.reason
+        elif record.kind == "reconstruction":  # one release in which the target is known to be
+            alone = gaussian_epsilon(1 / record.noise_multiplier, 1e-5)
+            assert record.claim.epsilon == pytest.approx(alone, abs=1e-3) and record.claim.sampling == "full"
+        else:
+            assert record.claim.epsilon == pytest.approx(3, rel=0.01) and record.claim.epsilon <= 3
+            assert record.claim.relation == "add_remove" and record.claim.sampling == "poisson"
+
+
+def test_several_processes_give_the_same_records(tmp_path):
+    text = WHOLE.replace("epsilon", "noise_multiplier").replace("controls = true", "controls = false")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    before, said = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)  # whose sums round differently: a job takes one of its own accord
+        records = run(text, one, jobs=1)
+        assert torch.get_num_threads() == 2  # and gives the caller's back
+    finally:
+        torch.set_num_threads(before)
+    again = run(text, two, jobs=2, report=lambda *line: said.append(line))
+    assert [timeless(r) for r in again] == [timeless(r) for r in records]
+    for record in records:
+        first, second = (pd.read_parquet(at / "records" / str(record.arrays)) for at in (one, two))
+        pd.testing.assert_frame_equal(first, second, check_exact=True)
+    assert said[0] == (0, 9, "starting") and said[-1][:2] == (9, 9)
+
+
+def test_a_second_run_computes_nothing(copied, monkeypatch):
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("computed again"))
+    before, said = files(copied), []
+    again = run(WHOLE, copied, report=lambda *line: said.append(line))
+    assert files(copied) == before
+    assert said == [(CELLS, CELLS, f"{CELLS} of {CELLS} cells are there already")]
+    assert len(again) == CELLS
+
+
+def test_only_a_deleted_record_is_computed_again_and_is_the_same(results, copied):
+    _, records = results
+    lost = of(records, "dp_sgd", "loss_threshold")
+    before = files(copied)
+    for kind in (".json", ".parquet"):
+        (copied / "records" / f"{lost.id}{kind}").unlink()
+    again = run(WHOLE, copied)
+    after = files(copied)
+    assert timeless(of(again, "dp_sgd", "loss_threshold")) == timeless(lost)
+    assert after.keys() == before.keys()
+    assert {name for name in before if before[name] != after[name]} <= {f"{lost.id}.json", f"{lost.id}.parquet"}
+
+
+def test_another_attack_in_a_suite_changes_no_other_number(results, tmp_path):
+    _, records = results
+    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace('{ name = "sgd" }, ', "")
+    alone = run(text, tmp_path)
+    assert [r.id for r in alone] == [of(records, "dp_sgd").id, of(records, "dp_sgd", "loss_threshold").id]
+    for record in alone:
+        (same,) = (r for r in records if r.id == record.id)
+        assert (record.metrics, record.task) == (same.metrics, same.task)
+
+
+def test_a_torn_record_stops_the_run_and_nothing_is_overwritten(results, copied, monkeypatch):
+    torn = copied / "records" / f"{results[1][3].id}.json"
+    torn.write_text(torn.read_text(encoding="utf-8")[:200], encoding="utf-8")
+    (copied / "records" / f"{results[1][0].id}.json").unlink()  # something to compute
+    before = files(copied)
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("computed"))
+    with pytest.raises(RecordError, match=rf"bad record .*{torn.name}: not a whole JSON document .*; delete it") as e:
+        run(WHOLE, copied)
+    assert "\n" not in str(e.value)
+    assert files(copied) == before
+
+
+def tampered(folder: Path, record: Record, **fields) -> Record:
+    """A record replaced in its folder by somebody who knows how to write one."""
+    changed = dataclasses.replace(record, **fields)
+    write(changed, folder / "records")
+    return changed
+
+
+def test_a_record_of_another_version_is_named_and_refused_unless_it_is_computed_again(results, copied, monkeypatch):
+    _, records = results
+    old = of(records, "dp_sgd", "loss_threshold")
+    versions = {**old.provenance.versions, "torch": "2.0.0", "dp-accounting": "0.1.0"}
+    other = dataclasses.replace(old.provenance, source="0" * 64, commit=None, dirty=None, versions=versions)
+    tampered(copied, old, provenance=other)
+    monkeypatch.setattr(harness, "run_job", lambda *_, **__: pytest.fail("computed"))
+    with pytest.raises(
+        RecordError, match=rf"1 record in {copied}/records cannot be kept .*dp_sgd x loss_thr"
+    ) as caught:
+        run(WHOLE, copied)
+    for words in ("leakbench was 0", "torch was 2.0.0", "dp-accounting was 0.1.0", "with --recompute"):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    again = of(run(WHOLE, copied, recompute=True), "dp_sgd", "loss_threshold")
+    assert timeless(again) == timeless(old) and read(copied / "records" / f"{old.id}.json").provenance == library()
+
+
+def test_a_claim_or_setting_that_does_not_follow_is_refused(results, copied):
+    old = of(results[1], "dp_sgd", "loss_threshold")
+    assert old.claim is not None
+    tampered(copied, old, claim=dataclasses.replace(old.claim, epsilon=0.5))
+    with pytest.raises(RecordError, match=r"its epsilon 0\.5 does not follow from its steps, which prove [23]"):
+        run(WHOLE, copied)
+    method = dataclasses.replace(old.defense, settings={"clip_norm": 0.1})
+    tampered(copied, old, defense=method, task=old.task | {"lr": 9.0})
+    with pytest.raises(RecordError, match=r"its defense is not that of its cell; its task\.lr is not that of its cell"):
+        run(WHOLE, copied)
+
+
+def test_arrays_that_are_gone_cut_or_altered_make_a_cell_missing(results, copied):
+    _, records = results
+    gone, cut = of(records, "dp_sgd", "loss_threshold"), of(records, "sgd", "loss_threshold", "positive")
+    (copied / "records" / str(gone.arrays)).unlink()
+    (copied / "records" / str(cut.arrays)).write_bytes(b"PAR1")
+    assert {r.id for r in read_folder(copied).records if r.status == "failed"} == {gone.id, cut.id}
+    said = []
+    again = run(WHOLE, copied, report=lambda *line: said.append(line[2]))
+    assert [timeless(r) for r in again] == [timeless(r) for r in records]
+    assert any(f"record {gone.id} (dp_sgd x loss_threshold, seed 0) counts as missing" in line for line in said)
+    assert not [r for r in read_folder(copied).records if r.status == "failed"]
+
+
+def test_every_number_is_that_of_its_scores_and_one_that_is_not_is_found(results, copied):
+    folder, records = results
+    for record in records:
+        assert contradiction(record, folder / "records") == ""
+    for defense, attack, metric in (
+        ("dp_sgd", "likelihood_ratio", "auc"),
+        ("dp_sgd", "likelihood_ratio", "advantage"),
+        ("dp_sgd", None, "accuracy"),
+        ("dp_sgd", None, "loss"),
+        ("dp_sgd", "inverting_gradients", "psnr_floor"),
+        ("dp_sgd", "inverting_gradients", "psnr"),
+    ):
+        old = of(records, defense, attack)
+        fake = dataclasses.replace(old.metrics[metric], value=0.999, low=0.998, high=1.0)
+        made = dataclasses.replace(old, metrics=old.metrics | {metric: fake})
+        assert f"its {metric} is 0.999 [0.998, 1] of" in contradiction(made, folder / "records")
+    old = of(records, "dp_sgd", "inverting_gradients")
+    hidden = dataclasses.replace(old.metrics["psnr"], value=None, low=None, high=None, reason="not measured")
+    made = dataclasses.replace(old, metrics=old.metrics | {"psnr": hidden})
+    assert "its psnr is none, and its scores give" in contradiction(made, folder / "records")
+    old = of(records, "dp_sgd", "loss_threshold")
+    fake = dataclasses.replace(old.metrics["auc"], value=0.999, low=0.998, high=1.0)
+    tampered(copied, old, metrics=old.metrics | {"auc": fake})
+    assert of(run(WHOLE, copied), "dp_sgd", "loss_threshold").metrics["auc"].value == 0.999
+    assert timeless(of(run(WHOLE, copied, verify=True), "dp_sgd", "loss_threshold")) == timeless(old)
+
+
+def test_a_process_that_read_another_code_than_the_run_began_with_records_nothing(tmp_path):
+    (job, *_) = plan(load(tmp_path, SUITE)).jobs
+    then = {cell.id: dataclasses.replace(library(), source="0" * 64) for cell in job.cells}
+    with pytest.raises(RecordError, match="was edited between the start of the run and that of its processes"):
+        harness.run_job(job, tmp_path, CPU, then)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_third_party_code_is_part_of_what_is_compared(tmp_path, site):
+    site.add("attacks", "spy", WORKING)
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }').replace('{ name = "sgd" }, ', "")
+    records = run(text, tmp_path)
+    assert not records[0].provenance.third_party and set(records[1].provenance.third_party) == {"attack spy"}
+    (site.folder / "borrowed_spy.py").write_text(WORKING + "\n# another version\n")
+    with pytest.raises(RecordError, match=r"1 record .*dp_sgd x spy, seed 0: the code of attack spy has changed"):
+        run(text, tmp_path)
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    said = rf"another run writes into {tmp_path} \(process {os.getpid()} on .*\); wait for it, or name another --out"
+    with locked(tmp_path), pytest.raises(BusyError, match=said):
+        run(SUITE, tmp_path)
+
+
+def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
+    code = "import os, signal, sys; from pathlib import Path; from audit.lock import locked\n"
+    code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
+    with locked(tmp_path):
+        pass
+
+
+def test_a_full_disk_is_said_with_its_path_when_the_lock_is_written(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(28, "No space left on device")
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(WriteError, match=f"cannot write {tmp_path / '.lock'}: No space"),
+    ):
+        patched.setattr(os, "write", full)
+        with locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["records", "tuning"])
+def test_a_folder_that_is_a_link_is_neither_swept_nor_written_to(tmp_path, name):
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    for folder in (out, mine):
+        folder.mkdir()
+    (mine / "0123456789abcdef.parquet").touch()
+    (out / name).symlink_to(mine)
+    with pytest.raises(RecordError, match=f"{out / name} is a symbolic link"):
+        run(SUITE, out)
+    assert [path.name for path in mine.iterdir()] == ["0123456789abcdef.parquet"]
+
+
+def test_an_edited_request_stops_the_run_before_anything_is_computed(copied, monkeypatch):
+    (path,) = (copied / "records").glob("*.manifest")
+    path.write_text(path.read_text().replace('"toy"', '"boy"', 1))
+    monkeypatch.setattr(harness, "run_job", lambda *args, **settings: pytest.fail("computed"))
+    next((copied / "records").glob("*.json")).unlink()
+    with pytest.raises(RecordError, match=f"bad manifest {path}: it was edited"):
+        run(WHOLE, copied)
+
+
+def test_a_record_that_cannot_be_written_leaves_no_arrays_behind(tmp_path, monkeypatch):
+    def full(record, folder):
+        raise WriteError("cannot write: No space left on device")
+
+    monkeypatch.setattr(harness, "write", full)
+    with pytest.raises(WriteError):
+        run(SUITE, tmp_path)
+    assert {path.suffix for path in (tmp_path / "records").iterdir()} == {".manifest"}
+
+
+def test_defenses_that_prove_nothing_have_no_epsilon_and_say_why(tmp_path):
+    names = ("clipped_sgd", "noisy_sgd")
+    listed = ", ".join(f'{{ name = "{name}" }}' for name in names)
+    text = SUITE.replace('{ name = "sgd" }, { name = "dp_sgd" }', listed).replace(MEMBERSHIP, "")
+    clipped, noisy = run(text, tmp_path)
+    assert clipped.claim and noisy.claim
+    assert clipped.claim.epsilon is None and clipped.claim.reason == "no noise is added"
+    assert noisy.claim.epsilon is None and "not bounded" in str(noisy.claim.reason)
+    assert (clipped.noise, noisy.noise) == ("none", "seeded")
+    assert (clipped.flags, noisy.flags) == ((), ("noise_matched",))
+
+
+def test_secure_noise_is_recorded_and_kept_apart(tmp_path):
+    text = SUITE.replace(MEMBERSHIP, "").replace("epsilon", "noise_multiplier")
+    seeded, secure = (run(text, tmp_path, secure_noise=choice) for choice in (False, True))
+    assert [r.noise for r in seeded] == ["none", "seeded"]
+    assert [r.noise for r in secure] == ["none", "secure"]
+    together = read_all(tmp_path)
+    assert len(together) == 3 and len(Board.from_records(together).rows) == 3  # a row of its own, and sgd's once
+    assert of(seeded, "dp_sgd").metrics != of(secure, "dp_sgd").metrics
+
+
+def test_a_failing_cell_is_a_record_the_others_go_on_and_it_is_tried_again(tmp_path, site):
+    site.add("attacks", "spy", BROKEN)
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }, { name = "loss_threshold" }')
+    records = run(text, tmp_path)
+    assert [r.status for r in records] == ["ok", "failed", "ok"] * 2
+    failed = of(records, "dp_sgd", "spy")
+    assert failed.reason is not None
+    assert failed.reason.startswith("RuntimeError: the spy was caught (borrowed_spy.py, line ")
+    assert failed.metrics == {} and failed.arrays is None
+    assert [r for r in read_all(tmp_path) if r.status == "failed"]
+    (site.folder / "borrowed_spy.py").write_text(WORKING, encoding="utf-8")
+    del sys.modules["borrowed_spy"]
+    shutil.rmtree(site.folder / "__pycache__", ignore_errors=True)  # the two sources may be of one second and size
+    before = files(tmp_path)
+    again = run(text, tmp_path)
+    assert [r.status for r in again] == ["ok"] * 6
+    changed = {name for name, content in files(tmp_path).items() if before.get(name) != content}
+    spied = {r.id for r in again if r.attack and r.attack.name == "spy"}
+    assert changed == {f"{id}{kind}" for id in spied for kind in (".json", ".parquet")}
+
+
+def test_fail_fast_stops_after_the_first_job_that_fails(tmp_path, site):
+    site.add("attacks", "spy", BROKEN)
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }')
+    records = run(text, tmp_path, fail_fast=True)
+    assert [(r.defense.name, r.status) for r in records] == [("sgd", "ok"), ("sgd", "failed")]
+    assert len(read_all(tmp_path)) == 2
+
+
+def test_a_skipped_cell_is_recorded_and_run_once_it_can_be(tmp_path, site):
+    site.add("attacks", "spy", WORKING.replace("BLACK_BOX)", "BLACK_BOX, knows=Knows.LABELS)").replace(
+        "import Access", "import Access, Knows"
+    ))  # fmt: skip
+    text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }').replace('{ name = "sgd" }, ', "")
+    skipped = of(run(text, tmp_path), "dp_sgd", "spy")
+    assert skipped.status == "skipped" and "LABELS" in str(skipped.reason) and skipped.seconds == 0
+    before = files(tmp_path)
+    run(text, tmp_path)
+    assert files(tmp_path) == before
+    (site.folder / "borrowed_spy.py").write_text(WORKING, encoding="utf-8")
+    del sys.modules["borrowed_spy"]
+    assert of(run(text, tmp_path), "dp_sgd", "spy").status == "ok"
+
+
+def test_what_no_record_can_hold_is_a_failed_cell(tmp_path, monkeypatch):
+    def compute(cells, device):
+        for cell in cells:
+            yield cell, Outcome(task={"set": {1, 2}}, arrays={"id": [1]})
+
+    monkeypatch.setattr(harness, "compute", compute)
+    records = run(SUITE, tmp_path)
+    assert {r.status for r in records} == {"failed"}
+    assert "task.set must be plain JSON" in str(records[0].reason)
+    assert not list((tmp_path / "records").glob("*.parquet"))
+
+
+def test_a_device_that_is_not_here_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == CPU
+    with pytest.raises(ValueError, match="got cuda, and torch finds none; take cpu"):
+        pick_device("cuda")
+    with pytest.raises(ValueError, match="device must be auto, cpu or cuda, got 'gpu'"):
+        pick_device("gpu")
+
+
+@pytest.mark.gpu
+def test_a_run_on_the_gpu_has_the_same_cells(tmp_path, results):
+    records = harness.run(load(tmp_path, WHOLE), tmp_path, device=pick_device("cuda"))
+    assert [r.id for r in records] == [r.id for r in results[1]]
+    assert {r.status for r in records} == {"ok"}
+
+
+# Whoever runs the tests in the background may have Control-C ignored, and children inherit that.
+CODE = """
+import signal
+from audit.cli import main
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
+"""
+COMMAND = [sys.executable, "-c", CODE]
+
+
+def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
+    """The real command, in a group of its own."""
+    load(folder, text)
+    return subprocess.Popen(
+        [*COMMAND, "run", str(folder / "toy.toml"), "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *environment.values()])},
+        start_new_session=True,
+    )
+
+
+def first_record(folder: Path, process: subprocess.Popen) -> None:
+    limit = time.monotonic() + 120
+    while not list(folder.glob("records/*.json")):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def nobody_is_left(group: int) -> bool:
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
+def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
+    seeds = ", ".join(map(str, range(20)))  # far more than there is time for
+    text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
+    process = start(text, tmp_path, "--jobs", jobs)
+    first_record(tmp_path, process)
+    for _ in range(3):  # by somebody impatient
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+        time.sleep(0.05)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
+    assert "Traceback" not in err
+    assert 1 <= len(read_all(tmp_path)) < 120  # every one of them is whole
+    assert not [path for path in (tmp_path / "records").iterdir() if path.name.startswith(".")]
+    assert nobody_is_left(process.pid)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path, site):
+    site.add("attacks", "spy", SPY.format("import os; os._exit(3)"))
+    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }, { name = "spy" }')
+    process = start(text, tmp_path, "--jobs", "2", site=str(site.folder))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Traceback" not in err and "a process died" in err.splitlines()[-1] and "--jobs 1" in err
+    assert {r.status for r in read_all(tmp_path)} == {"ok"}
+    assert read(next((tmp_path / "records").glob("*.json")))
+
+
+def test_a_full_disk_is_one_sentence_with_its_path(tmp_path):
+    load(tmp_path, SUITE)
+    # A limit on the size of files stands in for a disk that has no room for them.
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900)); from audit.cli import main; main()"
+    command = [sys.executable, "-c", code, "run", str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: cannot write {tmp_path / 'out' / 'records'}/") and "run the same command" in last
+    assert not list((tmp_path / "out" / "records").iterdir())
+
+
+SWEEP = SUITE.replace("epsilon", "noise_multiplier").replace("seeds = [0]", "seeds = [0, 1]")
+
+
+def killed_and_resumed(folder: Path, kills: int, moment) -> None:
+    """Runs of one sweep, each killed and the next going on; asserts that nothing is lost, torn or left."""
+    seen: set[str] = set()
+    for _ in range(kills):
+        process = start(SWEEP, folder, "--jobs", "2")
+        moment(folder, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert nobody_is_left(process.pid)
+        there = {path.name for path in (folder / "records").glob("[0-9a-f]*.json")}
+        assert there >= seen and all(read(folder / "records" / name) for name in there)
+        seen = there
+
+
+def assert_as_uninterrupted(folder: Path) -> None:
+    whole = folder / "whole"
+    whole.mkdir()
+    assert run(SWEEP, folder) and run(SWEEP, whole)
+    boards = [Board.from_folder(at) for at in (folder, whole)]
+    assert boards[0].to_csv() == boards[1].to_csv() and boards[0].to_text(width=100) == boards[1].to_text(width=100)
+    assert not [path for path in (folder / "records").iterdir() if path.name.startswith(".")]
+    assert {p.stem for p in folder.glob("records/*.parquet")} == {p.stem for p in folder.glob("records/*.json")}
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
+    killed_and_resumed(tmp_path, 1, first_record)
+    assert_as_uninterrupted(tmp_path)
+
+
+@pytest.mark.slow
+def test_many_kills_at_any_moment_lose_nothing(tmp_path):
+    coins = random.Random(0)  # noqa: S311 -- moments, not secrets
+    (tmp_path / "records").mkdir()
+    killed_and_resumed(tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
+    assert_as_uninterrupted(tmp_path)

@@ -1,0 +1,338 @@
+"""One training run and what its cells ask of it: who is a candidate, what is claimed, what flags say."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from audit.plan.expand import plan, seed_of
+from audit.run.job import compute
+from audit.scoring.allowed import gaussian_epsilon, largest_auc
+from audit.subjects import trained_model as trained
+from audit.subjects.outcome import Outcome
+from audit.subjects.trained_model import TrainedModel
+from benchmarks import data
+from defenses.core.privacy.noise import PhiloxNoise
+
+from ..conftest import SUITE
+
+CPU = torch.device("cpu")
+ATTACKS = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }, { name = "one_step_likelihood_ratio" }'
+CONTROLLED = SUITE.replace("controls = false", "controls = true").replace(
+    '{ name = "likelihood_ratio" }, { name = "loss_threshold" }', ATTACKS
+)
+
+
+def outcomes(suite, defense: str = "dp_sgd", control: str | None = None) -> dict[str | None, Outcome]:
+    """Outcomes of one training by attack; None for utility."""
+    (job,) = (
+        job
+        for job in plan(suite).jobs
+        if (job.cells[0].request["defense"]["name"], job.cells[0].request["control"]) == (defense, control)
+    )
+    done = compute(job.cells, CPU)
+    return {cell.request["attack"] and cell.request["attack"]["name"]: outcome for cell, outcome in done}
+
+
+def remarks(outcome: Outcome) -> list[str]:
+    """Flags, without the one that tests on a single update always have."""
+    return [flag for flag in outcome.flags if flag != "participation_known"]
+
+
+@pytest.fixture
+def private(suite_of):
+    return outcomes(suite_of(CONTROLLED))
+
+
+def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defenses(suite_of, private):
+    splits = data.load("digits", seed=0)
+    ids = private["likelihood_ratio"].arrays["id"]
+    assert len(ids) == 200 and not private["likelihood_ratio"].error
+    inside = torch.isin(torch.tensor(ids), splits.private.ids)
+    assert inside.sum() == 100
+    assert (private["likelihood_ratio"].arrays["member"] == inside.numpy()).all()
+    other = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    for attack in ("likelihood_ratio", "loss_threshold"):
+        assert (private[attack].arrays["id"] == other[attack].arrays["id"]).all()
+
+
+def test_with_secure_noise_the_samplers_key_is_nobodys(suite_of):
+    """A key made of the request is in every record, and who took part no secret: what then amplifies nothing."""
+    keys, assumed = {}, {}
+    for secure in (False, True):
+        jobs = plan(suite_of(CONTROLLED), secure_noise=secure).jobs
+        (job,) = (
+            job
+            for job in jobs
+            if (job.cells[0].request["defense"]["name"], job.cells[0].request["control"]) == ("dp_sgd", None)
+        )
+        model = TrainedModel(job.cells[:1], CPU)
+        claim = model.outcome(job.cells[0]).claim
+        assert claim is not None
+        keys[secure], assumed[secure] = model._run.sampler_key, " ".join(claim["assumes"])
+        assert (keys[secure] == seed_of(job.cells[0].request, "sampler")) == (not secure)
+    assert keys[True].bit_length() > 128
+    assert "sampler's key was given" in assumed[False] and "follows from a seed" in assumed[False]
+    assert "sampler's key, drawn from the operating system" in assumed[True]
+
+
+def test_one_update_is_judged_by_who_took_part_in_it(private):
+    outcome = private["one_step_likelihood_ratio"]
+    splits = data.load("digits", seed=0)
+    members = torch.tensor(outcome.arrays["id"])[torch.tensor(outcome.arrays["member"])]
+    assert 40 < len(members) < 100 and torch.isin(members, splits.private.ids).all()  # 70 expected
+    others = torch.tensor(outcome.arrays["id"])[~torch.tensor(outcome.arrays["member"])]
+    assert len(others) == 100 and torch.isin(others, splits.non_member.ids).all()  # as many as candidates are asked for
+
+
+@pytest.mark.parametrize("attack", ["likelihood_ratio", "loss_threshold", "one_step_likelihood_ratio"])
+def test_a_model_that_never_saw_the_members_is_measured_and_does_not_leak(suite_of, attack):
+    outcome = outcomes(suite_of(CONTROLLED), "sgd", "negative")[attack]
+    auc = outcome.metrics["auc"]
+    assert auc.value is not None and auc.low is not None and auc.low <= 0.5 <= (auc.high or 0)
+    assert outcome.task["trained_on"] == 397 and outcome.task["private"] == 700
+    assert outcome.arrays["member"].sum() > 40
+
+
+def test_sgd_leaks_through_its_updates_and_says_that_it_is_a_decision(suite_of):
+    found = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    # A member that Poisson sampling passed over in every step of the epoch cannot show.
+    assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(1 - 0.9**10 / 2, abs=0.08)
+    assert found["one_step_likelihood_ratio"].metrics["auc"].value == 1.0
+    assert found["likelihood_ratio"].flags == ["deterministic"]
+    assert found[None].flags == []
+    claim = found[None].claim
+    assert claim is not None and claim["epsilon"] is None and claim["reason"]
+    assert found[None].noise == "none"
+
+
+def test_the_claim_is_the_budget_and_says_what_it_allows(private):
+    for outcome in private.values():
+        assert outcome.claim is not None
+        assert outcome.claim["epsilon"] == pytest.approx(3, rel=0.01) and outcome.claim["epsilon"] <= 3
+        assert outcome.noise == "seeded" and outcome.noise_multiplier == private[None].noise_multiplier
+        assert remarks(outcome) == []
+    for metric, least in (("auc", 0.85), ("tpr_at_1pct_fpr", 0.01)):
+        largest = private["likelihood_ratio"].metrics[metric].detail["largest_under_claim"]
+        assert isinstance(largest, float) and least < largest < 1
+
+
+def test_what_was_resolved_is_told(private):
+    assert private[None].task == {
+        "digest": data.load("digits", seed=0).digest,
+        "private": 700,
+        "trained_on": 700,
+        "non_member": 700,
+        "public": 397,
+        "tested_on": 700,
+        "input_shape": [1, 8, 8],
+        "public_in_distribution": True,
+        "steps": 10,
+        "sample_rate": 0.1,
+        "parameters": 64 * 8 + 8 + 8 * 10 + 10,
+    }
+    assert private[None].engine == "layerwise"
+
+
+def test_a_cell_is_the_same_alone_and_after_others(suite_of, private):
+    alone = outcomes(suite_of(CONTROLLED.replace(ATTACKS, '{ name = "loss_threshold" }')))["loss_threshold"]
+    assert alone.metrics == private["loss_threshold"].metrics
+    assert (alone.arrays["score"] == private["loss_threshold"].arrays["score"]).all()
+
+
+def test_fewer_private_examples_are_fewer_members(suite_of):
+    text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
+    found = outcomes(suite_of(text))
+    assert found[None].task["trained_on"] == 80 and found[None].task["sample_rate"] == 0.5
+    assert len(found["likelihood_ratio"].arrays["id"]) == 160
+    negative = outcomes(suite_of(text), "sgd", "negative")["one_step_likelihood_ratio"]
+    assert 0 < negative.arrays["member"].sum() <= 80 and not negative.error
+
+
+def test_a_training_that_diverged_is_flagged_and_its_attacks_fail_by_themselves(suite_of, monkeypatch):
+    real = trained.train
+
+    def diverging(*arguments, **settings):
+        run = real(*arguments, **settings)
+        with torch.no_grad():
+            next(run.model.parameters()).fill_(math.nan)
+        return run
+
+    monkeypatch.setattr(trained, "train", diverging)
+    found = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    assert found[None].flags == ["diverged"]
+    assert found[None].metrics["accuracy"].value == 0 and found[None].metrics["loss"].value is None
+    assert found["likelihood_ratio"].flags == ["deterministic", "diverged"]  # the updates are what they were
+    assert found["loss_threshold"].error.startswith("ValueError: scores must be finite")
+
+
+def test_a_run_that_spent_more_than_its_budget_violates_its_claim(suite_of, monkeypatch):
+    real = trained.defend
+
+    def sloppy(request, examples):
+        made, matched = real(request, examples)
+        return made.with_noise(made.calibrated_multiplier / 2), matched
+
+    monkeypatch.setattr(trained, "defend", sloppy)
+    found = outcomes(suite_of(CONTROLLED))
+    assert all(remarks(outcome) == ["claim_violated"] for outcome in found.values())
+
+
+def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
+    text = CONTROLLED.replace('"dp_sgd"', '"noisy_sgd"')
+    found = outcomes(suite_of(text), "noisy_sgd")
+    assert found[None].flags == ["noise_matched"] and found[None].noise == "seeded"
+    claim = found[None].claim
+    assert claim is not None and claim["epsilon"] is None and "not bounded" in claim["reason"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_not(suite_of, monkeypatch, scale):
+    real = PhiloxNoise.add
+    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, scale * std))
+    for outcome in outcomes(suite_of(CONTROLLED)).values():
+        if scale == 1:
+            assert remarks(outcome) == []
+        else:
+            violated, found = remarks(outcome)
+            assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
+
+
+def test_more_noise_than_claimed_is_said_and_violates_nothing(suite_of, monkeypatch):
+    real = PhiloxNoise.add
+    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, 1.5 * std))
+    assert outcomes(suite_of(CONTROLLED))[None].flags == ["noise_1.5x_of_claimed"]
+
+
+def test_scores_lie_beside_a_record_in_the_order_of_the_data_set(private):
+    for attack in ("likelihood_ratio", "one_step_likelihood_ratio"):
+        ids = private[attack].arrays["id"]
+        assert (ids[1:] > ids[:-1]).all()
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "partition", "fixed", "full"])
+def test_the_ratio_of_a_run_is_called_the_most_powerful_test_where_it_is_one(suite_of, sampling):
+    text = CONTROLLED.replace("batch = 70", f'batch = 70, sampling = "{sampling}"').replace(
+        "controls = true", "controls = false"
+    )
+    text = text.replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    found = outcomes(suite_of(text))
+    flagged = {name for name, outcome in found.items() if "not_most_powerful" in outcome.flags}
+    assert flagged == ({"likelihood_ratio"} if sampling in ("shuffle", "partition", "fixed") else set())
+    assert not [outcome.error for outcome in found.values() if outcome.error]
+
+
+def test_what_scores_mean_is_not_the_attacks_own_word(suite_of, site):
+    source = """
+from attacks.core import Access, MembershipScores, ModelAccess, attack
+
+@attack(access=Access.BLACK_BOX)
+def boaster(target: ModelAccess, coins) -> MembershipScores:
+    \"\"\"Says that its scores are decisions, and the best there are.\"\"\"
+    ids = target.candidates.ids
+    return MembershipScores(ids=ids, scores=ids.double(), exact=True, deterministic=True)
+"""
+    site.add("attacks", "boaster", source)
+    found = outcomes(suite_of(CONTROLLED.replace(ATTACKS, '{ name = "boaster" }')))
+    assert remarks(found["boaster"]) == []
+
+
+def test_what_one_update_may_show_is_not_amplified_by_sampling(private):
+    sigma = private["one_step_likelihood_ratio"].noise_multiplier
+    assert sigma is not None
+    alone = largest_auc(gaussian_epsilon(1 / sigma, 1e-5), 1e-5)
+    found = private["one_step_likelihood_ratio"].metrics["auc"].detail["largest_under_claim"]
+    assert found == pytest.approx(alone, abs=1e-3)
+    assert private["likelihood_ratio"].metrics["auc"].detail["largest_under_claim"] == pytest.approx(
+        largest_auc(3.0, 1e-5), abs=1e-3
+    )
+
+
+def test_nothing_is_trained_before_a_cell_asks(suite_of, monkeypatch):
+    monkeypatch.setattr(trained, "train", lambda *_, **__: pytest.fail("trained"))
+    TrainedModel(plan(suite_of(SUITE)).jobs[0].cells, CPU)
+
+
+PUBLIC = CONTROLLED.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
+
+
+def test_who_reads_public_data_is_flagged_and_who_does_not_is_not(suite_of):
+    assert remarks(outcomes(suite_of(PUBLIC), "pcdp")[None]) == ["public_in_distribution"]
+    assert remarks(outcomes(suite_of(PUBLIC), "sgd", "positive")[None]) == []
+
+
+def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_the_other(suite_of, monkeypatch):
+    real, seen = trained.train, []
+
+    def watch(model, examples, *rest, public, **settings):
+        assert public is not None
+        seen.append((len(examples[0]), len(public[0])))
+        together = torch.cat([examples[0], public[0]]).flatten(start_dim=1)
+        assert len(together.unique(dim=0)) == len(together)
+        return real(model, examples, *rest, public=public, **settings)
+
+    monkeypatch.setattr(trained, "train", watch)
+    found = outcomes(suite_of(PUBLIC), "pcdp", "negative")
+    assert seen == [(198, 199)]
+    assert not found[None].error and found["loss_threshold"].metrics["auc"].value is not None
+
+
+def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
+    found = outcomes(suite_of(CONTROLLED.replace("batch = 70", "private = 80, batch = 40")), "dp_sgd", "negative")
+    assert found[None].task["trained_on"] == 80
+    assert found[None].task["sample_rate"] == 0.5
+
+
+def test_a_run_that_outgrows_its_memory_refuses_the_attack_that_reads_every_step_and_no_other(suite_of, monkeypatch):
+    monkeypatch.setattr(trained, "TRANSCRIPT_MEMORY", 10_000)
+    monkeypatch.setattr(trained, "WATCHED", 2)
+    found = outcomes(suite_of(CONTROLLED))
+    assert (
+        "likelihood_ratio reads every step, and what 10 steps show takes more than" in found["likelihood_ratio"].error
+    )
+    assert not any(found[name].error for name in (None, "loss_threshold", "one_step_likelihood_ratio"))
+    assert "claim_violated" not in found[None].flags
+
+
+def test_the_watched_steps_are_spread_out_and_the_last_is_among_them():
+    assert trained.watched(3) == [0, 1, 2]
+    many = trained.watched(3200)
+    assert len(many) == trained.WATCHED and many[-1] == 3199
+    assert max(b - a for a, b in itertools.pairwise(many)) <= 101
+
+
+def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, tmp_path):
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
+    np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
+    text = SUITE.replace('"digits"', f'"npz:{tmp_path / "own.npz"}"').replace("batch = 70", "batch = 20")
+    found = outcomes(suite_of(text))
+    assert found[None].task["tested_on"] == 40
+    assert found[None].metrics["accuracy"].n == 40
+    assert found["loss_threshold"].metrics["auc"].n == 200
+
+
+def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_of, tmp_path):
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
+    np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
+    everybody = f'"npz:{tmp_path / "own.npz"}", private = 300, non_member = 0, public = 0'
+    text = SUITE.replace('"digits"', everybody).replace("batch = 70", "batch = 20")
+    found = outcomes(suite_of(text))
+    assert found["loss_threshold"].metrics["auc"].n == 80
+    assert found["loss_threshold"].flags == ["non_members_are_test"]
+    assert "non_members_are_test" not in found[None].flags
+    controlled = text.replace("controls = false", "controls = true")
+    (lost,) = {outcome.error for outcome in outcomes(suite_of(controlled), "sgd", "negative").values()}
+    assert "the negative control trains on public examples; set task.public, or controls = false" in lost
+
+
+def test_a_method_that_needs_public_data_says_so_where_there_are_none(suite_of, tmp_path):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=draw.integers(0, 256, (300, 8, 8), dtype=np.uint8), y=draw.integers(0, 3, 300))
+    nobody = f'"npz:{tmp_path / "own.npz"}", public = 0'
+    text = SUITE.replace('"digits"', nobody).replace("batch = 70", "batch = 20")
+    text = text.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
+    assert "this method needs public data, got none" in outcomes(suite_of(text), "pcdp")[None].error

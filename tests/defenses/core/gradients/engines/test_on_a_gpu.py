@@ -1,0 +1,65 @@
+"""The same engines on a CUDA device, without a change: rows and sums are those of the CPU."""
+
+import pytest
+import torch
+
+from defenses.core import (
+    Block,
+    Engine,
+    Everything,
+    Layout,
+    StepPlan,
+    clip,
+    cross_entropy,
+    per_example_gradients,
+    seeded,
+)
+from defenses.core.gradients.engines.torch_func import TorchFunc
+from defenses.core.gradients.layerwise.engine import Layerwise
+
+from .architectures import NAMES, problem
+from .duties import by_loop
+from .test_layerwise import KNOWN, assert_same_sums, engine_of
+
+pytestmark = pytest.mark.gpu
+
+
+def moved(made):
+    return type(made)(made.model.cuda(), made.inputs.cuda(), made.targets.cuda())
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_rows_and_sums_are_those_of_the_cpu(name):
+    expected = by_loop(problem(name))
+    made = moved(problem(name))
+    rows = engine_of(made).rows(made.inputs, made.targets)
+    assert rows.is_cuda
+    assert float((rows.cpu() - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+    reference = TorchFunc(made.model, cross_entropy, Layout.of(made.model))
+    assert_same_sums(engine_of(made), reference, made, only="three blocks")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_auto_runs_every_architecture(name):
+    made = moved(problem(name))
+    engine = Engine(made.model, noise=seeded(0))
+    plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.1)))
+    assert engine.run(plan, made.inputs, made.targets, 1.0).total.is_cuda
+
+
+def test_float32_images_agree_with_the_reference():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1),
+            torch.nn.GroupNorm(4, 16),
+            torch.nn.Tanh(),
+            torch.nn.Conv2d(16, 16, 3, stride=2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16 * 15 * 15, 10),
+        ).cuda()
+        inputs, labels = torch.randn(64, 3, 32, 32).cuda(), torch.arange(64).cuda() % 10
+    layout = Layout.of(model)
+    rows = Layerwise(model, cross_entropy, layout).rows(inputs, labels)
+    expected = per_example_gradients(model, cross_entropy, layout, inputs, labels)
+    torch.testing.assert_close(rows, expected, rtol=1e-2, atol=1e-3)  # products may be in TF32

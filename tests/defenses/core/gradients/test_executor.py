@@ -1,0 +1,179 @@
+"""The one place with raw rows: it sums in full precision, adds noise once, and lets nothing else out."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from defenses.core import (
+    Block,
+    Context,
+    Coordinates,
+    Defense,
+    Engine,
+    Everything,
+    NormWithin,
+    Release,
+    Stateless,
+    StepPlan,
+    clip,
+    clipped_sums,
+    contributions,
+    cross_entropy,
+    from_generator,
+    per_example_gradients,
+    release,
+    seeded,
+    unbounded,
+)
+from defenses.dp_sgd import dp_sgd
+
+from ... import duties
+
+PLAIN = StepPlan(Block(codec=Everything(duties.DIM), bound=clip(0.3)))
+LIKE = torch.zeros(1)
+
+
+def rows_of(plan, rows, like=LIKE):
+    return clipped_sums(plan, [lambda point: rows], like)[0]
+
+
+def test_a_run_is_the_sum_of_bounded_gradients_plus_one_draw_of_noise():
+    inputs, labels = duties.DATA
+    out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs, labels, 2.0)
+    rows = per_example_gradients(duties.network(), cross_entropy, duties.LAYOUT, inputs, labels)
+    expected = clip(0.3)(rows).sum(dim=0) + duties.noise_of(3, duties.DIM, 0.6)
+    torch.testing.assert_close(out.total, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(out.noisy[0], out.total)
+
+
+@pytest.mark.parametrize("microbatch", [1, 5, 24, 1000])
+def test_microbatches_do_not_change_the_release(microbatch):
+    inputs, labels = duties.DATA
+    whole = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs, labels, 2.0)
+    cut = Engine(duties.network(), noise=seeded(3), microbatch=microbatch).run(PLAIN, inputs, labels, 2.0)
+    torch.testing.assert_close(cut.total, whole.total, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_do_not_lose_small_rows_among_many():
+    # In float32 the one would vanish beside what comes before and goes after it.
+    rows = torch.tensor([[1e9], [1.0], [-1e9]])
+    loose = StepPlan(Block(codec=Everything(1), bound=unbounded()))
+    assert float(rows_of(loose, rows)) == 1.0
+
+
+def test_one_broken_example_counts_as_zero_and_the_others_as_they_are():
+    inputs, labels = duties.DATA
+    broken = inputs.clone()
+    broken[4] = torch.nan
+    broken[9] = torch.inf
+    others = [i for i in range(len(inputs)) if i not in (4, 9)]
+    for plan in (PLAIN, StepPlan(Block(codec=Everything(duties.DIM), bound=unbounded()))):
+        with_broken = Engine(duties.network()).run(plan, broken, labels, 0.0)
+        without = Engine(duties.network()).run(plan, inputs[others], labels[others], 0.0)
+        torch.testing.assert_close(with_broken.total, without.total, rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_that_is_broken_where_nothing_is_released_counts_as_zero_too():
+    rows = torch.tensor([[1.0, torch.nan], [0.0, 2.0]])
+    kept = Block(codec=Coordinates(torch.tensor([0]), dim=2), bound=clip(5.0), share=0.5)
+    count = Block(codec=Everything(1), bound=clip(0.5), share=0.5, query=NormWithin(1.0), updates=False)
+    values, counted = contributions(StepPlan(kept, count), lambda point: rows)
+    assert values.tolist() == [[0.0], [0.0]]
+    assert counted.tolist() == [[0.5], [-0.5]]
+
+
+def test_an_empty_batch_is_pure_noise():
+    inputs, labels = duties.DATA
+    out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs[:0], labels[:0], 2.0)
+    assert torch.equal(out.total, duties.noise_of(3, duties.DIM, 2.0 * 0.3))
+    silent = Engine(duties.network()).run(PLAIN, inputs[:0], labels[:0], 0.0)
+    assert torch.equal(silent.total, torch.zeros(duties.DIM))
+
+
+def test_noise_is_drawn_in_the_released_space_and_apart_for_every_block():
+    kept = Coordinates(torch.tensor([0, 2]), dim=4)
+    count = Block(codec=Everything(1), bound=clip(0.5), share=0.2, query=NormWithin(1.0), updates=False)
+    plan = StepPlan(Block(codec=kept, bound=clip(1.0), share=0.8), count)
+    context = Context(step=0, steps=1, dim=4)
+
+    class Fixed(Stateless):
+        def plan(self, context):
+            return plan
+
+    out = release(Defense(Fixed(), 1.0), torch.zeros(3, 4), context, noise=seeded(0))
+    assert [values.numel() for values in out.noisy] == [2, 1]
+    assert out.total[[1, 3]].tolist() == [0.0, 0.0]
+    assert torch.equal(out.total[[0, 2]], out.noisy[0])  # the count is no part of the update
+    source = seeded(0)
+    torch.testing.assert_close(out.noisy[0].double(), source.add(torch.zeros(2, dtype=torch.float64), 1 / 0.8**0.5))
+    sums = torch.full((1,), 1.5, dtype=torch.float64)
+    torch.testing.assert_close(out.noisy[1].double(), source.add(sums, 0.5 / 0.2**0.5))
+
+
+def test_a_block_that_does_not_update_is_released_and_not_added():
+    rows = torch.tensor([[3.0, 4.0]])
+    seen = Block(codec=Everything(2), bound=clip(1.0), share=0.5, updates=False)
+    used = Block(codec=Everything(2), bound=clip(2.0), share=0.5)
+
+    class Fixed(Stateless):
+        def plan(self, context):
+            return StepPlan(seen, used)
+
+    out = release(Defense(Fixed(), 0.0), rows, Context(step=0, steps=1, dim=2))
+    torch.testing.assert_close(out.noisy[0], torch.tensor([0.6, 0.8]))
+    torch.testing.assert_close(out.total, torch.tensor([1.2, 1.6]))
+
+
+def test_contributions_are_made_row_by_row():
+    rows = torch.randn(6, duties.DIM, generator=torch.Generator().manual_seed(0))
+    whole = contributions(PLAIN, lambda point: rows)[0]
+    alone = torch.cat([contributions(PLAIN, lambda point, row=row: row)[0] for row in rows.split(1)])
+    torch.testing.assert_close(whole, alone)
+
+
+def test_rows_at_one_point_are_computed_once():
+    asked = []
+
+    def gradients(point):
+        asked.append(point)
+        return torch.ones(2, 4)
+
+    count = Block(codec=Everything(1), bound=clip(0.5), share=0.5, query=NormWithin(1.0), updates=False)
+    contributions(StepPlan(Block(codec=Everything(4), bound=clip(1.0), share=0.5), count), gradients)
+    assert asked == [None]
+
+
+def test_only_noisy_values_leave():
+    assert {field.name for field in dataclasses.fields(Release)} == {"noisy", "total"}
+
+
+def test_noise_without_a_source_is_refused():
+    inputs, labels = duties.DATA
+    with pytest.raises(ValueError, match=r"noise must be given when noise_multiplier is positive, got None at 2\.0"):
+        Engine(duties.network()).run(PLAIN, inputs, labels, 2.0)
+    with pytest.raises(ValueError, match="noise must be given when noise_multiplier is positive"):
+        release(dp_sgd(noise_multiplier=1.0), torch.zeros(2, 4), Context(step=0, steps=1, dim=4))
+
+
+def test_a_release_works_on_rows_or_on_gradients_as_a_function():
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    context = Context(step=0, steps=1, dim=4)
+    quiet = dp_sgd(noise_multiplier=0.0)
+    assert torch.equal(release(quiet, rows, context).total, release(quiet, lambda point: rows, context).total)
+    noisy = dp_sgd(noise_multiplier=1.0)
+    by_generator = release(noisy, rows, context, noise=torch.Generator().manual_seed(4)).total
+    source = from_generator(torch.Generator().manual_seed(4))
+    assert torch.equal(by_generator, release(noisy, rows, context, noise=source).total)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_microbatch_without_room_for_an_example_is_refused(size):
+    with pytest.raises(ValueError, match=f"microbatch must be at least 1 or None, got {size}"):
+        Engine(duties.network(), microbatch=size)
+
+
+def test_double_precision_models_get_double_precision_releases():
+    inputs, labels = duties.DATA
+    out = Engine(duties.network().double(), noise=seeded(3)).run(PLAIN, inputs.double(), labels, 1.0)
+    assert out.total.dtype == torch.float64

@@ -1,0 +1,136 @@
+"""Layers that mix examples are refused with a way out that works."""
+
+import pytest
+import torch
+from torch import nn
+
+from defenses.core import Engine, Layout, cross_entropy, group_norm_instead, per_example_gradients, poisson, train
+from defenses.core import refuse_batch_norm as refuse
+from defenses.dp_sgd import dp_sgd
+
+from ... import duties
+
+
+def mixing():
+    """Small models with a layer that mixes examples second, and the shape of their inputs; always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {
+            "BatchNorm1d": (nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), (6,)),
+            "BatchNorm2d": (
+                nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 3)),
+                (3, 4, 4),
+            ),
+            "BatchNorm3d": (
+                nn.Sequential(nn.Conv3d(1, 4, 2), nn.BatchNorm3d(4), nn.Flatten(), nn.Linear(32, 3)),
+                (1, 3, 3, 3),
+            ),
+            "SyncBatchNorm": (
+                nn.Sequential(nn.Conv2d(3, 6, 3), nn.SyncBatchNorm(6), nn.Flatten(), nn.Linear(24, 3)),
+                (3, 4, 4),
+            ),
+            "InstanceNorm2d": (
+                nn.Sequential(
+                    nn.Conv2d(3, 8, 3),
+                    nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+                    nn.Flatten(),
+                    nn.Linear(32, 3),
+                ),
+                (3, 4, 4),
+            ),
+        }
+
+
+MIXING = mixing()
+each = pytest.mark.parametrize("kind", MIXING)
+
+
+@each
+def test_what_mixes_examples_is_refused_by_place_with_the_way_out(kind):
+    model, _ = MIXING[kind]
+    message = f"model must not mix examples, got {kind} at '1'; convert it first: .*group_norm_instead"
+    with pytest.raises(ValueError, match=message):
+        refuse(model)
+    with pytest.raises(ValueError, match=message):
+        Engine(model)
+
+
+@each
+def test_a_frozen_one_in_evaluation_mode_is_refused_too(kind):
+    model, _ = MIXING[kind]
+    with pytest.raises(ValueError, match="must not mix examples"):
+        refuse(model.eval().requires_grad_(False))
+    model.train().requires_grad_(True)
+
+
+@each
+def test_the_way_out_gives_rows_that_depend_on_their_example_and_on_every_parameter(kind):
+    model, shape = MIXING[kind]
+    converted = group_norm_instead(model).double()
+    refuse(converted)
+    assert any(isinstance(module, nn.GroupNorm) for module in converted.modules())
+    inputs = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.tensor([0, 1, 2, 0])
+    layout = Layout.of(converted)
+    rows = per_example_gradients(converted, cross_entropy, layout, inputs, labels)
+    alone = per_example_gradients(converted, cross_entropy, layout, inputs[:1], labels[:1])
+    torch.testing.assert_close(rows[:1], alone, rtol=1e-8, atol=1e-10)
+    # The first layer still gets a signal: a group of one value each would have made it a constant.
+    start, stop = layout.layers[0]
+    assert (rows[:, start:stop].norm(dim=1) > 1e-3).all()
+
+
+@each
+def test_the_conversion_leaves_the_original_and_the_number_of_parameters_alone(kind):
+    model, _ = MIXING[kind]
+    converted = group_norm_instead(model)
+    assert type(model[1]).__name__ == kind
+    assert sum(p.numel() for p in converted.parameters()) == sum(p.numel() for p in model.parameters())
+    with torch.no_grad():
+        next(converted.parameters()).add_(1.0)
+    assert not torch.equal(next(converted.parameters()), next(model.parameters()))
+
+
+def test_affine_parameters_are_carried_over():
+    norm = nn.BatchNorm2d(6)
+    with torch.no_grad():
+        norm.weight.copy_(torch.arange(6.0))
+        norm.bias.copy_(-torch.arange(6.0))
+    converted = group_norm_instead(norm)
+    assert isinstance(converted, nn.GroupNorm)
+    assert torch.equal(converted.weight, torch.arange(6.0))
+    assert torch.equal(converted.bias, -torch.arange(6.0))
+    plain = group_norm_instead(nn.BatchNorm2d(6, affine=False))
+    assert not list(plain.parameters())
+
+
+@pytest.mark.parametrize(("channels", "wanted", "got"), [(64, 32, 32), (48, 32, 24), (7, 4, 1), (6, 4, 3), (5, 32, 5)])
+def test_groups_are_the_largest_divisor_up_to_the_wanted_number(channels, wanted, got):
+    converted = group_norm_instead(nn.BatchNorm2d(channels), groups=wanted)
+    assert isinstance(converted, nn.GroupNorm)
+    assert converted.num_groups == got
+
+
+def test_a_nested_layer_is_found_and_converted():
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"got BatchNorm1d at '0\.1'"):
+        refuse(model)
+    refuse(group_norm_instead(model))
+
+
+def test_an_instance_norm_that_tracked_computes_what_it_did_in_training():
+    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    inputs = torch.randn(3, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(group_norm_instead(norm)(inputs), norm(inputs))
+
+
+def test_layers_that_look_at_one_example_pass():
+    refuse(nn.Sequential(nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.InstanceNorm2d(4), nn.Dropout(0.5)))
+
+
+def test_training_refuses_before_it_touches_the_model():
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    before = nn.utils.parameters_to_vector(model.parameters()).clone()
+    with pytest.raises(ValueError, match="group_norm_instead"):
+        train(model, duties.DATA, dp_sgd(noise_multiplier=1.0), sampling=poisson(0.5), steps=2)
+    assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)

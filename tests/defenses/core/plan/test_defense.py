@@ -1,0 +1,120 @@
+"""Plans that do not add up are refused; public randomness is a function of seed and number."""
+
+import dataclasses
+import hashlib
+import math
+
+import pytest
+import torch
+
+from defenses.core import Block, Context, Defense, Everything, Layout, Stateless, StepPlan, clip, seed_from, unbounded
+from defenses.dp_sgd import dp_sgd
+
+from ... import duties
+
+
+def block(**settings):
+    return Block(**{"codec": Everything(4), "bound": clip(1.0)} | settings)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
+def test_a_share_is_a_part_of_one(share):
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got"):
+        block(share=share)
+
+
+@pytest.mark.parametrize("shares", [(0.5,), (0.5, 0.6), (1.0, 1.0), (0.3, 0.3, 0.3)])
+def test_shares_must_sum_to_one_or_a_step_would_spend_more_than_it_says(shares):
+    with pytest.raises(ValueError, match="the shares of a plan's blocks must sum to 1, got"):
+        StepPlan(*(block(share=share) for share in shares))
+
+
+def test_a_plan_updates_something_of_one_dimension():
+    with pytest.raises(ValueError, match="a plan must have at least one block with updates=True, got none"):
+        StepPlan(block(updates=False))
+    with pytest.raises(ValueError, match="at least one block"):
+        StepPlan()
+    with pytest.raises(ValueError, match="must decode to the same dimension"):
+        StepPlan(block(share=0.5), block(share=0.5, codec=Everything(5)))
+    StepPlan(block(share=0.5), block(share=0.5, codec=Everything(1), updates=False))  # a count may differ
+
+
+def test_noise_is_the_multiplier_over_the_root_of_the_share_in_units_of_the_bound():
+    assert block(bound=clip(0.5), share=0.25).noise_std(3.0) == pytest.approx(3.0)
+    assert StepPlan(block(share=0.25), block(share=0.75)).sensitivity == pytest.approx(1.0)
+    assert StepPlan(block(share=0.25), block(share=0.75, bound=unbounded())).sensitivity == math.inf
+
+
+def test_a_context_holds_public_things_and_nothing_else():
+    # Whoever adds a field asks first whether a mask that depends on it costs no privacy.
+    assert {field.name for field in dataclasses.fields(Context)} == {
+        "step",
+        "steps",
+        "dim",
+        "layout",
+        "steps_per_epoch",
+        "parameters",
+        "update",
+        "expected_batch",
+        "seed",
+        "public",
+        "one_off",  # releases, and charges what it releases
+        "device",
+    }
+
+
+def test_coins_are_a_pure_function_of_seed_and_number():
+    context = Context(step=3, steps=10, dim=4, seed=7)
+
+    def draw(context, number):
+        return torch.rand(5, generator=context.coins(number))
+
+    assert torch.equal(draw(context, 2), draw(context.at(8), 2))
+    assert not torch.equal(draw(context, 2), draw(context, 3))
+    assert not torch.equal(draw(context, 2), draw(Context(step=3, steps=10, dim=4, seed=8), 2))
+
+
+def test_epochs_count_a_begun_one_whole():
+    context = Context(step=5, steps=11, steps_per_epoch=4, dim=1)
+    assert (context.epoch, context.epochs) == (1, 3)
+
+
+@pytest.mark.parametrize("step", [-1, 10])
+def test_a_step_outside_of_the_run_is_refused(step):
+    with pytest.raises(ValueError, match=rf"step must be in \[0, 10\), got {step}"):
+        Context(step=step, steps=10, dim=1)
+
+
+def test_the_layout_knows_the_dimension():
+    assert Context(step=0, steps=1, layout=duties.LAYOUT).dim == duties.DIM
+    assert Context(step=0, steps=1, dim=9).layout == Layout.flat(9)
+
+
+def test_public_rows_need_public_data():
+    with pytest.raises(ValueError, match="this method needs public data, got none"):
+        Context(step=0, steps=1, dim=4).public_rows(3)
+
+
+def test_a_release_of_its_own_needs_a_run_around_it():
+    with pytest.raises(ValueError, match="a release of its own needs data, and this context has none"):
+        Context(step=0, steps=1, dim=4).release(StepPlan(block()), 1.0)
+
+
+class NoPlan(Stateless):
+    """Forgot its plan."""
+
+
+def test_a_method_without_a_plan_is_told_so():
+    with pytest.raises(NotImplementedError, match=r"NoPlan must define plan\(context\)"):
+        Defense(NoPlan(), 1.0).plan(None, Context(step=0, steps=1, dim=1))
+
+
+def test_a_defense_is_named_as_its_method_unless_it_is_told():
+    assert Defense(NoPlan()).name == "no_plan"
+    assert Defense(NoPlan(), name="mine").name == "mine"
+    assert dp_sgd().with_noise(2.0) == dp_sgd(noise_multiplier=2.0)
+
+
+def test_seeds_are_the_same_on_every_machine():
+    assert seed_from(0, "coins", 1) == int.from_bytes(hashlib.sha256(b"0/coins/1").digest()[:8], "big") >> 1
+    assert 0 <= seed_from("x") < 2**63

@@ -1,0 +1,394 @@
+"""What is charged, to which relation, and the way back from an epsilon to the noise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from defenses.clipped_sgd import clipped_sgd
+from defenses.core import (
+    Block,
+    Context,
+    Defense,
+    Engine,
+    Everything,
+    Ledger,
+    Stateless,
+    StepPlan,
+    calibrate,
+    clip,
+    fixed,
+    full,
+    partition,
+    poisson,
+    predict,
+    seeded,
+    shuffle,
+    train,
+    unbounded,
+)
+from defenses.core.gradients.executor import add_noise
+from defenses.core.privacy.accounting import Gaussian, epsilon, gaussian_epsilon
+from defenses.core.privacy.discrete_gaussian import probabilities
+from defenses.core.privacy.ledger import Entry
+from defenses.dp_sgd import dp_sgd
+from defenses.dpdr import dpdr
+from defenses.noisy_sgd import noisy_sgd
+from defenses.random_sparsification import random_sparsification
+from defenses.sgd import sgd
+
+from ... import duties
+
+DELTA = 1e-5
+PLAN = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+LOOSE = StepPlan(Block(codec=Everything(4), bound=unbounded()))
+
+
+def filled(sampling, steps, sigma=1.54):
+    ledger = Ledger(sampling)
+    for step in range(steps):
+        ledger.record(PLAN, sigma, step=step)
+    return ledger
+
+
+def test_the_headline_run_costs_what_it_should_under_every_sampler():
+    claims = {s.kind: predict(dp_sgd(noise_multiplier=1.54), sampling=s, steps=2000).claim(DELTA) for s in SAMPLERS}
+    assert claims["poisson"].epsilon == pytest.approx(2.75, abs=0.006)
+    assert claims["poisson"].epsilon_rdp == pytest.approx(3.00, abs=0.006)
+    for kind in ("partition", "shuffle"):
+        assert claims[kind].epsilon == pytest.approx(25.3, abs=0.05)
+        assert claims[kind].relation == "zero_out"
+    for kind in ("partition", "shuffle"):
+        assert claims[kind].as_if_poisson == claims["poisson"].epsilon
+    assert claims["poisson"].as_if_poisson is None
+    assert claims["poisson"].relation == "add_remove"
+    assert claims["poisson"].unit == "example"
+    assert claims["poisson"].sample_rate == 0.02
+
+
+SAMPLERS = (poisson(0.02), partition(0.02), shuffle(0.02))
+
+
+def test_subsets_of_fixed_size_are_charged_like_full_batches():
+    few = predict(dp_sgd(noise_multiplier=20.0), sampling=fixed(0.02), steps=100).claim(DELTA)
+    everybody = predict(dp_sgd(noise_multiplier=20.0), sampling=full(), steps=100).claim(DELTA)
+    assert few.epsilon == everybody.epsilon == epsilon([Gaussian(1.0, 2.0, 1)], DELTA).value
+    assert (few.relation, everybody.relation) == ("zero_out", "add_remove")
+    assert few.as_if_poisson is not None
+    assert few.as_if_poisson < few.epsilon
+    assert everybody.as_if_poisson is None
+
+
+@pytest.mark.parametrize("build", [dpdr, random_sparsification])
+def test_every_bounded_method_costs_what_dp_sgd_costs(build):
+    theirs = predict(dp_sgd(noise_multiplier=1.54), sampling=poisson(0.1), steps=50)
+    ours = predict(build(noise_multiplier=1.54), sampling=poisson(0.1), steps=50)
+    assert ours.entries == theirs.entries
+    assert ours.claim(DELTA) == theirs.claim(DELTA)
+
+
+def test_neighbouring_steps_of_one_price_are_one_entry():
+    ledger = filled(poisson(0.1), 5)
+    assert [(e.first, e.steps, e.noise_multiplier) for e in ledger.entries] == [(0, 5, 1.54)]
+    ledger.record(PLAN, 2.0, step=5)
+    ledger.record(PLAN, 1.54, step=6)
+    assert [(e.first, e.steps) for e in ledger.entries] == [(0, 5), (5, 1), (6, 1)]
+    assert ledger.steps == 7
+
+
+def test_no_epoch_of_a_partition_is_forgotten_or_charged_twice():
+    # 25 steps of ten an epoch: three epochs, the last one begun.
+    for steps, epochs in ((1, 1), (10, 1), (11, 2), (25, 3)):
+        expected = epsilon([Gaussian(1.0, 1.54, epochs)], DELTA).value
+        assert filled(partition(0.1), steps).claim(DELTA).epsilon == expected
+
+
+def test_an_epoch_of_a_partition_costs_its_cheapest_protection():
+    ledger = Ledger(partition(0.25))
+    for step, sigma in enumerate([3.0, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]):
+        ledger.record(PLAN, sigma, step=step)
+    expected = epsilon([Gaussian(1.0, 1.0, 1), Gaussian(1.0, 3.0, 1)], DELTA).value
+    assert ledger.claim(DELTA).epsilon == expected
+
+
+def test_a_release_on_all_data_is_charged_beside_the_steps():
+    ledger = Ledger(poisson(0.1))
+    ledger.record(PLAN, 8.0, step=0, sampling=full())
+    for step in range(3):
+        ledger.record(PLAN, 1.54, step=step)
+    expected = epsilon([Gaussian(1.0, 8.0, 1), Gaussian(0.1, 1.54, 3)], DELTA).value
+    assert ledger.claim(DELTA).epsilon == expected
+    assert ledger.claim(DELTA).relation == "add_remove"
+
+
+def test_two_samplers_with_epochs_of_their_own_are_charged_both():
+    ledger = Ledger(partition(0.5))
+    ledger.record(PLAN, 1.0, step=0)
+    ledger.record(PLAN, 1.0, step=1, sampling=shuffle(0.25))
+    assert ledger.claim(DELTA).epsilon == epsilon([Gaussian(1.0, 1.0, 2)], DELTA).value
+
+
+def test_the_weaker_relation_of_two_samplers_is_claimed():
+    ledger = filled(poisson(0.5), 2)
+    ledger.record(PLAN, 1.0, step=2, sampling=fixed(0.5))
+    assert ledger.claim(DELTA).relation == "zero_out"
+
+
+def test_one_unbounded_or_noiseless_step_voids_the_claim():
+    for plan, sigma, reason in (
+        (LOOSE, 1.0, "one example's contribution is not bounded"),
+        (PLAN, 0.0, "no noise is added"),
+    ):
+        ledger = filled(poisson(0.1), 9)
+        ledger.record(plan, sigma, step=9)
+        proved = ledger.claim(DELTA)
+        assert proved.epsilon == proved.epsilon_rdp == math.inf
+        assert proved.reason == reason
+        assert proved.as_if_poisson is None
+        assert any(f"no guarantee ({reason})" in words for words in proved.events)
+
+
+@pytest.mark.parametrize("build", [sgd(), clipped_sgd(clip_norm=1.0), noisy_sgd(noise_multiplier=1.54)])
+def test_what_proves_nothing_says_why(build):
+    proved = predict(build, sampling=poisson(0.02), steps=20).claim(DELTA)
+    assert proved.epsilon == math.inf
+    assert proved.reason
+
+
+def test_events_are_told_in_words():
+    assert filled(poisson(0.02), 3).claim(DELTA).events == (
+        "3 x Gaussian, noise 1.54 on a Poisson sample of rate 0.02",
+    )
+    assert "each record at most once in 50 steps" in filled(partition(0.02), 3).claim(DELTA).events[0]
+    assert "without amplification" in filled(fixed(0.02), 3).claim(DELTA).events[0]
+
+
+def test_shares_that_sum_to_one_up_to_rounding_keep_one_price():
+    blocks = [Block(codec=Everything(2), bound=clip(float(i + 1)), share=0.1) for i in range(10)]
+    ledger = Ledger(poisson(0.1))
+    ledger.record(StepPlan(*blocks), 1.3, step=0)
+    ledger.record(PLAN, 1.3, step=1)
+    assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(2, 1.3)]
+
+
+class LooseLater(Stateless):
+    """Drops its bound after some steps."""
+
+    def plan(self, context):
+        bound = clip(1.0) if context.step < 5 else unbounded()
+        return StepPlan(Block(codec=Everything(context.dim), bound=bound))
+
+
+def test_a_prediction_sees_a_bound_that_is_dropped_on_the_way():
+    assert predict(Defense(LooseLater(), 1.0), sampling=poisson(0.1), steps=5).claim(DELTA).reason == ""
+    assert predict(Defense(LooseLater(), 1.0), sampling=poisson(0.1), steps=6).claim(DELTA).epsilon == math.inf
+    with pytest.raises(ValueError, match="'loose_later' proves no epsilon at any noise multiplier"):
+        calibrate(Defense(LooseLater()), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=6)
+
+
+def test_a_prediction_counts_steps_that_it_did_not_run():
+    ledger = predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=2_345)
+    assert ledger.steps == 2_345
+    assert len(ledger.entries) == 1
+
+
+def test_a_prediction_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    predict(dpdr(noise_multiplier=1.0), sampling=poisson(0.1), steps=5)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "sampling", "steps"),
+    [
+        (3.0, poisson(0.1), 30),
+        (0.1, poisson(0.1), 100),
+        (8.0, full(), 5),
+        pytest.param(3.0, poisson(0.02), 2000, marks=pytest.mark.slow),
+        pytest.param(8.0, poisson(0.05), 500, marks=pytest.mark.slow),
+        (3.0, partition(0.1), 40),
+        (1.0, full(), 10),
+        (1.0, fixed(0.5), 10),
+    ],
+)
+def test_calibration_hits_its_target_from_the_private_side(target, sampling, steps):
+    calibrated = calibrate(dp_sgd(clip_norm=0.7), epsilon=target, delta=DELTA, sampling=sampling, steps=steps)
+    reached = predict(calibrated, sampling=sampling, steps=steps).claim(DELTA).epsilon
+    assert target * (1 - 2e-3) <= reached <= target
+    assert calibrated.method == dp_sgd(clip_norm=0.7).method
+
+
+def test_calibration_replaces_the_noise_and_nothing_else():
+    old = dpdr(noise_multiplier=99.0, share=0.1)
+    new = calibrate(old, epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=30)
+    assert (new.method, new.name) == (old.method, old.name)
+    assert old.noise_multiplier == 99.0
+    plain = calibrate(dp_sgd(), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=30)
+    assert new.noise_multiplier == plain.noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("defense", "message"),
+    [
+        (sgd(), "'sgd' proves no epsilon"),
+        (clipped_sgd(clip_norm=1.0), "'clipped_sgd' proves no epsilon: it adds no noise"),
+        (noisy_sgd(), "'noisy_sgd' proves no epsilon at any noise multiplier: one example's contribution"),
+    ],
+)
+def test_what_proves_nothing_cannot_be_calibrated(defense, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(defense, epsilon=3.0, delta=DELTA, sampling=poisson(0.02), steps=10)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+def test_an_epsilon_that_is_none_is_refused(target):
+    with pytest.raises(ValueError, match="epsilon must be a positive finite number, got"):
+        calibrate(dp_sgd(), epsilon=target, delta=DELTA, sampling=poisson(0.02), steps=10)
+
+
+def test_runs_without_steps_and_uncalibrated_defenses_predict_nothing():
+    with pytest.raises(ValueError, match="steps must be from 1 to 1000000 for a prediction, got 0"):
+        predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=0)
+    with pytest.raises(ValueError, match="noise_multiplier of 'dp_sgd' must be set"):
+        predict(dp_sgd(), sampling=poisson(0.1), steps=1)
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2\.0"):
+        predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.1), steps=1).claim(2.0)
+
+
+class WithStart:
+    """Releases something once before training, as pre-pruning does."""
+
+    def __init__(self, own: float) -> None:
+        self.own = own
+
+    def start(self, context: Context) -> object:
+        (noisy,) = context.release(StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0))), self.own)
+        return noisy
+
+    def plan(self, state: object, context: Context) -> tuple[object, StepPlan]:
+        return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
+
+    def observe(self, state: object, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> object:
+        return state
+
+
+def test_a_release_of_its_own_is_charged_on_all_the_data_and_is_no_step():
+    defense = Defense(WithStart(own=4.0), noise_multiplier=1.5)
+    ledger = predict(defense, sampling=poisson(0.1), steps=20)
+    assert ledger.steps == 20 and [entry.one_off for entry in ledger.entries] == [True, False]
+    alone = epsilon([Gaussian(1.0, 4.0, 1), Gaussian(0.1, 1.5, 20)], DELTA)
+    assert ledger.claim(DELTA).epsilon == pytest.approx(alone.value)
+    run = train(duties.network(), duties.DATA, defense, sampling=poisson(0.1), steps=20, noise=seeded(0))
+    assert run.ledger.entries == ledger.entries
+
+
+NO_MULTIPLIERS = [-1.0, math.nan, math.inf, -math.inf, 1e-200, 1e-7, 1e10]
+no_multiplier = pytest.mark.parametrize("sigma", NO_MULTIPLIERS)
+
+
+@no_multiplier
+def test_a_multiplier_that_draws_no_noise_is_never_charged_as_if_it_did(sigma):
+    """Whatever takes a multiplier takes 0, for which nothing is proved, or a number of a size that is really drawn."""
+    plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+    message = r"noise_multiplier must be 0 for no noise, or in \[1e-06, 1e\+09\], got"
+    ledger = Ledger(full())
+    with pytest.raises(ValueError, match=message):
+        ledger.record(plan, sigma, step=0)
+    assert ledger.entries == []
+    with pytest.raises(ValueError, match=message):
+        dp_sgd(noise_multiplier=sigma)
+    with pytest.raises(ValueError, match=message):
+        plan.blocks[0].noise_std(sigma)
+    with pytest.raises(ValueError, match=message):
+        add_noise(plan, [torch.zeros(4, dtype=torch.float64)], sigma, seeded(0), torch.float32)
+    with pytest.raises(ValueError, match=message):
+        Engine(duties.network(), noise=seeded(0)).run(plan, *duties.DATA, sigma)
+    with pytest.raises(ValueError, match=message):
+        predict(Defense(WithStart(own=sigma), 1.0), sampling=poisson(0.1), steps=2)
+    with pytest.raises(ValueError, match=message):
+        train(duties.network(), duties.DATA, Defense(WithStart(own=sigma), 1.0), sampling=poisson(0.1), steps=2)
+    with pytest.raises(ValueError, match=message):
+        Entry(0, 1, sigma, full())
+
+
+def test_no_noise_at_all_proves_nothing_wherever_it_is_asked_for():
+    plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+    for zero in (0, 0.0, -0.0):
+        ledger = Ledger(full())
+        ledger.record(plan, zero, step=0)
+        assert ledger.claim(DELTA).epsilon == math.inf
+    with pytest.raises(ValueError, match="an event without noise must have no noise multiplier"):
+        Entry(0, 1, 0.0, full())
+
+
+def test_exact_noise_is_an_event_of_its_own_and_costs_no_less():
+    plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
+    claims = []
+    for exact in (False, True):
+        ledger = Ledger(poisson(0.1))
+        for step in range(50):
+            ledger.record(plan, 1.3, step=step, exact=exact)
+        claims.append(ledger.claim(DELTA))
+    assert claims[0].events[0].startswith("50 x Gaussian, noise 1.3")
+    assert claims[1].events[0].startswith("50 x discrete Gaussian, noise 1.3")
+    # The accountant itself moves by more than the 1e-12 that separates the two.
+    assert claims[0].epsilon * (1 - 1e-9) <= claims[1].epsilon <= claims[0].epsilon * (1 + 1e-9)
+    alone = [Ledger(full()), Ledger(full())]
+    for ledger, exact in zip(alone, (False, True), strict=True):
+        ledger.record(plan, 1.3, step=0, exact=exact)
+    assert alone[0].claim(DELTA).epsilon < alone[1].claim(DELTA).epsilon
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(4.0, 3), (10.0, 17), (31.0, 20)])
+def test_one_dimension_of_discrete_gaussian_noise_costs_no_more_than_is_charged(scale, shift):
+    # On a grid so coarse that everything can be added up, with the 8 that the ledger's lemma takes off the variance.
+    integers = np.arange(-400, 400)
+    out, joined = probabilities(integers, scale), probabilities(integers - shift, scale)
+    charged = gaussian_epsilon(math.sqrt(scale**2 - 8) / shift, DELTA)
+    spent = float(np.maximum(joined - math.exp(charged) * out, 0).sum())
+    assert spent <= DELTA
+    same = gaussian_epsilon(scale / shift, DELTA)  # on a finer grid the two are one
+    assert float(np.maximum(joined - math.exp(same * 0.97) * out, 0).sum()) > DELTA
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5])
+@pytest.mark.parametrize("epsilon_", [1e-3, 0.01, 3.0, 300.0, 1000.0])
+@pytest.mark.parametrize("sampling", [full(), shuffle(0.1), partition(0.1)])
+def test_without_amplification_any_epsilon_is_calibrated_at_once(sampling, epsilon_, delta):
+    steps = 20
+    found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=sampling, steps=steps)
+    claim = predict(found, sampling=sampling, steps=steps).claim(delta)
+    assert epsilon_ * (1 - 1e-4) - 2e-9 <= claim.epsilon <= epsilon_
+    assert "closed form" in claim.accountant
+
+
+@pytest.mark.parametrize(("epsilon_", "delta"), [(0.01, 1e-12), (300.0, 1e-5)])
+def test_with_amplification_small_and_large_epsilons_are_calibrated_too(epsilon_, delta):
+    found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=poisson(0.3), steps=2)
+    claim = predict(found, sampling=poisson(0.3), steps=2).claim(delta)
+    assert 0.9 * epsilon_ <= claim.epsilon <= epsilon_
+
+
+def test_calibration_leaves_a_release_of_its_own_as_it_is():
+    found = calibrate(Defense(WithStart(own=4.0)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
+    claimed = predict(found, sampling=poisson(0.1), steps=20).claim(DELTA).epsilon
+    assert 2.98 < claimed <= 3.0
+    with pytest.raises(ValueError, match=r"epsilon must be above .*, which releases of their own spend"):
+        calibrate(Defense(WithStart(own=0.5)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
+
+
+class LooseMuchLater(Stateless):
+    def plan(self, context: Context) -> StepPlan:
+        bound = clip(1.0) if context.step < 2500 else unbounded()
+        return StepPlan(Block(codec=Everything(context.dim), bound=bound))
+
+
+def test_a_prediction_looks_at_every_step():
+    claim = predict(Defense(LooseMuchLater(), noise_multiplier=1.0), sampling=poisson(0.01), steps=3000).claim(DELTA)
+    assert claim.epsilon == math.inf and "not bounded" in claim.reason
+    with pytest.raises(ValueError, match="steps must be from 1 to 1000000 for a prediction, got 1000001"):
+        predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.01), steps=1_000_001)

@@ -1,0 +1,244 @@
+"""Noise is normal from every source, on a public grid, never repeats by accident, and can be taken up again."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from defenses.core import from_generator, from_os, secure, seeded
+from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, PhiloxNoise
+
+ALARM = 1e-8
+SOURCES = {"seeded": lambda: seeded(5), "os": from_os, "secure": secure}
+each = pytest.mark.parametrize("kind", SOURCES)
+N = 200_000
+
+
+def drawn(source, size, std=1.0):
+    """Noise alone: what is added to a sum of zeros."""
+    return source.add(torch.zeros(size, dtype=torch.float64), std)
+
+
+@each
+@pytest.mark.parametrize("std", [1.0, 3.7e-8, 5e6])
+def test_draws_are_normal_with_the_standard_deviation_asked_for(kind, std):
+    draws = drawn(SOURCES[kind](), N, std)
+    assert draws.dtype == torch.float64
+    values = draws.numpy() / std
+    assert stats.kstest(values, "norm").pvalue > ALARM
+    assert stats.kstest(values * 2 / 3, "norm").pvalue < ALARM  # the test has power
+    # Moments: the k-th has variance (E z^2k - (E z^k)^2) / n.
+    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((values**power).mean() - expected) < 6 * math.sqrt(variance / N)
+
+
+@each
+def test_tails_are_there_and_finite(kind):
+    draws = drawn(SOURCES[kind](), N)
+    assert draws.isfinite().all()
+    beyond = int((draws.abs() > 3.5).sum())
+    expected = 2 * stats.norm.sf(3.5) * N
+    assert abs(beyond - expected) < 6 * math.sqrt(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_a_billion_draws_reach_beyond_where_single_precision_ends_as_often_as_they_should(kind):
+    # Float32 Box-Muller noise ends at sqrt(2 * 24 * ln 2) = 5.768 standard deviations, where a Gaussian has 8 of 10^9.
+    source, edges = SOURCES[kind](), (4.0, 5.0, 5.768)
+    counts = dict.fromkeys(edges, 0)
+    for _ in range(100):
+        draws = drawn(source, 10**7).abs()
+        for edge in edges:
+            counts[edge] += int((draws > edge).sum())
+    for edge, count in counts.items():
+        expected = 2 * stats.norm.sf(edge) * 10**9
+        assert stats.poisson.cdf(count, expected) > 1e-6 and stats.poisson.sf(count - 1, expected) > 1e-6, (edge, count)
+    assert counts[5.768] > 0
+
+
+@each
+def test_draws_do_not_depend_on_earlier_ones(kind):
+    source = SOURCES[kind]()
+    a, b = (drawn(source, N) for _ in range(2))
+    for x, y in ((a, b), (a[1:], a[:-1]), (a.square() - 1, b.square() - 1)):
+        scale = float(x.std() * y.std()) * math.sqrt(len(x))
+        assert abs(float(x @ y)) < 6 * scale
+
+
+@each
+@pytest.mark.parametrize("std", [1.0, 0.3, 10.0, 2.0**-90])
+def test_noisy_sums_are_multiples_of_a_unit_that_follows_from_the_noise_alone(kind, std):
+    source = SOURCES[kind]()
+    unit = source.unit(std)
+    assert std * 2.0**-31 < unit < std * 2.0**-17
+    for size in (1.0, 1e-6, 1e6):  # whatever the sum is
+        sums = size * std * torch.randn(1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        whole = sums / unit if kind != "secure" else (sums / unit).round().long()
+        noisy = source.add(sums.clone() if kind != "secure" else whole, std)
+        # The quotient of two floats can miss a whole number of 2^51 by one.
+        multiples = ((noisy / unit).round() + torch.tensor([[-1.0], [0.0], [1.0]])) * unit
+        assert (multiples == noisy).any(dim=0).all()
+
+
+def test_floats_are_rounded_to_the_nearest_unit():
+    source, plain = seeded(3), seeded(3)
+    sums = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = np.random.Generator(np.random.Philox(key=plain._key)).standard_normal(1000)  # type: ignore[attr-defined]
+    exact = sums.numpy() + 0.7 * draws
+    noisy = source.add(sums.clone(), 0.7).numpy()
+    assert np.abs(noisy - exact).max() <= source.unit(0.7) / 2
+    assert np.abs(noisy - exact).max() > source.unit(0.7) / 3
+
+
+def test_exact_noise_is_added_to_whole_numbers_without_rounding():
+    whole = torch.randint(-(2**50), 2**50, (1000,), generator=torch.Generator().manual_seed(0))
+    noisy = secure().add(whole, EXACT_SCALE)  # the unit is 1
+    difference = noisy - whole.double()
+    assert torch.equal(difference, difference.round())
+    assert float(difference.std()) == pytest.approx(EXACT_SCALE, rel=0.2)
+
+
+def test_a_seed_decides_and_two_seeds_differ():
+    assert torch.equal(drawn(seeded(5), 9), drawn(seeded(5), 9))
+    assert not torch.equal(drawn(seeded(5), 9), drawn(seeded(6), 9))
+    assert not torch.equal(drawn(seeded(5), 9), drawn(seeded(5 + 2**32), 9))
+    assert not torch.equal(drawn(seeded(5), 9), drawn(seeded(5 + 2**200), 9))
+
+
+def test_a_generator_decides_and_goes_on():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (drawn(from_generator(generator), 9) for _ in range(2))
+    assert torch.equal(first, drawn(from_generator(torch.Generator().manual_seed(0)), 9))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("source", [from_os, secure])
+def test_what_the_operating_system_keys_never_comes_twice(source):
+    assert not torch.equal(drawn(source(), 9), drawn(source(), 9))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 16, 33])
+@each
+def test_any_number_of_draws_can_be_had(kind, size):
+    assert drawn(SOURCES[kind](), size).shape == (size,)
+
+
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_a_stream_is_taken_up_where_its_state_was_saved(kind):
+    source = SOURCES[kind]()
+    drawn(source, 7)
+    state = source.state()
+    expected = [drawn(source, 20), drawn(source, 3)]
+    other = from_os()
+    other.load(state)
+    assert all(torch.equal(drawn(other, len(e)), e) for e in expected)
+
+
+def test_a_stream_is_not_taken_up_without_its_state():
+    with pytest.raises(ValueError, match="noise of kind 'seeded' must go on from a saved state, got none"):
+        seeded(1).load(None)
+
+
+def test_a_secure_stream_has_no_state_to_save():
+    source = secure()
+    assert source.state() is None
+    source.load(None)
+    assert drawn(source, 4).shape == (4,)
+
+
+def test_noise_leaves_the_global_generators_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    before = repr(np.random.get_state())  # noqa: NPY002  the one that must not move
+    for source in (seeded(1), from_os(), secure()):
+        drawn(source, 10)
+    assert torch.equal(torch.rand(3), expected)
+    assert repr(np.random.get_state()) == before  # noqa: NPY002
+
+
+LONG = 2 * 2**17 + 12_345  # drawn in three parts
+
+
+@each
+def test_a_long_draw_is_standard_normal_and_no_part_of_it_comes_twice(kind):
+    source = SOURCES[kind]()
+    values = drawn(source, LONG)
+    assert stats.kstest(values.numpy(), "norm").pvalue > ALARM
+    starts = [values[: 2**17], values[2**17 : 2**18], values[2**18 :], drawn(source, LONG)[: 2**17]]
+    for i, one in enumerate(starts):
+        for other in starts[:i]:
+            size = min(len(one), len(other))
+            assert abs(float(one[:size] @ other[:size])) < 6 * math.sqrt(size)
+
+
+def test_a_long_draw_is_the_same_on_any_number_of_threads_and_after_a_resumption():
+    source, before = seeded(5), torch.get_num_threads()
+    state = source.state()
+    try:
+        torch.set_num_threads(1)
+        alone = [drawn(source, LONG), drawn(source, 3)]
+        torch.set_num_threads(3)
+        source.load(state)
+        assert all(torch.equal(drawn(source, len(values)), values) for values in alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_long_draw_takes_no_more_threads_than_torch_has(monkeypatch):
+    before, seen, change = torch.get_num_threads(), [], PhiloxNoise._change
+
+    def looked_at(self, part, *rest):
+        seen.append((threading.get_ident(), len(part)))
+        change(self, part, *rest)
+
+    monkeypatch.setattr(PhiloxNoise, "_change", looked_at)
+    try:
+        torch.set_num_threads(2)
+        drawn(seeded(1), LONG)
+    finally:
+        torch.set_num_threads(before)
+    assert len({thread for thread, _ in seen}) <= 2
+    assert sum(size for _, size in seen) == LONG and max(size for _, size in seen) <= 2**17
+
+
+def test_what_a_thread_raises_is_raised(monkeypatch):
+    def broken(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(PhiloxNoise, "_change", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        drawn(seeded(1), LONG)
+
+
+@pytest.mark.parametrize("size", [7, LONG])
+def test_what_cannot_be_changed_in_place_gets_the_same_noise(size):
+    sums = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = seeded(8).add(sums.clone(), 2.5)
+    traced = sums.clone().requires_grad_()
+    torch.testing.assert_close(seeded(8).add(traced, 2.5).detach(), expected, rtol=0, atol=seeded(8).unit(2.5))
+    with torch.inference_mode():
+        assert torch.equal(seeded(8).add(sums.clone(), 2.5), expected)
+
+
+@each
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, SMALLEST_STD / 2, LARGEST_STD * 2])
+def test_a_standard_deviation_that_floats_cannot_carry_is_refused(kind, std):
+    source = SOURCES[kind]()
+    with pytest.raises(ValueError, match="the noise's standard deviation must be between"):
+        source.add(torch.zeros(3, dtype=torch.float64), std)
+
+
+@pytest.mark.parametrize("kind", ["seeded", "os"])
+def test_sums_in_single_precision_are_refused(kind):
+    with pytest.raises(ValueError, match=r"sums must be float64 for noise of kind .*, got torch\.float32"):
+        SOURCES[kind]().add(torch.zeros(3), 1.0)
+
+
+def test_seeds_below_nought_are_refused():
+    with pytest.raises(ValueError, match="the seed of noise must be at least 0, got -1"):
+        seeded(-1)

@@ -1,0 +1,344 @@
+"""A checkpoint is whole or refused, belongs to its run, runs no code, and is never lost by a refusal."""
+
+import contextlib
+import functools
+import os
+import pickle
+import stat
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from defenses.core import (
+    CropAndFlip,
+    GradientDifference,
+    Ledger,
+    Offset,
+    StepPlan,
+    partition,
+    poisson,
+    secure,
+    shuffle,
+    train,
+)
+from defenses.core.training import checkpoint as disk
+from defenses.dp_sgd import dp_sgd
+from defenses.dpdr import dpdr
+
+from ... import duties
+
+DEFENSE = dp_sgd(noise_multiplier=1.0)
+
+
+@pytest.fixture
+def halfway(tmp_path):
+    """The file of a run that was interrupted after three of six steps."""
+    path = tmp_path / "run.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=path, progress=duties._Stop(3))
+    return path
+
+
+def refused(path, message, **settings):
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        duties.trained(settings.pop("defense", DEFENSE), checkpoint=path, **settings)
+    assert path.read_bytes() == before  # nothing is lost
+
+
+def smoothed(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"defense": dp_sgd(noise_multiplier=1.1)},
+        {"defense": dp_sgd(noise_multiplier=1.0, clip_norm=0.9)},
+        {"sampling": poisson(0.4)},
+        {"sampling": shuffle(0.5)},
+        {"steps": 7},
+        {"lr": 0.2},
+        {"momentum": 0.1},
+        {"optimizer": "adam", "momentum": 0.0},
+        {"schedule": "linear"},
+        {"loss": smoothed},
+        {"seed": 5},
+        {"sampler_key": 5},
+        {"noise": None},
+        {"observer": "final"},
+        {"public": None},
+    ],
+    ids=lambda s: next(iter(s)),
+)
+def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(halfway, settings):
+    refused(halfway, "belongs to another run .* delete it or name another file", **settings)
+
+
+def test_other_data_or_another_model_is_another_run(halfway, monkeypatch):
+    inputs, labels = duties.DATA
+    changed = inputs.clone()
+    changed[5, 2] += 1e-3
+    for data in ((changed, labels), (inputs, labels.flip(0)), (inputs[:20], labels[:20])):
+        with monkeypatch.context() as patch:
+            patch.setattr(duties, "DATA", data)
+            refused(halfway, "belongs to another run")
+    monkeypatch.setattr(duties, "network", lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)))
+    refused(halfway, "belongs to another run")  # the same parameters, another function of them
+
+
+def by_closure(value):
+    def loss(outputs, targets):
+        return value * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    return loss
+
+
+def with_default(outputs, targets, value=1.0):
+    return value * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def rate(value):
+    return lambda step, steps: value
+
+
+def adam(value):
+    return lambda parameters: torch.optim.Adam(parameters, betas=(0.9, value))
+
+
+class Weighted:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, outputs, targets):
+        return self.value * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def weights(value):
+    return nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, value]), reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("setting", "make"),
+    [
+        ("loss", by_closure),
+        ("loss", weights),
+        ("loss", Weighted),
+        ("loss", lambda value: functools.partial(with_default, value=value)),
+        ("schedule", rate),
+        ("optimizer", adam),
+    ],
+)
+def test_a_function_of_another_content_is_another_run(tmp_path, setting, make):
+    """Resumed, it would draw the same noise on another sum: the difference of the two releases has none."""
+    path = tmp_path / "c"
+    plain: dict[str, Any] = {"momentum": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=path, progress=duties._Stop(3), **{setting: make(0.5)}, **plain)
+    refused(path, "belongs to another run", **{setting: make(0.25)}, **plain)
+    resumed = duties.trained(DEFENSE, checkpoint=path, **{setting: make(0.5)}, **plain)
+    duties.check_same_run(resumed, duties.trained(DEFENSE, **{setting: make(0.5)}, **plain))
+
+
+def test_another_augmentation_is_another_run(tmp_path):
+    path = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, duties.DRAWN, checkpoint=path, progress=duties._Stop(3))
+    for other in (CropAndFlip(views=2, padding=0), CropAndFlip(views=3, padding=1), None):
+        with pytest.raises(ValueError, match="belongs to another run"):
+            duties.trained(DEFENSE, duties.DRAWN, checkpoint=path, augmentation=other)
+
+
+def test_what_cannot_be_looked_into_is_refused_before_anything_is_released(tmp_path):
+    def loss(outputs, targets, lock=threading.Lock()):  # noqa: B008  a thing that hides its content
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(ValueError, match=r"is of type _thread\.lock, into which nothing can look"):
+        duties.trained(DEFENSE, loss=loss, checkpoint=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    duties.trained(DEFENSE, loss=loss)  # without a checkpoint there is nothing to compare
+
+
+def test_a_refused_run_can_still_be_resumed(halfway):
+    refused(halfway, "belongs to another run", lr=0.2)
+    duties.check_same_run(duties.trained(DEFENSE, checkpoint=halfway), duties.trained(DEFENSE))
+
+
+def test_a_finished_run_is_given_back_without_doing_it_again(halfway):
+    whole = duties.trained(DEFENSE, checkpoint=halfway)
+    steps = []
+    again = duties.trained(DEFENSE, checkpoint=halfway, progress=lambda done, total: steps.append(done))
+    assert steps == []
+    duties.check_same_run(again, whole)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(cut=st.floats(0, 0.9999))
+def test_a_torn_file_is_refused_wherever_it_is_torn(halfway, cut):
+    whole = halfway.read_bytes()
+    torn = halfway.with_name("torn")
+    torn.write_bytes(whole[: int(cut * len(whole))])
+    refused(torn, "must be a complete file of ours; delete it to start afresh")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(where=st.floats(0, 0.9999), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_noticed_wherever_it_is(halfway, where, bit):
+    changed = bytearray(halfway.read_bytes())
+    changed[int(where * len(changed))] ^= 1 << bit
+    other = halfway.with_name("flipped")
+    other.write_bytes(bytes(changed))
+    refused(other, "must be (a complete file of ours|one of this version of leakbench)")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world", b"PK\x03\x04" + bytes(100), pickle.dumps({"step": 1})])
+def test_a_file_of_something_else_is_refused(tmp_path, content):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    refused(path, "must be a complete file of ours; delete it to start afresh")
+
+
+class Harmful:
+    """Unpickled without care, makes a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    path, trace = tmp_path / "c", tmp_path / "trace"
+    disk.save({"fingerprint": "x", "state": Harmful(trace)}, path)
+    with pytest.raises(ValueError, match=r"must hold tensors, numbers and classes of defenses\.core only"):
+        disk.load(path, fingerprint="x")
+    assert not trace.exists()
+
+
+def test_a_crash_while_writing_leaves_the_old_file(halfway, monkeypatch):
+    before = halfway.read_bytes()
+
+    def fail(*args):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        duties.trained(DEFENSE, checkpoint=halfway)
+    assert halfway.read_bytes() == before
+    assert [p.name for p in halfway.parent.iterdir()] == [halfway.name]
+
+
+def test_it_is_readable_by_its_owner_alone_because_it_holds_the_keys(halfway):
+    assert stat.S_IMODE(halfway.stat().st_mode) == 0o600
+    saved = disk.load(halfway, fingerprint=fingerprint(halfway))
+    assert saved["sampler_key"] == 3
+    assert saved["noise"] is not None
+
+
+def fingerprint(path):
+    with pytest.raises(ValueError, match="another run"):
+        disk.load(path, fingerprint="")
+    payload = path.read_bytes()[len(disk._MAGIC) + 32 :]
+    at = payload.index(b"fingerprint")
+    return payload[at:].split(b"X\x40\x00\x00\x00", 1)[1][:64].decode()
+
+
+def test_folders_are_made(tmp_path):
+    path = tmp_path / "a" / "b" / "c"
+    duties.trained(DEFENSE, checkpoint=path)
+    assert path.exists()
+
+
+def test_everything_of_the_core_that_a_plan_or_a_state_holds_comes_back(tmp_path):
+    plan = duties.history(dpdr(noise_multiplier=1.0))[1].plan
+    ledger = Ledger(poisson(0.5))
+    ledger.record(plan, 1.0, step=0)
+    extra = (GradientDifference(torch.ones(3)), Offset(torch.ones(3)))
+    content = {
+        "fingerprint": "x",
+        "plan": plan,
+        "entries": ledger.entries,
+        "extra": extra,
+        "state": {"a": (1, [2.0, None])},
+    }
+    disk.save(content, tmp_path / "c")
+    back = disk.load(tmp_path / "c", fingerprint="x")
+    assert isinstance(back["plan"], StepPlan)
+    assert [b.share for b in back["plan"].blocks] == [b.share for b in plan.blocks]
+    for a, b in zip(plan.blocks, back["plan"].blocks, strict=True):
+        assert duties.same(a.codec.encode(torch.eye(duties.DIM)), b.codec.encode(torch.eye(duties.DIM)))
+        assert a.bound == b.bound
+    assert back["entries"] == ledger.entries
+    assert back["state"] == {"a": (1, [2.0, None])}
+    assert torch.equal(back["extra"][0].earlier, torch.ones(3))
+
+
+def test_with_secure_noise_a_resumed_run_goes_on_with_fresh_noise(tmp_path):
+    settings: dict[str, Any] = {"steps": 4, "seed": 1, "sampler_key": 2}
+    path = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=path, progress=duties._Stop(2), noise=secure(), **settings)
+    run = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
+    assert run.noise == "secure"
+    assert run.ledger.steps == len(run.transcript.steps) == 4
+
+
+def test_a_resumed_run_with_another_lambda_is_another_run(tmp_path):
+    path = tmp_path / "c"
+    duties.interrupted(dp_sgd(noise_multiplier=1.0), path, after=2, schedule=lambda step, steps: 1.0)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        duties.trained(dp_sgd(noise_multiplier=1.0), checkpoint=path, schedule=lambda step, steps: 0.5)
+
+
+def test_a_checkpoint_of_another_version_is_refused_as_one(tmp_path):
+    path = tmp_path / "old.checkpoint"
+    path.write_bytes(b"leakbench checkpoint 2\n" + bytes(100))
+    with pytest.raises(ValueError, match="must be one of this version of leakbench; delete it to start afresh"):
+        disk.load(path, fingerprint="any")
+
+
+class Peak(nn.Module):
+    """Keeps the largest input that is beyond what made-up examples reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.peak: torch.Tensor
+        self.register_buffer("peak", torch.zeros(()))
+
+    def forward(self, inputs):
+        with torch.no_grad():
+            self.peak.copy_(torch.where(inputs.abs().amax() > 1e3, inputs.amax(), self.peak))
+        return self.linear(inputs)
+
+
+def test_what_a_pass_changed_before_an_interruption_is_never_taken_for_untouched(tmp_path):
+    inputs, labels, sampling = torch.zeros(8, 4), torch.arange(8) % 2, partition(0.25)
+    inputs[3, 0] = 4321.0
+    key = next(key for key in range(100) if 3 in sampling.indices(1, 8, key))  # neither in the first step nor the last
+
+    def run(progress=None):
+        train(
+            Peak(),
+            (inputs, labels),
+            DEFENSE,
+            sampling=sampling,
+            steps=4,
+            seed=1,
+            sampler_key=key,
+            engine="one_by_one",
+            checkpoint=tmp_path / "run.checkpoint",
+            checkpoint_every=2,
+            progress=progress,
+        )
+
+    for progress in (duties._Stop(2), None):
+        refused = pytest.raises(ValueError, match="must change trained parameters only, got another 'peak'")
+        with refused, contextlib.suppress(KeyboardInterrupt):
+            run(progress)

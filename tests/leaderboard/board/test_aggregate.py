@@ -1,0 +1,118 @@
+"""Means, intervals and the worst case, against hand-worked numbers and a simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from leaderboard.board.aggregate import Cell, over_seeds, student, worst_case
+from leaderboard.records.record import Metric
+
+
+@pytest.fixture
+def cell(record, metric):
+    def build(*values, attack="a", half=0.05):
+        metrics = [value if hasattr(value, "value") else metric(value, half) for value in values]
+        records = {seed: record(seed=seed, metrics={"auc": m}) for seed, m in enumerate(metrics)}
+        return Cell(kind="membership", attack=attack, noise=None, records=records)
+
+    return build
+
+
+def ends(estimate):
+    """The interval, which must be there."""
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low, estimate.high
+
+
+def test_the_interval_over_seeds_is_students(cell):
+    found = over_seeds("auc", cell(0.6, 0.7, 0.8))
+    # t(0.975, 2) = 4.3027, s = 0.1, n = 3
+    assert (found.value, found.low) == pytest.approx((0.7, 0.7 - 4.30265 * 0.1 / 3**0.5))
+    assert found.high == pytest.approx(0.9484, abs=1e-4)
+    assert (found.n, found.interval) == (3, "seeds")
+    reference = stats.ttest_1samp([0.6, 0.7, 0.8], 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
+
+
+def test_the_interval_is_clipped_to_the_range_of_the_metric(cell):
+    found = over_seeds("auc", cell(0.5, 1.0))
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+def test_one_seed_has_the_interval_of_its_record(cell):
+    found = over_seeds("auc", cell(0.7))
+    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.65, 0.75))
+    assert (found.n, found.interval) == (1, "own")
+
+
+def test_seeds_that_agree_exactly_do_not_claim_certainty(cell):
+    found = over_seeds("auc", cell(*[Metric(value=1.0, low=0.96, high=1.0, better="lower")] * 3))
+    assert (found.low, found.high, found.interval) == (pytest.approx(0.96), 1.0, "own")
+
+
+def test_more_looks_make_wider_intervals(cell):
+    for one in (cell(0.6, 0.65, 0.7), cell(0.65)):
+        (low, high), (lower, higher) = (ends(over_seeds("auc", one, looks=looks)) for looks in (1, 4))
+        assert lower < low < high < higher
+    # normal quantiles: z(1 - 0.025 / 4) / z(0.975) = 2.4977 / 1.95996
+    assert over_seeds("auc", cell(0.65), looks=4).low == pytest.approx(0.65 - 0.05 * 2.4977 / 1.95996, abs=1e-4)
+
+
+def test_what_was_not_measured_has_no_value_and_says_why(cell, metric):
+    found = over_seeds("auc", cell(metric(None, reason="too few"), metric(None, reason="too few")))
+    assert (found.value, found.low, found.n, found.reason) == (None, None, 0, "too few")
+    partly = over_seeds("auc", cell(0.6, metric(None, reason="too few"), 0.8))
+    assert (partly.value, partly.seeds, partly.reason) == (pytest.approx(0.7), (0, 2), "seed 1: too few")
+    absent = over_seeds("tpr_at_1pct_fpr", cell(0.6))
+    assert absent.value is None
+    assert absent.reason == "tpr_at_1pct_fpr is not among the metrics recorded"
+
+
+def test_the_worst_case_is_the_attack_with_the_highest_mean_not_the_luckiest_seed(cell):
+    lucky, strong = cell(0.5, 0.5, 0.9, attack="lucky"), cell(0.7, 0.71, 0.72, attack="strong")
+    found = worst_case("auc", [lucky, strong], missing="none")
+    each = [over_seeds("auc", one, looks=2) for one in (lucky, strong)]
+    assert (found.attack, found.looks) == ("strong", 2)
+    assert ends(found) == (max(ends(e)[0] for e in each), max(ends(e)[1] for e in each))
+
+
+def test_the_worst_case_follows_the_direction_of_the_metric(cell, record, metric):
+    def images(value, attack):
+        one = record("reconstruction", metrics={"mse": metric(value, 0.01, better="higher")})
+        return Cell(kind="reconstruction", attack=attack, noise="none", records={0: one})
+
+    found = worst_case("mse", [images(0.3, "weak"), images(0.1, "strong")], missing="none")
+    assert (found.attack, found.value) == ("strong", 0.1)
+    low, high = ends(found)
+    assert low < 0.1 < high < 0.2
+
+
+def test_an_attack_without_an_interval_leaves_the_worst_case_without_one(cell):
+    found = worst_case("auc", [cell(0.9, attack="a"), cell(0.6, half=None, attack="b")], missing="none")
+    assert (found.value, found.low, found.reason) == (
+        0.9,
+        None,
+        "no interval: b was compared too and has none",
+    )
+
+
+def test_attacks_that_measured_nothing_are_not_looks(cell, metric):
+    found = worst_case("auc", [cell(0.7), cell(metric(None, reason="too few"), attack="b")], missing="none")
+    assert (found.looks, found.low) == (1, pytest.approx(0.65))
+    assert worst_case("auc", [], missing="nothing tried").reason == "nothing tried"
+
+
+def test_simultaneous_intervals_cover_the_strongest_where_plain_ones_do_not():
+    """Eight attacks of mean 0 on 1000 boards of 3 seeds: how often is the largest low end above 0?"""
+    draws = np.random.default_rng(0).normal(size=(1000, 8, 3))
+
+    def misses(looks):
+        t = stats.t.ppf(1 - 0.025 / looks, 2)
+        return np.mean((draws.mean(axis=2) - t * draws.std(axis=2, ddof=1) / 3**0.5).max(axis=1) > 0)
+
+    low, _ = student([float(value) for value in draws[0, 0]], looks=8) or (None, None)
+    assert low == pytest.approx(draws[0, 0].mean() - stats.t.ppf(1 - 0.025 / 8, 2) * stats.sem(draws[0, 0]))
+    # Expected 0.0247 and 1 - 0.975**8 = 0.183; the bounds are 7 and 6 standard errors away.
+    assert misses(looks=8) < 0.06
+    assert misses(looks=1) > 0.11

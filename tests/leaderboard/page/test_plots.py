@@ -1,0 +1,207 @@
+"""What the plots show, where their marks stand, and what they must say instead of showing it."""
+
+import math
+import re
+
+import pytest
+
+from leaderboard.board.table import Board
+from leaderboard.page.axes import Axis, axis_over
+from leaderboard.page.figures import figures
+from leaderboard.page.plots import COLOURS, MARKERS, Point, scatter, styles
+from leaderboard.records.record import Reported
+
+
+def drawn(*points, **given):
+    x, y = Axis(title="x", low=0, high=1, infinity=True), Axis(title="y", low=0, high=1)
+    chosen = {"x": x, "y": y, "style": styles({p.series: p.series for p in points}), "title": "t", "name": "n"}
+    return scatter(points, **{**chosen, "width": 620.0, "height": 430.0, **given})
+
+
+def circles(svg):
+    return [(float(x), float(y)) for x, y in re.findall(r'<circle class="mark[^"]*" cx="([\d.]+)" cy="([\d.]+)"', svg)]
+
+
+@pytest.fixture
+def grid(record, metric, claim):
+    """Two methods at three noise multipliers, over two seeds, and a baseline without noise."""
+    made = []
+    for seed in (0, 1):
+        for name, gain in (("dp_sgd", 0.0), ("dpdr", 0.02)):
+            for noise, epsilon, accuracy, auc in ((1.0, 8.0, 0.9, 0.7), (2.0, 3.0, 0.85, 0.6), (4.0, 1.0, 0.8, 0.55)):
+                given = {
+                    "defense": name, "seed": seed, "claim": claim(epsilon), "noise_multiplier": noise,
+                    "budget": {"noise_multiplier": noise, "delta": 1e-5},
+                }  # fmt: skip
+                value = metric(accuracy + gain + seed / 100, 0.01, better="higher")
+                figure = Reported(metric="accuracy", value=0.88, source="Table 1")
+                shown = (figure,) if (name, noise) == ("dp_sgd", 2.0) else ()
+                made.append(record("utility", metrics={"accuracy": value}, reported=shown, **given))
+                implied = metric(epsilon / 4 + seed / 10, reason="a low end")
+                made.append(record(metrics={"auc": metric(auc, 0.05), "implied_epsilon": implied}, **given))
+        baseline = {
+            "defense": "sgd",
+            "seed": seed,
+            "control": "positive",
+            "claim": claim(None),
+            "noise_multiplier": 0.0,
+        }
+        made.append(record("utility", **baseline))
+        made.append(record(metrics={"auc": metric(1.0, 0.0), "implied_epsilon": metric(4.0)}, **baseline))
+    return made
+
+
+def figures_of(*records):
+    rows = Board.from_records(records).rows
+    return {figure.title: figure for figure in figures(rows, styles({r.method: r.defense.name for r in rows}), "s1")}
+
+
+def test_marks_stand_where_their_values_are():
+    origin = Point(x=0.0, y=0.0, series="a", title="")
+    corner = Point(x=1.0, y=1.0, series="a", title="")
+    ((left, bottom), (right, top)) = circles(drawn(origin, corner))
+    ((middle_x, middle_y),) = circles(drawn(Point(x=0.5, y=0.5, series="a", title="")))
+    assert left < right and top < bottom
+    assert (middle_x, middle_y) == pytest.approx(((left + right) / 2, (top + bottom) / 2), abs=0.1)
+
+
+def test_infinity_stands_behind_the_end_of_its_axis():
+    ((end, _), (beyond, _)) = circles(drawn(*(Point(x=x, y=0.5, series="a", title="") for x in (1.0, math.inf))))
+    assert end < beyond < 620
+
+
+def test_an_interval_reaches_from_its_low_to_its_high_end():
+    point = Point(x=0.5, y=0.5, x_ends=(0.25, 1.0), y_ends=(0.0, 1.0), series="a", title="")
+    ends = [Point(x=x, y=y, series="a", title="") for x, y in ((0.25, 0.0), (1.0, 1.0))]
+    ((x_low, y_low), (x_high, y_high)) = circles(drawn(*ends))
+    bars = re.search(r'd="M([\d.]+) [\d.]+H([\d.]+)', svg := drawn(point))
+    assert bars and [float(v) for v in bars.groups()] == pytest.approx([x_low, x_high])
+    bars = re.search(r'd="M[\d.]+ ([\d.]+)V([\d.]+)', svg)
+    assert bars and [float(v) for v in bars.groups()] == pytest.approx([y_low, y_high])
+
+
+def test_words_in_a_plot_are_escaped():
+    svg = drawn(Point(x=0.5, y=0.5, series="a", label="<b>&", title="<script>"), title="</title><script>")
+    assert "<script" not in svg and "<b>" not in svg and "&lt;b&gt;&amp;" in svg
+
+
+def test_labels_cover_neither_marks_nor_one_another():
+    crowd = [Point(x=0.5, y=0.5, series="a", label=f"label {i}", title="") for i in range(40)]
+    places = re.findall(r'<text class="label [^"]*" x="([\d.]+)" y="([\d.]+)"', drawn(*crowd))
+    assert 1 < len(places) == len(set(places)) < 40
+
+
+def test_methods_at_one_place_are_set_side_by_side_only_where_asked():
+    same = [Point(x=0.5, y=0.5, series="a", title=""), Point(x=0.5, y=0.5, series="b", title="")]
+    style = {"a": (0, "circle"), "b": (1, "circle")}
+    ((a, _), (b, _)) = circles(drawn(*same, style=style))
+    assert a == b
+    ((left, _), (right, _)) = circles(drawn(*same, style=style, dodge=True))
+    assert left < a < right
+
+
+def test_a_logarithmic_axis_has_equal_ratios_equally_far_apart_and_round_ticks():
+    axis = Axis(title="", low=0.1, high=10, log=True)
+    assert axis.share(1) == pytest.approx(0.5) and axis.share(0) == 0 and axis.share(100) == 1
+    assert axis.ticks(5) == pytest.approx([0.1, 0.2, 0.5, 1, 2, 5, 10])
+    assert (single := axis_over("", [3.0], log=True)).high / single.low == pytest.approx(6)
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5], [math.inf], [0.0]])
+@pytest.mark.parametrize("log", [True, False])
+def test_an_axis_has_a_length_whatever_the_values(values, log):
+    axis = axis_over("", values, log=log)
+    assert axis.low < axis.high and (axis.low > 0 or not log) and axis.ticks(5)
+
+
+def test_every_method_has_a_marker_and_methods_of_one_defense_its_colour():
+    style = styles({"a (lr=1)": "a", "a (lr=2)": "a", "b": "b"})
+    assert style["a (lr=1)"][0] == style["a (lr=2)"][0] != style["b"][0]
+    assert len({marker for _, marker in style.values()}) == 3
+    many = styles({f"m{i:02}": f"m{i:02}" for i in range(COLOURS * len(MARKERS))})
+    assert len(set(many.values())) == COLOURS * len(MARKERS)
+
+
+def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
+    found = figures_of(*grid)
+    assert list(found) == [
+        "Utility against leakage", "Accuracy against claimed ε", "Accuracy against the noise multiplier",
+        "Empirical against claimed ε",
+    ]  # fmt: skip
+    trade = found["Utility against leakage"]
+    assert trade.wide is not None and trade.wide.count('class="joined') == 2 and "chance" in trade.wide
+    assert sorted(words for _, words in trade.legend) == ["dp_sgd", "dpdr", "sgd"]
+    titles = re.findall(r"<title>([^<]+)</title>", trade.wide)
+    assert any(
+        t.startswith("dpdr (noise_multiplier=1): accuracy 0.925 [") and t.endswith("claimed ε 8.00") for t in titles
+    )
+
+
+def test_a_papers_figure_is_an_outline_at_the_noise_it_belongs_to(grid):
+    figure = figures_of(*grid)["Accuracy against the noise multiplier"]
+    assert figure.wide is not None and figure.wide.count('class="mark hollow"') == 1
+    assert "accuracy 0.88 reported in Table 1" in figure.wide
+    assert any(
+        line.startswith("Not shown: sgd (positive control), no noise multiplier above 0") for line in figure.caption
+    )
+
+
+def test_the_plot_of_implied_epsilon_calls_nothing_refuted_and_gives_its_numbers(grid):
+    figure = figures_of(*grid)["Empirical against claimed ε"]
+    caption = " ".join(figure.caption)
+    assert figure.wide is not None and 'class="refuted"' in figure.wide and 'class="equality"' in figure.wide
+    assert "no proved lower bound" in caption and "Above the diagonal: none." in caption
+    lines = {line[0]: line[1:3] for line in figure.numbers}
+    assert lines["dp_sgd (noise_multiplier=1)"] == ("8.00", "2.05 [1.41, 2.69]")
+    assert lines["sgd (positive control)"][0] == "∞"
+
+
+def test_an_attack_that_implies_nothing_takes_no_interval_from_one_that_does(record, metric):
+    made = [
+        record(attack=name, seed=seed, metrics={"auc": metric(0.6, 0.1), "implied_epsilon": metric(value)})
+        for name, values in (("strong", (0.4, 0.6)), ("weak", (0.0, 0.0)))
+        for seed, value in enumerate(values)
+    ]
+    ((_, _, implied, by, remark),) = figures_of(*made)["Empirical against claimed ε"].numbers
+    assert implied == "0.50 [0.00, 3.05]" and by == "strong"  # t with 1 degree of freedom at 0.975 over two looks
+    assert remark == "the interval is of strong alone: no interval: weak was compared too and has none"
+
+
+def test_an_implied_epsilon_above_the_claim_is_named(record, metric):
+    metrics = {"auc": metric(0.9, 0.1), "implied_epsilon": metric(3.5)}
+    figure = figures_of(record(metrics=metrics))["Empirical against claimed ε"]
+    assert "Above the diagonal: dp_sgd." in figure.caption
+
+
+def test_attacks_told_who_took_part_are_not_held_against_the_amplified_claim(record, metric):
+    told = {"auc": metric(0.9, 0.05), "implied_epsilon": metric(9.0)}
+    alone = record(attack="insider", flags=("participation_known",), metrics=told)
+    figure = figures_of(alone)["Empirical against claimed ε"]
+    assert figure.wide is None
+    assert any("Told who took part, so not comparable" in line and "insider" in line for line in figure.caption)
+    fair = record(attack="outsider", metrics={"auc": metric(0.6, 0.05), "implied_epsilon": metric(1.0)})
+    figure = figures_of(alone, fair)["Empirical against claimed ε"]
+    assert [line[2:4] for line in figure.numbers] == [("1.00", "outsider")]
+
+
+def test_without_the_metric_there_is_a_sentence_in_its_place(record):
+    figure = figures_of(record("utility"), record())["Empirical against claimed ε"]
+    assert figure.wide is None and "has the metric implied_epsilon" in figure.caption[0]
+
+
+def test_without_membership_attacks_the_claim_takes_the_place_of_their_success(record, claim):
+    figure = figures_of(record("utility"), record("utility", defense="sgd", claim=claim(None)))[
+        "Utility against claimed ε"
+    ]
+    assert figure.wide is not None and "∞" in figure.wide and "No membership attack was run" in figure.caption[0]
+
+
+def test_negative_controls_are_in_no_plot(record, metric):
+    control = {"defense": "sgd", "control": "negative", "metrics": {"auc": metric(0.5, 0.05)}}
+    found = figures_of(record("utility"), record(), record(**control))
+    assert all("sgd (negative" not in str(figure.wide) for figure in found.values())
+
+
+def test_a_row_without_accuracy_is_left_out_with_its_reason(record):
+    figure = figures_of(record("utility"), record(), record(defense="dpdr"))["Utility against leakage"]
+    assert "Not shown: dpdr, no utility record." in figure.caption
