@@ -60,7 +60,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     std = std[noisy].double()
     remainder = granted(target.others_removed)().detach()[:, noisy]
     own = _alike(target.contributions, candidates)[:, noisy]
-    sums = target.released.detach()[None, noisy].double() * target.divisor
+    sums = target.released.detach()[None, noisy].double() * target.expected_batch
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
     for left, mine in zip(remainder.split(some), own.split(some), strict=True):
         with_it = evidence(left.double() - mine.double(), sums, std)

@@ -146,7 +146,7 @@ def observe(
         input_high=world.high,
         classes=world.classes,
         step=step.step,
-        divisor=step.divisor,
+        expected_batch=step.expected_batch,
         sample_rate=sample_rate,
         participation=participation,
         labels=None if labels is None else labels.clone(),
@@ -180,12 +180,12 @@ class Observed:
         stds = [block.noise_std(step.noise_multiplier) for block in self._plan.blocks]
         self.noise_std = torch.cat([self.sums.new_full((n,), std) for n, std in zip(sizes, stds, strict=True)])
         self._sizes = sizes
-        self._whitening = torch.where(self.noise_std > 0, step.divisor / self.noise_std.clamp(min=1e-30), 1.0)
+        self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)
 
     @property
     def released(self) -> Float[Tensor, " m"]:
         """The divided release."""
-        return self.sums / self._step.divisor
+        return self.sums / self._step.expected_batch
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
         """Per-example contributions of these data, differentiable.
@@ -203,7 +203,7 @@ class Observed:
 
     def simulate(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
         """The release without noise that these data would give."""
-        return self.rows(inputs, labels).sum(dim=0) / self._step.divisor
+        return self.rows(inputs, labels).sum(dim=0) / self._step.expected_batch
 
     def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
         """Per-example contributions, without a graph behind them."""

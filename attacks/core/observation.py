@@ -55,7 +55,7 @@ class Observation:
     """`Access.UPDATE`: one shared update and the public model at which it was taken.
 
     Attributes:
-        released: [m], the noisy sums of all blocks, divided by `divisor`, one after another.
+        released: [m], the noisy sums of all blocks, divided by `expected_batch`, one after another.
         simulate: (inputs [b, *input_shape], labels [b] or class probabilities [b, classes]) -> [m], the
             release without noise that these data would give; differentiable in both arguments.
         contributions: (inputs, labels) -> [n, m], encoded, bounded and undivided, per example; no gradient.
@@ -67,7 +67,7 @@ class Observation:
         input_high: largest valid input.
         classes: number of classes.
         step: index of the step, from 0.
-        divisor: the public constant that the sums were divided by.
+        expected_batch: the public constant that the sums were divided by.
         sample_rate: chance that a record takes part in this step; 1 where participation is known.
         participation: `known`: whom membership is about would have taken part for certain, the rate is 1;
             `independent`: each record joins each step by a coin of its own (Poisson sampling); `dependent`: who
@@ -94,7 +94,7 @@ class Observation:
     input_high: float
     classes: int
     step: int
-    divisor: float
+    expected_batch: float
     sample_rate: float = 1.0
     participation: Participation = "known"
     labels: Tensor | None = field(default=None, metadata={"needs": Knows.LABELS})
@@ -113,8 +113,8 @@ class Observation:
             raise ValueError(f"released must be finite, got NaN or infinity at step {self.step}: training diverged")
         if not self.input_low < self.input_high:
             raise ValueError(f"input_low must be below input_high, got {self.input_low} and {self.input_high}")
-        if not (math.isfinite(self.divisor) and self.divisor > 0):
-            raise ValueError(f"divisor must be positive and finite, got {self.divisor}")
+        if not (math.isfinite(self.expected_batch) and self.expected_batch > 0):
+            raise ValueError(f"expected_batch must be positive and finite, got {self.expected_batch}")
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
         if self.participation not in get_args(Participation):

@@ -40,7 +40,7 @@ UPDATE = toys.update_target()[0]
         ({"released": torch.zeros(2, 3)}, r"released must be floats of shape \[m\]"),
         ({"released": UPDATE.released * float("nan")}, "training diverged"),
         ({"input_high": 0.0}, "input_low must be below input_high"),
-        ({"divisor": 0.0}, "divisor must be positive"),
+        ({"expected_batch": 0.0}, "expected_batch must be positive"),
         ({"sample_rate": 2.0}, r"sample_rate must be in \(0, 1\], got 2"),
         (
             {"sample_rate": 0.5},

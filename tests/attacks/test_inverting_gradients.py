@@ -117,7 +117,7 @@ def test_its_gradient_agrees_with_finite_differences(release):
 
 
 def test_the_scale_of_the_update_does_not_matter():
-    """A cosine: neither the clip factor nor the divisor of the release has to be guessed."""
+    """A cosine: neither the clip factor nor the expected_batch of the release has to be guessed."""
     plain, batch = conv_step()
     clipped, _ = conv_step(clip_norm=1e-3)
     torch.testing.assert_close(

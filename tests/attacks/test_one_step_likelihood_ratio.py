@@ -26,7 +26,7 @@ def test_its_power_is_that_of_the_average_contribution():
 def test_the_divisor_is_taken_out():
     """Released values are divided, the test works on undivided sums: Lambda is that of the sums."""
     target, _ = toys.membership_step(noise=0.5, count=20)
-    assert target.divisor == 10
+    assert target.expected_batch == 10
     candidates = target.candidates
     assert candidates is not None and target.others_removed is not None
     v = target.contributions(candidates.inputs, candidates.labels).double()

@@ -66,7 +66,7 @@ class Step:
     encoder: Tensor
     noise_std: Tensor
     clip_norm: float | None = None
-    divisor: float = 1.0
+    expected_batch: float = 1.0
     low: float = 0.0
     high: float = 1.0
     seed: int = 0
@@ -78,19 +78,19 @@ class Step:
         return encoded * (self.clip_norm / encoded.norm(dim=1, keepdim=True)).clamp(max=1)
 
     def observe(self, **granted: object) -> Observation:
-        simulate: Callable[..., Tensor] = lambda x, y: self.contributions(x, y).sum(0) / self.divisor  # noqa: E731
+        simulate: Callable[..., Tensor] = lambda x, y: self.contributions(x, y).sum(0) / self.expected_batch  # noqa: E731
         noise = self.noise_std * torch.randn(
             self.noise_std.shape, generator=generator(self.seed), dtype=self.noise_std.dtype
         )
         own = self.contributions(self.batch.inputs, self.batch.labels).detach()
-        released = (own.sum(0) + noise) / self.divisor
-        std = self.noise_std / self.divisor
+        released = (own.sum(0) + noise) / self.expected_batch
+        std = self.noise_std / self.expected_batch
 
         def others_removed() -> Tensor:
             candidates = granted["candidates"]
             assert isinstance(candidates, Examples)
             took_part = (candidates.ids[:, None] == self.batch.ids[None]).double()
-            return (released * self.divisor).double() - (own.double().sum(0) - took_part @ own.double())
+            return (released * self.expected_batch).double() - (own.double().sum(0) - took_part @ own.double())
 
         if "candidates" in granted:
             granted = {"others_removed": others_removed, **granted}
@@ -105,7 +105,7 @@ class Step:
             input_high=self.high,
             classes=CLASSES,
             step=0,
-            divisor=self.divisor,
+            expected_batch=self.expected_batch,
             **granted,  # type: ignore[arg-type]
         )
 
@@ -159,7 +159,7 @@ def membership_step(*, seed: int = 0, noise: float, count: int = 400) -> tuple[O
         encoder=torch.eye(dim),
         noise_std=torch.full((dim,), noise),
         clip_norm=1.0,
-        divisor=float(count // 2),
+        expected_batch=float(count // 2),
         seed=seed + 2,
     )
     return step.observe(**everything(step, candidates=candidates)), member
@@ -190,7 +190,7 @@ def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400)
         # The same candidates and members at every step, fresh noise at each.
         step, member = membership_step(seed=seed, noise=0.0, count=count)
         fresh = noise * torch.randn(step.released.shape, generator=generator(1000 + 50 * seed + index))
-        released = step.released + fresh / step.divisor
+        released = step.released + fresh / step.expected_batch
         others = step.others_removed
         assert others is not None
         observed.append(

@@ -179,9 +179,9 @@ def test_without_noise_simulate_is_what_the_engine_released(name):
         assert 0 < len(batch) < len(MEMBERS)
         torch.testing.assert_close(seen.simulate(batch.inputs, batch.labels), seen.released, rtol=1e-4, atol=1e-6)
         own = seen.contributions(batch.inputs, batch.labels)
-        torch.testing.assert_close(own.sum(0) / seen.divisor, seen.released, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(own.sum(0) / seen.expected_batch, seen.released, rtol=1e-4, atol=1e-6)
         assert own.shape == (len(batch), len(seen.released)) and not own.requires_grad
-        assert seen.divisor == 8.0 and seen.step == at
+        assert seen.expected_batch == 8.0 and seen.step == at
         assert seen.noise_std is not None and not seen.noise_std.any()
         torch.testing.assert_close(seen.residual(torch.zeros_like(seen.released)), seen.released, rtol=1e-4, atol=1e-6)
 
@@ -291,7 +291,9 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
             expected = drawn + own[z] if z in took_part else drawn
             torch.testing.assert_close(remainder[z].float(), expected, rtol=1e-4, atol=1e-5)
             others = some(i for i in took_part if i != z)
-            left_out = seen.released * seen.divisor - seen.simulate(others.inputs, others.labels) * seen.divisor
+            left_out = (
+                seen.released * seen.expected_batch - seen.simulate(others.inputs, others.labels) * seen.expected_batch
+            )
             torch.testing.assert_close(remainder[z].float(), left_out, rtol=1e-4, atol=1e-5)
 
 

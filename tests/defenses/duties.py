@@ -304,7 +304,7 @@ def check_same_run(one: Run, other: Run) -> None:
     assert (one.seed, one.sampler_key, one.noise) == (other.seed, other.sampler_key, other.noise)
     assert len(one.transcript.steps) == len(other.transcript.steps)
     for a, b in zip(one.transcript.steps, other.transcript.steps, strict=True):
-        assert (a.step, a.divisor, a.noise_multiplier) == (b.step, b.divisor, b.noise_multiplier)
+        assert (a.step, a.expected_batch, a.noise_multiplier) == (b.step, b.expected_batch, b.noise_multiplier)
         assert torch.equal(a.parameters, b.parameters)
         assert same(a.noisy, b.noisy)
         assert a.plan and b.plan

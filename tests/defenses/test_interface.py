@@ -211,7 +211,7 @@ def test_ranking_drops_what_was_smallest_in_the_releases_of_the_epoch_before():
     assert [len(dropped_in(step)) for step in steps] == [0, 0, 12, 12, 25, 25]  # thirds of 0.6 of 43
     for epoch in (1, 2):
         before = steps[2 * epoch - 2 : 2 * epoch]
-        scores = torch.stack([step.noisy[0] / step.divisor for step in before if step.noisy]).sum(dim=0).abs()
+        scores = torch.stack([step.noisy[0] / step.expected_batch for step in before if step.noisy]).sum(dim=0).abs()
         dropped = dropped_in(steps[2 * epoch])
         kept = torch.ones(duties.DIM, dtype=torch.bool).index_fill(0, dropped, False)
         assert scores[dropped].max() <= scores[kept].min()

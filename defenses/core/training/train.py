@@ -173,8 +173,8 @@ def train(
     public_data = None if public is None else _checked(public, "public", device)
     if public_data is not None:
         refuse_shared(inputs, public_data[0])
-    divisor = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
-    if not (math.isfinite(divisor) and divisor > 0):
+    expected_batch = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
+    if not (math.isfinite(expected_batch) and expected_batch > 0):
         raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
     model.to(device)
     if not model.training:  # otherwise a part in evaluation mode was put there by somebody who wants it so
@@ -204,7 +204,7 @@ def train(
     if checkpoint is not None:
         # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
         # noise on another sum would give the difference of the two away.
-        settings = (total, lr, momentum, optimizer, schedule, loss, observer, source.kind, divisor, microbatch)
+        settings = (total, lr, momentum, optimizer, schedule, loss, observer, source.kind, expected_batch, microbatch)
         how = (engine, memory_budget, augmentation, sorted(observe_always), only and sorted(only), observe_memory)
         data = (inputs, labels, *(public_data or ()))
         made_of = (source_digest(), defense, sampling, layout, dict(architecture(model)))
@@ -230,7 +230,7 @@ def train(
         steps_per_epoch=sampling.steps_per_epoch,
         layout=layout,
         parameters=layout.read(model),
-        expected_batch=divisor,
+        expected_batch=expected_batch,
         seed=coins,
         public=readable,
         one_off=one_off,
@@ -288,8 +288,8 @@ def train(
             remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
             if step == first or step + 1 == total:
                 rest.check()
-            transcript.record(Step(step, before, sigma, divisor, sampling.rate, plan, out.noisy))
-            update = plan.post(out.total / divisor)
+            transcript.record(Step(step, before, sigma, expected_batch, sampling.rate, plan, out.noisy))
+            update = plan.post(out.total / expected_batch)
             for group, rate in zip(updater.param_groups, base_rates, strict=True):
                 group["lr"] = rate * factor(step, total)
             for parameter, gradient in zip(trained, layout.unflatten(update).values(), strict=True):

@@ -29,7 +29,7 @@ class Step:
         step: number of the step, from 0.
         parameters: the model before the step [dim].
         noise_multiplier: of the step.
-        divisor: expected batch, the public constant that sums were divided by.
+        expected_batch: expected batch, the public constant that sums were divided by.
         sample_rate: chance that an example took part.
         plan: the plan that was executed; None for `iterates`.
         noisy: undivided noisy sum of each block; None for `iterates`.
@@ -38,7 +38,7 @@ class Step:
     step: int
     parameters: Float[Tensor, " dim"]
     noise_multiplier: float
-    divisor: float
+    expected_batch: float
     sample_rate: float
     plan: StepPlan | None = None
     noisy: tuple[Tensor, ...] | None = None
@@ -72,7 +72,7 @@ class Transcript:
         if self.observer == "final":
             return
         if self.observer == "iterates":
-            step = Step(step.step, step.parameters, step.noise_multiplier, step.divisor, step.sample_rate)
+            step = Step(step.step, step.parameters, step.noise_multiplier, step.expected_batch, step.sample_rate)
         if step.step not in self.always:
             if self.only is not None and step.step not in self.only:
                 return

@@ -60,7 +60,7 @@ def released(double: Double) -> list[torch.Tensor]:
 def test_every_target_is_shared_attacked_and_averaged(suite_of, watched):
     found = outcome(suite_of(TEXT))
     first, second = (target for target, _ in watched.seen)
-    assert (first.step, first.batch_size, first.divisor) == (1, 2, 2.0)
+    assert (first.step, first.batch_size, first.expected_batch) == (1, 2, 2.0)
     assert first.population is None  # not declared, so there is no copy of it
     assert not torch.equal(first.released, second.released)
     assert len({seed for _, seed in watched.seen}) == 2

@@ -150,7 +150,7 @@ def log_ratios(kind: str, count: int) -> tuple[Tensor, Tensor]:
             batch = torch.cat([bystander, CANARY]) if member else bystander
             seen = shared(DEFENSES[kind], batch, noise=2 * noise + member, steps=3)
             others = seen.contributions(bystander, nobody)
-            remainder = seen.released * seen.divisor - others
+            remainder = seen.released * seen.expected_batch - others
             target = replace(seen, candidates=canary, others_removed=lambda remainder=remainder: remainder)
             found[member].append(one_step_likelihood_ratio(target).scores)
     return torch.cat(found[True]), torch.cat(found[False])
@@ -180,7 +180,12 @@ def test_without_a_defense_the_update_is_the_mean_gradient_of_the_batch():
     loss = torch_cross_entropy(model(inputs), labels)
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
     torch.testing.assert_close(observation.released, gradient)
-    assert (observation.step, observation.divisor, observation.batch_size, observation.classes) == (0, 3.0, 3, 10)
+    assert (observation.step, observation.expected_batch, observation.batch_size, observation.classes) == (
+        0,
+        3.0,
+        3,
+        10,
+    )
     assert observation.labels is not None and torch.equal(observation.labels, labels)
     assert truth.inputs is inputs and truth.labels is labels and truth.floor is None
 

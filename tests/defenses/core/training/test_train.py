@@ -1,4 +1,4 @@
-"""The training loop: its divisor, its optimizers, its public data, its randomness and its refusals."""
+"""The training loop: its expected_batch, its optimizers, its public data, its randomness and its refusals."""
 
 import math
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ def test_sums_are_divided_by_the_expected_batch_whatever_was_drawn():
     sizes = {poisson(0.3).indices(step, 24, 3).numel() for step in range(duties.STEPS)}
     assert len(sizes) > 1
     for step, update in zip(run.transcript.steps, updates_of(run), strict=True):
-        assert step.divisor == pytest.approx(7.2)
+        assert step.expected_batch == pytest.approx(7.2)
         assert step.noisy
         torch.testing.assert_close(update, step.noisy[0] / 7.2, rtol=1e-4, atol=1e-5)
 
@@ -69,7 +69,7 @@ def test_optimizers_are_pytorchs_on_the_released_updates(settings, reference):
     for step in run.transcript.steps:
         assert step.noisy
         torch.testing.assert_close(duties.LAYOUT.read(model), step.parameters, rtol=1e-5, atol=1e-6)
-        update = step.noisy[0] / step.divisor
+        update = step.noisy[0] / step.expected_batch
         for parameter, gradient in zip(model.parameters(), duties.LAYOUT.unflatten(update).values(), strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
@@ -89,7 +89,7 @@ def test_schedules_scale_the_learning_rate_step_by_step(schedule, factors):
     run = duties.trained(dp_sgd(noise_multiplier=1.0), schedule=schedule, steps=4, lr=2.0, momentum=0.0)
     for step, update, factor in zip(run.transcript.steps, updates_of(run), factors, strict=True):
         assert step.noisy
-        torch.testing.assert_close(update, 2.0 * factor * step.noisy[0] / step.divisor, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(update, 2.0 * factor * step.noisy[0] / step.expected_batch, rtol=1e-3, atol=1e-5)
 
 
 def test_epochs_are_counted_in_steps_of_the_sampler():
@@ -240,7 +240,7 @@ def test_an_expected_batch_that_divides_nothing_is_refused(expected):
 
 def test_a_stated_expected_batch_is_the_divisor():
     run = duties.trained(dp_sgd(noise_multiplier=0.5), expected_batch=100.0)
-    assert {step.divisor for step in run.transcript.steps} == {100.0}
+    assert {step.expected_batch for step in run.transcript.steps} == {100.0}
 
 
 def test_public_data_must_be_there_and_enough():

@@ -49,7 +49,7 @@ def test_a_step_does_not_say_who_took_part_or_what_the_sums_were():
         "step",
         "parameters",
         "noise_multiplier",
-        "divisor",
+        "expected_batch",
         "sample_rate",
         "plan",
         "noisy",
