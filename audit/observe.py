@@ -1,7 +1,7 @@
 """From a step that was executed to what an attacker is given: the one place where an attacker gets anything.
 
 An `Observation` is built from the step's plan, so dense, masked, projected and two-part releases need no case of their
-own here or in any attack. The truth (`GroundTruth`) goes to scorers only. What the informed adversary of differential
+own here or in any attack. The truth (`scoring.truth`) goes to scorers only. What the informed adversary of differential
 privacy knows, everybody's contribution but the candidate's, is computed here from the private data and handed out as a
 remainder per candidate, which looks the same for members and non-members when nothing leaks.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attacks.core import Examples, ModelAccess, Observation, Participation, Steps
@@ -63,44 +63,6 @@ class World:
     high: float
     loss: Loss = cross_entropy
     population: Examples | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroundTruth:
-    """What attackers try to find out; only scorers get it.
-
-    Attributes:
-        inputs: the private inputs behind an update [b, *shape]; None for membership.
-        labels: their labels [b].
-        members: ids of the examples that took part; None for reconstruction.
-        candidates: ids of the examples that were asked about; given with `members`, because scores of anybody else
-            could be made up.
-        low: smallest valid input, in model-input units.
-        high: largest valid input.
-        floor: the best guess without looking at the update, the mean public image; None without public data.
-        labels_given: whether the attacker was told the labels.
-    """
-
-    inputs: Tensor | None = None
-    labels: Int[Tensor, " b"] | None = None
-    members: Int[Tensor, " n"] | None = None
-    candidates: Int[Tensor, " m"] | None = None
-    low: float = 0.0
-    high: float = 1.0
-    floor: Tensor | None = None
-    labels_given: bool = True
-
-    def __post_init__(self) -> None:
-        if (self.members is None) != (self.candidates is None):
-            raise ValueError(
-                "members and candidates must be given together: who took part, and everybody who was asked about"
-            )
-
-    def membership(self, ids: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Which of these examples took part."""
-        if self.members is None:
-            raise ValueError("this truth is about reconstruction, it has no members")
-        return torch.isin(ids.cpu(), self.members.cpu())
 
 
 def observe(
@@ -368,10 +330,15 @@ def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
     return math.sqrt(energy / degrees), (energy - degrees) / math.sqrt(2 * degrees)
 
 
-def observe_run(view: RunView) -> SeenTranscript:
+def every_step(view: RunView) -> SeenTranscript:
     """What an attacker sees who reads every release of a run."""
     steps = Steps(lambda: iter(view), lambda: len(view))
-    return SeenTranscript(steps=steps, candidates=view.given, final=model_access(view))
+    return SeenTranscript(steps=steps, candidates=view.given, final=black_box(view))
+
+
+def last_update(view: RunView) -> Observation:
+    """What an attacker sees of the last step who knows whoever would have taken part in it."""
+    return view.at(len(view) - 1, participation_known=True)
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
@@ -380,8 +347,17 @@ def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
         return torch.cat([model(part) for part in inputs.split(_AT_ONCE)])
 
 
-def model_access(view: RunView, *, white_box: bool = False) -> ModelAccess:
-    """What an attacker sees who has the final model."""
+def black_box(view: RunView) -> ModelAccess:
+    """What an attacker sees who can ask the final model."""
+    return _model_access(view, white=False)
+
+
+def white_box(view: RunView) -> ModelAccess:
+    """What an attacker sees who has the parameters of the final model."""
+    return _model_access(view, white=True)
+
+
+def _model_access(view: RunView, *, white: bool) -> ModelAccess:
     model, world = view.attackers_model, view.attackers_world
     return ModelAccess(
         logits=lambda inputs: logits_of(model, inputs),
@@ -389,5 +365,5 @@ def model_access(view: RunView, *, white_box: bool = False) -> ModelAccess:
         classes=world.classes,
         candidates=view.given,
         population=world.population,
-        parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white_box else None,
+        parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
     )

@@ -2,13 +2,14 @@
 
 from .decorator import Attack, attack
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
-from .narrow import narrow, offer
+from .narrow import narrow
 from .observation import Examples, ModelAccess, Observation, Participation, Steps, Target, Transcript
 from .priors import Box, total_variation
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
-from .results import MembershipScores, Reconstruction, checked_reconstruction, checked_scores
+from .results import RESULTS, MembershipScores, Reconstruction, ResultType, checked_reconstruction, checked_scores
 
 __all__ = [
+    "RESULTS",
     "Access",
     "AccessError",
     "Attack",
@@ -23,6 +24,7 @@ __all__ = [
     "Participation",
     "Reconstruction",
     "Requirements",
+    "ResultType",
     "Steps",
     "Target",
     "Transcript",
@@ -32,7 +34,6 @@ __all__ = [
     "granted",
     "log_likelihood_ratio",
     "narrow",
-    "offer",
     "relative_residual",
     "subsampled",
     "total_variation",

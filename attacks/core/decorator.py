@@ -9,24 +9,16 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, cast, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import torch
 
-from .narrow import enabled_by, narrow, offer
-from .observation import ModelAccess, Observation, Target, Transcript
-from .requires import Access, AccessError, Controls, Knows, Requirements, granted
-from .results import MembershipScores, Reconstruction, checked_reconstruction, checked_scores
+from .narrow import enabled_by, narrow
+from .observation import Target
+from .requires import Access, AccessError, Controls, Knows, Requirements
+from .results import RESULTS
 
-R = TypeVar("R", Reconstruction, MembershipScores)
-
-_TARGETS = {
-    Access.UPDATE: Observation,
-    Access.BLACK_BOX: ModelAccess,
-    Access.WHITE_BOX: ModelAccess,
-    Access.ALL_STEPS: Transcript,
-    Access.FEDERATED: Transcript,
-}
+R = TypeVar("R")
 
 
 class Attack(Generic[R]):
@@ -37,7 +29,7 @@ class Attack(Generic[R]):
         summary: first line of its docstring.
         requires: what it needs.
         defaults: its settings with their default values, read only.
-        kind: `reconstruction` or `membership`, by what it returns.
+        kind: of its result, a key of `RESULTS`, as `membership`.
         target: the class of what it attacks.
     """
 
@@ -51,20 +43,19 @@ class Attack(Generic[R]):
                 f"got {', '.join(misplaced) or f'{target.name}, {coins.name}'}"
             )
         hints = get_type_hints(function)
-        self.target: type[Target] = _TARGETS[requires.access]
+        self.target: type[Target] = _target_of(requires.access)
         if hints.get("target") is not self.target:
             raise TypeError(
                 f"{function.__name__} has {requires.access.name} access: "
                 f"its target must be annotated as {self.target.__name__}, got {hints.get('target')}"
             )
-        if hints.get("return") not in (Reconstruction, MembershipScores):
+        known = [row for row in RESULTS.values() if row.result is hints.get("return")]
+        if not known:
             raise TypeError(
-                f"{function.__name__} must be annotated to return Reconstruction or MembershipScores, "
-                f"got {hints.get('return')}"
+                f"{function.__name__} must be annotated to return "
+                f"{' or '.join(row.result.__name__ for row in RESULTS.values())}, got {hints.get('return')}"
             )
-        self.kind: Literal["reconstruction", "membership"] = (
-            "reconstruction" if hints["return"] is Reconstruction else "membership"
-        )
+        self.kind: str = known[0].kind
         self.name: str = function.__name__
         self.summary: str = (inspect.getdoc(function) or "").split("\n", 1)[0]
         self.requires = requires
@@ -102,10 +93,10 @@ class Attack(Generic[R]):
                 f"got {type(target).__name__}"
             )
         try:
-            problem = self._missing(offer(target))
+            problem = self._missing(target.offered())
         except AccessError as error:
             return f"{self.name} does not apply: {error}"
-        if problem is None and self.kind == "membership" and target.candidates is None:
+        if problem is None and RESULTS[self.kind].of_candidates and target.candidates is None:
             return f"{self.name} needs candidates to score: fill {self.target.__name__}.candidates"
         return problem
 
@@ -139,14 +130,8 @@ class Attack(Generic[R]):
         if (problem := self.check(target)) is not None:
             raise AccessError(problem)
         coins = torch.Generator().manual_seed(0) if coins is None else coins
-        # Read before the method runs, which may write into what it is given.
-        ids = None if target.candidates is None else target.candidates.ids.clone()
-        batch_size = _batch_size(target)
-        result = self._function(narrow(target, self.requires), coins, **resolved)
-        if self.kind == "reconstruction":
-            like = target.released if isinstance(target, Observation) else None
-            return cast(R, checked_reconstruction(result, batch_size, like))
-        return cast(R, checked_scores(result, granted(ids)))
+        checked = RESULTS[self.kind].expected(target)
+        return cast(R, checked(self._function(narrow(target, self.requires), coins, **resolved)))
 
     def __repr__(self) -> str:
         return f"<attack {self.name}: {self.requires.to_dict()}>"
@@ -158,7 +143,7 @@ def attack(
     """Declares what an attack needs; everything else is withheld from it.
 
     Args:
-        access: decides the class of the target: `Observation`, `ModelAccess` or `Transcript`.
+        access: decides the class of the target, as `Observation` for `Access.UPDATE`.
         knows: side knowledge.
         controls: influence on training.
     """
@@ -166,11 +151,12 @@ def attack(
     return lambda function: Attack(function, requires)
 
 
-def _batch_size(target: Target) -> int | None:
-    """Examples behind a target, as far as it says so, whatever the attack may know of it."""
-    if not isinstance(target, Observation):
-        return None
-    return target.batch_size if target.labels is None else len(target.labels)
+def _target_of(access: Access) -> type[Target]:
+    """The class of what is attacked with an access."""
+    for kind in Target.__subclasses__():
+        if access in kind.accesses:
+            return kind
+    raise TypeError(f"{access} must be among the accesses of a subclass of attacks.core.Target, and is of none")
 
 
 def _is_a(value: Any, wanted: type) -> bool:

@@ -1,4 +1,4 @@
-"""Narrowing: the view of a target that an attack is handed, and what a target has to offer.
+"""Narrowing: the view of a target that an attack is handed, without what its threat model does not grant.
 
 A withheld field is not hidden behind a check alone: the view does not hold its value. Nor does it hold what leads
 further: functions are handed over as plain functions, without the object that a method is bound to, and take plain
@@ -21,7 +21,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
 
-from .observation import Examples, ModelAccess, Observation, Steps, Target, Transcript
+from .observation import Examples, Observation, Steps, Target
 from .requires import MEANING, Access, AccessError, Controls, Knows, Requirements
 
 T = TypeVar("T", bound=Target)
@@ -41,45 +41,27 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
     known = _watching() if known is None else known
     # A view of a view stays as narrow as it was.
     withheld: dict[str, Access | Knows | Controls] = dict(vars(target).get("_withheld", {}))
-    for slot in fields(target):
+    for slot in fields(cast(Any, target)):
         need = slot.metadata.get("needs")
         if need is not None and not requires.grants(need):
             withheld[slot.name] = need
     shown = {name: _alone(value) for name, value in vars(target).items() if name not in withheld}
     kinds = _kinds(shown.values())
     shown = {name: _plain_function(value, kinds, known) if callable(value) else value for name, value in shown.items()}
-    if isinstance(target, Transcript):
-        shown["steps"] = _narrowed(target.steps, requires, known)
-        shown["final"] = None if target.final is None else narrow(target.final, requires, known)
+    for name, value in shown.items():  # what leads to further targets shows no more of them
+        if isinstance(value, Target):
+            shown[name] = narrow(value, requires, known)
+        elif name == "steps":
+            shown[name] = _narrowed(value, requires, known)
     view = object.__new__(_view_class(_plain_class(type(target))))
     vars(view).update(shown, _withheld=withheld)
     return view
 
 
-def offer(target: Target) -> Requirements:
-    """The threat model that the filled fields of `target` amount to; of a transcript, of its first step.
-
-    Args:
-        target: none of its functions is called.
-
-    Raises:
-        AccessError: a transcript has no step, so there is nothing to attack.
-    """
-    if isinstance(target, Observation):
-        return Requirements(access=Access.UPDATE, knows=_known(target))
-    if isinstance(target, ModelAccess):
-        access = Access.BLACK_BOX if target.parameters is None else Access.WHITE_BOX
-        return Requirements(access=access, knows=_known(target), controls=target.controls)
-    first = next(iter(target.steps), None)
-    if first is None:
-        raise AccessError("the transcript has no steps, so there is no update to attack")
-    return Requirements(access=Access.ALL_STEPS, knows=_known(first), controls=target.controls)
-
-
 def enabled_by(need: Access | Knows | Controls) -> str:
     """Words for an error: what `need` is, and which field of the target would grant it."""
-    for kind in (Observation, ModelAccess):
-        for slot in fields(kind):
+    for kind in Target.__subclasses__():
+        for slot in fields(cast(Any, kind)):
             if slot.metadata.get("needs") == need:
                 return f"{MEANING[need]} ({type(need).__name__}.{need.name}, field {kind.__name__}.{slot.name})"
     return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
@@ -153,17 +135,9 @@ def _watching() -> list[object]:
     return [*(mode for mode in modes if type(mode) is not DeviceContext), *hooks]
 
 
-def _known(target: Observation | ModelAccess) -> Knows:
-    known = Knows.NOTHING
-    for slot in fields(target):
-        need = slot.metadata.get("needs")
-        if isinstance(need, Knows) and getattr(target, slot.name) is not None:
-            known |= need
-    return known
-
-
 def _plain_class(kind: type) -> type:
-    return next(c for c in kind.__mro__ if c in (Observation, ModelAccess, Transcript))
+    """The class of a target, or of what a view is a view of."""
+    return next(c for c in kind.__mro__ if "_is_view" not in vars(c))
 
 
 @cache
@@ -181,4 +155,4 @@ def _view_class(kind: type) -> type:
     def shown(self: Any) -> str:
         return f"<narrowed {kind.__name__}, without {', '.join(sorted(self._withheld)) or 'nothing'}>"
 
-    return type(f"Narrowed{kind.__name__}", (kind,), {"__getattribute__": guarded, "__repr__": shown})
+    return type(f"Narrowed{kind.__name__}", (kind,), {"__getattribute__": guarded, "__repr__": shown, "_is_view": True})

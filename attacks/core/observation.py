@@ -8,13 +8,13 @@ from attacks that did not declare the need. A defense is described by functions 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
-from .requires import Access, Controls, Knows
+from .requires import Access, AccessError, Controls, Knows, Requirements
 
 Participation = Literal["known", "independent", "dependent"]
 """What an attacker knows of who takes part in a step; see `Observation.participation`."""
@@ -50,8 +50,32 @@ class Examples:
         return len(self.ids)
 
 
+class Target:
+    """What an attack is called with: a dataclass for each way of looking at a training.
+
+    A field that needs more than the access has `metadata={"needs": ...}`, and `narrow` withholds it from attacks that
+    did not declare the need. Another access is another subclass, or another constant in the `accesses` of one.
+
+    Attributes:
+        accesses: those for which an attack's target is annotated as this class.
+        candidates: whom a membership test is about; None where nobody is asked about.
+    """
+
+    accesses: ClassVar[tuple[Access, ...]] = ()
+    candidates: Examples | None
+
+    def offered(self) -> Requirements:
+        """The threat model that the filled fields amount to; calls none of the functions."""
+        return Requirements(access=self.accesses[0], knows=_known(self))
+
+    @property
+    def batch_size_shown(self) -> int | None:
+        """Examples behind it, where it says so, whatever the attack may know of it; None where there is no batch."""
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class Observation(Target):
     """`Access.UPDATE`: one shared update and the public model at which it was taken.
 
     Attributes:
@@ -83,6 +107,8 @@ class Observation:
             contributed, computed anew at each call (`Knows.OTHERS`). Each row is what an adversary of its own
             knows: rows share the noise of the step, so a score may use its own candidate's row alone.
     """
+
+    accesses: ClassVar[tuple[Access, ...]] = (Access.UPDATE,)
 
     released: Tensor
     simulate: Callable[..., Tensor]
@@ -144,9 +170,14 @@ class Observation:
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
             _check_examples(name, examples, self.input_shape, self.classes)
 
+    @property
+    def batch_size_shown(self) -> int | None:
+        """The size of the batch, said by itself or by its labels."""
+        return self.batch_size if self.labels is None else len(self.labels)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ModelAccess:
+class ModelAccess(Target):
     """`Access.BLACK_BOX` or `Access.WHITE_BOX`: a trained model, in evaluation mode.
 
     Attributes:
@@ -159,6 +190,8 @@ class ModelAccess:
         controls: what the adversary was allowed to put into training.
     """
 
+    accesses: ClassVar[tuple[Access, ...]] = (Access.BLACK_BOX, Access.WHITE_BOX)
+
     logits: Callable[..., Tensor]
     input_shape: tuple[int, ...]
     classes: int
@@ -170,6 +203,11 @@ class ModelAccess:
     def __post_init__(self) -> None:
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
             _check_examples(name, examples, self.input_shape, self.classes)
+
+    def offered(self) -> Requirements:
+        """White-box where the parameters are filled."""
+        access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
+        return Requirements(access=access, knows=_known(self), controls=self.controls)
 
 
 class Steps:
@@ -197,7 +235,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transcript:
+class Transcript(Target):
     """`Access.ALL_STEPS`: every update of one training run, in order.
 
     Attributes:
@@ -206,6 +244,8 @@ class Transcript:
         final: the trained model.
         controls: what the adversary was allowed to put into training.
     """
+
+    accesses: ClassVar[tuple[Access, ...]] = (Access.ALL_STEPS, Access.FEDERATED)
 
     steps: Iterable[Observation]
     candidates: Examples | None = None
@@ -216,8 +256,16 @@ class Transcript:
         if isinstance(self.steps, Iterator):
             raise ValueError("steps must be iterable again and again, got an iterator: pass a sequence or a lazy view")
 
+    def offered(self) -> Requirements:
+        """What its first step offers.
 
-Target = Observation | ModelAccess | Transcript
+        Raises:
+            AccessError: it has no step, so there is nothing to attack.
+        """
+        first = next(iter(self.steps), None)
+        if first is None:
+            raise AccessError("the transcript has no steps, so there is no update to attack")
+        return Requirements(access=Access.ALL_STEPS, knows=_known(first), controls=self.controls)
 
 
 def _check_labels(name: str, labels: Tensor | None, classes: int) -> None:
@@ -235,3 +283,13 @@ def _check_examples(name: str, examples: Examples | None, input_shape: tuple[int
     if tuple(examples.inputs.shape[1:]) != tuple(input_shape):
         raise ValueError(f"{name} must have inputs of shape {input_shape}, got {tuple(examples.inputs.shape[1:])}")
     _check_labels(f"labels of {name}", examples.labels, classes)
+
+
+def _known(target: Target) -> Knows:
+    """Side knowledge whose fields are filled."""
+    known = Knows.NOTHING
+    for slot in fields(cast(Any, target)):
+        need = slot.metadata.get("needs")
+        if isinstance(need, Knows) and getattr(target, slot.name) is not None:
+            known |= need
+    return known

@@ -4,9 +4,9 @@ Nobody's threat model is in a comment: the decorator `attack` attaches one `Requ
 target it is called with is narrowed to it, and a record states it beside the numbers.
 """
 
-from dataclasses import dataclass
-from enum import Enum, Flag, auto
-from typing import TypeVar
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
 
@@ -15,14 +15,36 @@ class AccessError(ValueError):
     """An attack touched, or was called without, something that its threat model has to grant."""
 
 
-class Access(Enum):
-    """What the adversary holds; the value completes "access to ..."."""
+@dataclass(frozen=True)
+class Access:
+    """What the adversary holds. The constants below are those that we know; another is another constant.
 
-    UPDATE = "one shared update and the model it was taken at"
-    BLACK_BOX = "the answers of the final model"
-    WHITE_BOX = "the parameters of the final model"
-    ALL_STEPS = "the update and the model of every step"
-    FEDERATED = "the updates of federated clients"
+    Attributes:
+        name: as in a record.
+        value: completes "access to ...".
+        includes: names of the accesses that who has this one has as well.
+    """
+
+    name: str
+    value: str = field(compare=False)
+    includes: tuple[str, ...] = field(default=(), compare=False)
+
+    UPDATE: ClassVar["Access"]
+    BLACK_BOX: ClassVar["Access"]
+    WHITE_BOX: ClassVar["Access"]
+    ALL_STEPS: ClassVar["Access"]
+    FEDERATED: ClassVar["Access"]
+
+    def __str__(self) -> str:
+        return f"Access.{self.name}"
+
+
+Access.UPDATE = Access("UPDATE", "one shared update and the model it was taken at")
+Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
+# Who has the parameters can ask the model, too.
+Access.WHITE_BOX = Access("WHITE_BOX", "the parameters of the final model", includes=("BLACK_BOX",))
+Access.ALL_STEPS = Access("ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX",))
+Access.FEDERATED = Access("FEDERATED", "the updates of federated clients", includes=("WHITE_BOX",))
 
 
 class Knows(Flag):
@@ -54,8 +76,6 @@ MEANING = {
 }
 """What each need is, in the words of an error message."""
 
-_SHOWS_PARAMETERS = (Access.WHITE_BOX, Access.ALL_STEPS, Access.FEDERATED)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
@@ -77,10 +97,7 @@ class Requirements:
             return need in self.knows
         if isinstance(need, Controls):
             return need in self.controls
-        if need is Access.WHITE_BOX:
-            return self.access in _SHOWS_PARAMETERS
-        # Who has the parameters can ask the model, too.
-        return need is self.access or (need is Access.BLACK_BOX and self.access is Access.WHITE_BOX)
+        return need == self.access or need.name in self.access.includes
 
     def missing_from(self, offered: "Requirements") -> list[Access | Knows | Controls]:
         """What is asked for here and not granted by `offered`; empty when `offered` is enough."""

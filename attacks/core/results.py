@@ -5,11 +5,15 @@ compared with, and could change its values then.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+
+from .observation import Target
+from .requires import granted
 
 Status = Literal["ok", "degraded", "failed"]
 Dependence = Literal["per_model", "per_step"]
@@ -172,3 +176,41 @@ def _copied(name: str, values: object, like: Tensor | None) -> Tensor:
     if not isinstance(values, Tensor) or type(values) not in (Tensor, nn.Parameter, type(like)):
         raise TypeError(f"{name} must be a plain tensor, got {type(values).__name__}")
     return values.detach().clone()
+
+
+def _expected_scores(target: Target) -> Callable[[object], MembershipScores]:
+    ids = granted(target.candidates).ids.clone()
+    return lambda result: checked_scores(result, ids)
+
+
+def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
+    size, like = target.batch_size_shown, getattr(target, "released", None)
+    return lambda result: checked_reconstruction(result, size, like)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultType:
+    """What is known of one type of result.
+
+    Attributes:
+        kind: what records call it.
+        result: the class that attacks are annotated to return.
+        expected: target -> a check that copies a result, or refuses it. It is made before the attack runs, which may
+            write into its target.
+        of_candidates: whether it answers about candidates, so that a target without them is refused.
+    """
+
+    kind: str
+    result: type
+    expected: Callable[[Target], Callable[[object], Any]]
+    of_candidates: bool = False
+
+
+RESULTS = {
+    row.kind: row
+    for row in (
+        ResultType(kind="membership", result=MembershipScores, expected=_expected_scores, of_candidates=True),
+        ResultType(kind="reconstruction", result=Reconstruction, expected=_expected_reconstruction),
+    )
+}
+"""Kind -> its row; an attack that finds out something else is another row."""

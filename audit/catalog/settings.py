@@ -6,7 +6,6 @@ before any compute, whatever the method itself would have made of it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import tomllib
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from .messages import way_out
 
 
 class CatalogError(ValueError):
@@ -133,24 +134,6 @@ def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
             raise CatalogError(f"a setting must be key=value with a TOML value, as share=0.1, got {assignment!r}")
         parsed[key.strip()] = value["value"]
     return parsed
-
-
-def near_miss(word: str, options: Iterable[str]) -> str | None:
-    """The option that looks most like the word, if any does."""
-    close = difflib.get_close_matches(word, list(options), n=1)
-    return close[0] if close else None
-
-
-def no_such(what: str, name: str, options: Iterable[str]) -> str:
-    """The sentence "no defense named 'pcpd'; did you mean 'pcdp'?"."""
-    return f"no {what} named {name!r}; {way_out(name, options)}"
-
-
-def way_out(word: str, options: Iterable[str]) -> str:
-    """The clause "did you mean 'clip_norm'?", or all that there is where nothing is near."""
-    options = list(options)
-    near = near_miss(word, options)
-    return f"did you mean {near!r}?" if near else f"there are {', '.join(options) or 'none'}"
 
 
 def _arguments(doc: str) -> dict[str, str]:

@@ -9,6 +9,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from .options import OK, Json, print_json
+
 _CORE = ("leakbench", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "pandas", "pyarrow")
 _EXTRAS = {
     "engines": {"opacus": "opacus", "backpack-for-pytorch": "backpack"},
@@ -26,6 +28,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from ..catalog import methods as catalog
+    from ..catalog.explain import describe
     from ..scoring.perceptual import LPIPS_WEIGHTS
 
     cuda = torch.cuda.is_available()
@@ -44,7 +47,7 @@ def examine() -> dict[str, Any]:
             }
             for extra, parts in _EXTRAS.items()
         },
-        "data": {name: catalog.describe("data", name) for name in catalog.names("data")},
+        "data": {name: describe("data", name) for name in catalog.names("data")},
         "data_folder": {
             "variable": "LEAKBENCH_DATA",
             "value": data,
@@ -86,3 +89,13 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def doctor(as_json: Json = False) -> int:
+    """Says which device, versions, data sets, extras and optional weights are here."""
+    found = examine()
+    if as_json:
+        print_json(found)
+    else:
+        print(words(found))
+    return OK

@@ -8,7 +8,7 @@ most what is in progress.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,17 @@ from leaderboard.records.files import refuse_links, sweep
 from leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
 from leaderboard.records.record import Claim, MethodUsed, Provenance, Record, RecordError, Reported, write
 
+from ..catalog import methods as catalog
 from ..plan import expand as planning
-from ..plan.expand import Cell, Job, Plan, digest_of
+from ..plan.artifact import Artifact
+from ..plan.cells import Cell, Job, Plan
 from ..subjects.outcome import Outcome
+from ..subjects.table import Artifacts
 from ..suite.suite import Suite
 from .arrays import write_arrays
-from .executors.local import execute
+from .artifacts import make_one, origin_of, read_kept, read_made
+from .executors.local import Local
+from .graph import Graph
 from .job import compute
 from .lock import locked
 from .provenance import library, third_party, tuning_digest
@@ -87,7 +92,7 @@ def run(
         WriteError: a full disk, say; what was finished is kept.
     """
     with locked(directory):
-        refuse_links(directory / "records", directory / "tuning", directory / "tuning" / "points")
+        refuse_links(*(directory / name for name in ("records", "artifacts", "tuning", "tuning/points")))
         if suite.tune is not None:
             planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
@@ -100,28 +105,18 @@ def run(
         sweep(folder)
         # Before anything is computed: whatever interrupts the run, the folder says what it lacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
-        for cell in plan.skipped:
-            if not _says(there.get(cell.id), cell, origins[cell.id]):
-                there[cell.id] = _record(cell, suite.digest, device, Outcome(skipped=cell.skip), origins[cell.id])
-                write(there[cell.id], folder)
-        # What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
-        done = {name for name, record in there.items() if record.status == "ok"}
-        todo = [
-            Job(missing, job.suite_digest)
-            for job in plan.jobs
-            if (missing := tuple(cell for cell in job.cells if cell.id not in done))
-        ]
+        there |= _skipped(plan, there, suite.digest, device, origins, folder)
+        todo = _missing(plan, there)
         total = len(plan.cells)
         finished = total - sum(len(job.cells) for job in todo)
         for remark in found.remarks:
             report(finished, total, remark)
         report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
-        work = partial(run_job, folder=folder, device=device, origins=origins)
-        with closing(execute(todo, work, device=device, jobs=jobs, drafts=folder)) as executed:
-            for job, records in executed:
+        with closing(_computed(todo, directory, device, jobs, origins, recompute=recompute)) as computed:
+            for piece, records in computed:
                 there.update({record.id: record for record in records})
                 finished += len(records)
-                report(finished, total, job.words)
+                report(finished, total, piece.words)
                 if fail_fast and any(record.status == "failed" for record in records):
                     break
         return [there[cell.id] for cell in plan.cells if cell.id in there]
@@ -149,15 +144,15 @@ def _expected(cell: Cell) -> Expected:
     request = cell.request
     return Expected(
         id=cell.id,
-        kind=request["kind"],
-        control=request["control"],
-        defense=MethodUsed(**request["defense"]),
-        attack=None if request["attack"] is None else MethodUsed(**request["attack"]),
-        budget=request["budget"],
-        training=request.get("training", request["task"]),
-        noise=request["task"]["noise"] if request["kind"] == "reconstruction" else None,
-        secure=request.get("noise") == "secure",
-        seed=request["seed"],
+        kind=request.kind,
+        control=request.control,
+        defense=MethodUsed(**request.defense.to_dict()),
+        attack=None if request.attack is None else MethodUsed(**request.attack.to_dict()),
+        budget=request.budget.to_dict(),
+        training=request.training.to_dict(),
+        noise=request.release_noise,
+        secure=request.secure,
+        seed=request.seed,
         skip=cell.skip,
     )
 
@@ -165,7 +160,7 @@ def _expected(cell: Cell) -> Expected:
 def _origin(cell: Cell, directory: Path) -> Provenance:
     """The code that computes a cell now."""
     tuning = tuning_digest(cell.request, directory)
-    return replace(library(), third_party=third_party(cell.request), tuning=tuning)
+    return replace(library(), third_party=third_party(cell.request.defense, cell.request.attack), tuning=tuning)
 
 
 def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
@@ -175,7 +170,98 @@ def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
     return record.status == "ok" or (record.reason == cell.skip and not record.provenance.differences(origin))
 
 
-def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> list[Record]:
+def _skipped(
+    plan: Plan,
+    there: dict[str, Record],
+    suite_digest: str,
+    device: torch.device,
+    origins: dict[str, Provenance],
+    folder: Path,
+) -> dict[str, Record]:
+    """Writes the records of cells that cannot be run, where they are not there yet."""
+    found = {}
+    for cell in plan.skipped:
+        if not _says(there.get(cell.id), cell, origins[cell.id]):
+            found[cell.id] = _record(cell, suite_digest, device, Outcome(skipped=cell.skip), origins[cell.id])
+            write(found[cell.id], folder)
+    return found
+
+
+def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
+    """Jobs with the cells that have no numbers.
+
+    What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
+    """
+    done = {name for name, record in there.items() if record.status == "ok"}
+    return [
+        Job(missing, job.suite_digest)
+        for job in plan.jobs
+        if (missing := tuple(cell for cell in job.cells if cell.id not in done))
+    ]
+
+
+def _computed(
+    todo: list[Job],
+    directory: Path,
+    device: torch.device,
+    jobs: int | None,
+    origins: dict[str, Provenance],
+    *,
+    recompute: bool,
+) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
+    """Jobs and what they wait for, each with its records, in the order in which they are ready."""
+    folder, store = directory / "records", directory / "artifacts"
+    if store.is_dir():
+        sweep(store)
+    needed = {name: artifact for job in todo for name, artifact in job.needs.items()}
+    graph = _graph(todo, read_kept(needed, store, recompute=recompute).keys())
+    known = origins | {name: origin_of(artifact) for name, artifact in needed.items()}
+    work = partial(run_piece, folder=folder, store=store, device=device, origins=known)
+    yield from Local(device, jobs, folder).run(graph, work)
+
+
+def _graph(jobs: Sequence[Job], there: Collection[str]) -> Graph[Job | Artifact]:
+    """Jobs, each after what it waits for and is not there yet."""
+    graph: Graph[Job | Artifact] = Graph()
+    for job in jobs:
+        missing = {name: artifact for name, artifact in job.needs.items() if name not in there}
+        for name, artifact in missing.items():
+            graph.add(name, artifact)
+        graph.add(job.name, job, missing)
+    return graph
+
+
+def run_piece(
+    piece: Job | Artifact, folder: Path, store: Path, device: torch.device, origins: dict[str, Provenance]
+) -> list[Record]:
+    """Computes a job, or what jobs wait for; what fails is written with its error, and nothing else ends with it.
+
+    Args:
+        piece: of the run's graph.
+        folder: where records go.
+        store: where artifacts lie.
+        device: where to compute.
+        origins: by id of a cell or name of an artifact, the code that computes it, as it was when the run began.
+
+    Returns:
+        The records of a job.
+
+    Raises:
+        StaleError: this process read another code than the run began with, so no record could say which it was.
+    """
+    if isinstance(piece, Artifact):
+        make_one(piece, store, device, origins)
+        return []
+    return run_job(piece, folder, device, origins, partial(read_made, piece.needs.values(), store))
+
+
+def run_job(
+    job: Job,
+    folder: Path,
+    device: torch.device,
+    origins: dict[str, Provenance],
+    read: Callable[[], Artifacts] = dict,
+) -> list[Record]:
     """Computes the cells of one job and writes their records.
 
     Args:
@@ -183,6 +269,7 @@ def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Pro
         folder: where records go.
         device: where to compute.
         origins: by id of a cell, the code that computes it, as it was when the run began.
+        read: gives the results that the cells waited for.
 
     Returns:
         Their records; a cell that fails has one with its error.
@@ -192,7 +279,7 @@ def run_job(job: Job, folder: Path, device: torch.device, origins: dict[str, Pro
     """
     refuse_other_code(origins[job.cells[0].id])
     records = []
-    for cell, outcome in compute(job.cells, device):
+    for cell, outcome in compute(job.cells, device, read):
         try:
             record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
         except RecordError as error:  # a method returned what no record can hold
@@ -219,28 +306,26 @@ def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
 
 
 def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome, origin: Provenance) -> Record:
-    request = cell.request
-    attack = request["attack"]
-    claim = outcome.claim
+    request, attack, claim = cell.request, cell.request.attack, outcome.claim
     status = "skipped" if outcome.skipped else "failed" if outcome.error else "ok"
     return Record(
-        id=digest_of(request),
-        suite=request["suite"],
+        id=cell.id,
+        suite=request.suite,
         suite_digest=suite_digest,
-        kind=request["kind"],
-        control=request["control"],
-        defense=MethodUsed(**request["defense"]),
-        attack=None if attack is None else MethodUsed(**attack),
-        task=request["task"] | outcome.task,
-        budget=request["budget"],
-        requires=None if attack is None else planning.requires(attack["name"]),
+        kind=request.kind,
+        control=request.control,
+        defense=MethodUsed(**request.defense.to_dict()),
+        attack=None if attack is None else MethodUsed(**attack.to_dict()),
+        task=request.task | outcome.task,
+        budget=request.budget.to_dict(),
+        requires=None if attack is None else catalog.attack(attack.name).requires.to_dict(),
         claim=None if claim is None else Claim(**claim),
         noise_multiplier=outcome.noise_multiplier,
         noise=outcome.noise,
         metrics=outcome.metrics,
         status=status,
         reason=outcome.skipped or outcome.error or None,
-        seed=request["seed"],
+        seed=request.seed,
         engine=outcome.engine,
         device=_device_words(device),
         provenance=origin,

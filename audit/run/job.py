@@ -4,40 +4,55 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from ..plan.expand import Cell
+from ..catalog import methods as catalog
+from ..catalog import plugins
+from ..catalog.messages import in_one_line
+from ..plan.cells import Cell
+from ..plan.request import Request
 from ..subjects.outcome import Outcome
-from ..subjects.shared_update import SharedUpdates
-from ..subjects.trained_model import TrainedModel
+from ..subjects.table import SUBJECTS, Artifacts, Subject
 
 
-def compute(cells: tuple[Cell, ...], device: torch.device) -> Iterator[tuple[Cell, Outcome]]:
+def compute(
+    cells: tuple[Cell, ...], device: torch.device, read: Callable[[], Artifacts] = dict
+) -> Iterator[tuple[Cell, Outcome]]:
     """Computes cells that share a training, or a single shared update, one after another.
 
     Args:
         cells: of one job.
         device: where.
+        read: gives the results that the cells waited for.
 
     Yields:
         Each cell with its outcome; an exception in one is its error and the next goes on.
     """
-    shared = cells[0].kind == "reconstruction"
-    subject = SharedUpdates(cells[0], device) if shared else TrainedModel(cells, device)
+    subject: Subject | None = None
     for cell in cells:
         start = time.perf_counter()
         try:
+            if subject is None:
+                subject = SUBJECTS[cell.subject](cells, device, read())
             outcome = subject.outcome(cell)
         except Exception as error:  # whatever a method raises is the result of its cell, not the end of the run
-            outcome = Outcome(error=_sentence(error))
+            outcome = Outcome(error=_sentence(error, cell.request))
         outcome.seconds = time.perf_counter() - start
         yield cell, outcome
 
 
-def _sentence(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    words = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {words} ({Path(place.filename).name}, line {place.lineno}, in {place.name})"
+def _sentence(error: Exception, request: Request) -> str:
+    """What went wrong and where; in the file of a method that is none of ours, where it passed through that."""
+    words = in_one_line(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    methods = [m for m in (request.attack, request.defense) if m is not None and catalog.foreign(m.kind, m.name)]
+    for method in methods:
+        files = set(map(str, plugins.source_files(method.name))) if plugins.is_path(method.name) else set()
+        if own := [frame for frame in frames if str(Path(frame.filename).resolve()) in files]:
+            return f"{words} ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})"
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
+    asked = "".join(f"; {catalog.KINDS[m.kind]} {catalog.origin(m.kind, m.name)}" for m in methods)
+    return f"{words} ({place}{asked})"

@@ -14,12 +14,13 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from leaderboard.records.record import Provenance, RecordError
 
 from ..catalog import methods as catalog
+from ..catalog import plugins
 from ..import_guard import ROOT
+from ..plan.request import MethodAsked, TrainingRequest
 
 COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
 """Packages of ours whose source decides results; `leaderboard` only shows them."""
@@ -46,22 +47,29 @@ def library() -> Provenance:
     )
 
 
-def third_party(request: dict[str, Any]) -> dict[str, str]:
-    """Digests of the code of a request's methods that are none of ours, by "defense NAME" or "attack NAME"."""
+def third_party(*methods: MethodAsked | None) -> dict[str, str]:
+    """Digests of the code of methods that are none of ours, by "defense NAME" or "attack NAME".
+
+    Args:
+        *methods: of a request; None for what it has not.
+    """
     found = {}
-    roles: tuple[tuple[catalog.Method, str], ...] = (("defenses", "defense"), ("attacks", "attack"))
-    for kind, role in roles:
-        if method := request[role]:
-            module = catalog.module_of(kind, method["name"])
-            if module is not None:
-                found[f"{role} {method['name']}"] = _code_of(module)
+    for method in methods:
+        if method is None:
+            continue
+        role = f"{catalog.KINDS[method.kind]} {method.name}"
+        if plugins.is_path(method.name):
+            files = plugins.source_files(method.name)
+            found[role] = _digest(files, files[0].parent)
+        elif (module := catalog.module_of(method.kind, method.name)) is not None:
+            found[role] = _code_of(module)
     return found
 
 
-def tuning_digest(request: dict[str, Any], directory: Path) -> str | None:
+def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
     """SHA-256 of the search that a request's settings rest on; None where they rest on none."""
-    name = request.get("training", request["task"]).get("tuning_digest")
-    if name is None:
+    name = request.training.tuning_digest
+    if not name:
         return None
     path = directory / "tuning" / f"{name}.json"
     try:

@@ -7,14 +7,15 @@ import math
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from defenses.core import Defense, Sampling, full, predict
+from defenses.core import Sampling, full, predict
 from leaderboard.records.folder import arrays_fault
 from leaderboard.records.record import Provenance, Record, RecordError, read
 
 from ..catalog import methods as catalog
-from ..plan.expand import Cell, planned, requires
+from ..plan.build import planned
+from ..plan.cells import Cell
+from ..plan.request import Request
 from ..scoring.verify import contradiction
 from .provenance import library
 
@@ -108,39 +109,39 @@ def refuse_other_code(origin: Provenance) -> None:
 def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
     """In what a record is not the one that its cell would have now, in words."""
     found = record.provenance.differences(now)
-    asked = cell.request
+    asked, attack = cell.request, cell.request.attack
     expected = {
-        "suite": asked["suite"],
-        "kind": asked["kind"],
-        "control": asked["control"],
-        "defense": asked["defense"],
-        "attack": asked["attack"],
-        "seed": asked["seed"],
-        "budget": asked["budget"],
-        "requires": None if asked["attack"] is None else requires(asked["attack"]["name"]),
+        "suite": asked.suite,
+        "kind": asked.kind,
+        "control": asked.control,
+        "defense": asked.defense.to_dict(),
+        "attack": None if attack is None else attack.to_dict(),
+        "seed": asked.seed,
+        "budget": asked.budget.to_dict(),
+        "requires": None if attack is None else catalog.attack(attack.name).requires.to_dict(),
     }
     content = json.loads(record.to_json())
     found += [f"its {key} is not that of its cell" for key, value in expected.items() if content[key] != value]
-    task = {key: value for key, value in asked["task"].items() if key not in UNRESOLVED}
+    task = {key: value for key, value in asked.task.items() if key not in UNRESOLVED}
     found += [f"its task.{key} is not that of its cell" for key, value in task.items() if record.task.get(key) != value]
     return found + ([fault] if (fault := _claim_fault(record, asked)) else [])
 
 
-def _claim_fault(record: Record, request: dict[str, Any]) -> str:
+def _claim_fault(record: Record, request: Request) -> str:
     """Why a finite claim does not follow from the steps of its request; empty where it does."""
     claim = record.claim
     if claim is None or claim.epsilon is None:
         return ""
-    asked = request["budget"].get("noise_multiplier")
+    asked = request.budget.noise_multiplier
     if record.noise_multiplier is None or asked not in (None, record.noise_multiplier):
         return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
-    if request["kind"] == "reconstruction":  # one release, of which the target is known to be a part
+    if request.release_noise is not None:  # one release, of which the target is known to be a part
         sampling, steps = full(), 1
     else:
         sampling, steps = planned(request, int(record.task["trained_on"]))
-    defense = json.dumps(request["defense"], sort_keys=True)
-    proved = _proved(defense, record.noise_multiplier, sampling, steps, request["budget"]["delta"])
-    if claim.delta != request["budget"]["delta"]:
+    defense = json.dumps(request.defense.to_dict(), sort_keys=True)
+    proved = _proved(defense, record.noise_multiplier, sampling, steps, request.budget.delta)
+    if claim.delta != request.budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget"
     if claim.epsilon < proved * (1 - 1e-6):
         words = f"{proved:.4g}" if math.isfinite(proved) else "none"
@@ -151,7 +152,7 @@ def _claim_fault(record: Record, request: dict[str, Any]) -> str:
 @cache
 def _proved(defense: str, sigma: float, sampling: Sampling, steps: int, delta: float) -> float:
     method = json.loads(defense)
-    made: Defense = catalog.defense(method["name"], method["settings"])
+    made = catalog.defense(method["name"], method["settings"])
     return predict(made.with_noise(sigma), sampling=sampling, steps=steps).claim(delta).epsilon
 
 

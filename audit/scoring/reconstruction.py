@@ -201,3 +201,19 @@ def _label_accuracy(found: Tensor, labels: Tensor, given: bool) -> Metric:
     common = Counter(found.tolist()) & Counter(labels.tolist())
     value = sum(common.values()) / len(labels)
     return Metric(value=value, n=len(labels), better="lower", reason="labels of one batch are not independent")
+
+
+def averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
+    """One metric over separate targets: their mean, with an interval over targets where there are two or more."""
+    if len(scored) == 1:
+        return scored[0]
+    averaged = {}
+    for name, first in scored[0].items():
+        values = [metrics[name].value for metrics in scored]
+        there = [value for value in values if value is not None]
+        if len(there) < len(values):
+            missing = next(metrics[name] for metrics in scored if metrics[name].value is None)
+            averaged[name] = missing
+        else:
+            averaged[name] = mean_metric(np.array(there), better=first.better, one=ONE_IMAGE)
+    return averaged

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from attacks.core import MembershipScores, Reconstruction, checked_scores
 from leaderboard.records.record import Metric
 
-from ..observe import GroundTruth
 from .membership import score_membership
 from .reconstruction import score_reconstruction
+from .truth import GroundTruth
 
 
 def score(
@@ -28,11 +31,20 @@ def score(
         ValueError: when the truth is about something else, scores are of others than the candidates, or there are more
             guesses than examples.
     """
-    if isinstance(result, MembershipScores):
-        if truth.candidates is None:
-            raise ValueError("this truth is about reconstruction, it has no members")
-        scores = checked_scores(result, truth.candidates)
-        return score_membership(scores, truth.membership(scores.ids), delta=delta)
+    for kind, scorer in SCORERS.items():
+        if isinstance(result, kind):
+            return scorer(result, truth, delta)
+    raise TypeError(f"a result must be {' or '.join(kind.__name__ for kind in SCORERS)}, got {type(result).__name__}")
+
+
+def _membership(result: MembershipScores, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
+    if truth.candidates is None:
+        raise ValueError("this truth is about reconstruction, it has no members")
+    scores = checked_scores(result, truth.candidates)
+    return score_membership(scores, truth.membership(scores.ids), delta=delta)
+
+
+def _reconstruction(result: Reconstruction, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
     if truth.inputs is None or truth.labels is None:
         raise ValueError("this truth is about membership, it has no inputs")
     return score_reconstruction(
@@ -44,3 +56,10 @@ def score(
         floor_image=truth.floor,
         labels_given=truth.labels_given,
     )
+
+
+SCORERS: dict[type, Callable[[Any, Any, float | None], dict[str, Metric]]] = {
+    MembershipScores: _membership,
+    Reconstruction: _reconstruction,
+}
+"""Type of result -> (result, truth, delta of the claim) -> metrics; another kind of result is another row."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from attacks.core import MembershipScores
 from leaderboard.records.files import read_bytes
 from leaderboard.records.record import Metric, Record
 
-from ..subjects.shared_update import averaged
 from .allowed import clopper_pearson
 from .membership import score_membership
-from .reconstruction import pictures_again
+from .reconstruction import averaged, pictures_again
 from .utility import mean_loss
 
 TOLERANCE = 1e-6
@@ -40,9 +39,11 @@ def contradiction(record: Record, folder: Path) -> str:
     """
     if record.arrays is None:
         return "it names no arrays, so its numbers cannot be computed again"
+    if record.kind not in AGAIN:
+        return f"numbers of {record.kind} cannot be computed again from arrays"
     try:
         table = pd.read_parquet(io.BytesIO(read_bytes(folder / record.arrays, "arrays")))
-        again = _again(record, table)
+        again = AGAIN[record.kind](record, table)
     except Exception as error:  # whatever a file of others holds
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
     for name, metric in again.items():
@@ -57,19 +58,23 @@ def contradiction(record: Record, folder: Path) -> str:
     return ""
 
 
-def _again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    if record.kind == "utility":
-        # An undefined prediction is written as -1, which is no label.
-        right = table["label"].to_numpy() == table["predicted"].to_numpy()
-        correct, n = int(right.sum()), len(right)
-        low, high = clopper_pearson(correct, n)
-        accuracy = Metric(value=correct / n, low=low, high=high, n=n, better="higher")
-        return {"accuracy": accuracy, "loss": mean_loss(table["loss"].to_numpy())}
-    if record.kind == "membership":
-        ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
-        members = torch.from_numpy(table["member"].to_numpy().astype(bool))
-        found = MembershipScores(ids=ids, scores=scores, exact=False)
-        return score_membership(found, members, delta=record.budget["delta"])
+def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    # An undefined prediction is written as -1, which is no label.
+    right = table["label"].to_numpy() == table["predicted"].to_numpy()
+    correct, n = int(right.sum()), len(right)
+    low, high = clopper_pearson(correct, n)
+    accuracy = Metric(value=correct / n, low=low, high=high, n=n, better="higher")
+    return {"accuracy": accuracy, "loss": mean_loss(table["loss"].to_numpy())}
+
+
+def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
+    members = torch.from_numpy(table["member"].to_numpy().astype(bool))
+    found = MembershipScores(ids=ids, scores=scores, exact=False)
+    return score_membership(found, members, delta=record.budget["delta"])
+
+
+def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     low, high = (float(end) for end in record.task["input_range"])
     shape = record.task["input_shape"]
 
@@ -91,6 +96,14 @@ def _again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
         for _, group in table.groupby("target", sort=True)
     ]
     return averaged(scored)
+
+
+AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {
+    "utility": _utility,
+    "membership": _membership,
+    "reconstruction": _reconstruction,
+}
+"""Kind of result -> what its arrays give, computed again."""
 
 
 def _same(a: float | None, b: float | None) -> bool:

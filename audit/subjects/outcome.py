@@ -12,11 +12,9 @@ from torch import Tensor
 
 from attacks.core import Examples
 from benchmarks.core import Split, Splits
-from defenses.core import Noise, secure, seeded
 from leaderboard.records.record import Metric
 
 from ..observe import World
-from ..plan.expand import seed_of
 
 
 @dataclass
@@ -50,6 +48,21 @@ class Outcome:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a subject was asked for: the part of an outcome that depends on the kind of result.
+
+    Attributes:
+        metrics: by name.
+        arrays: per-example columns.
+        flags: remarks for the board.
+    """
+
+    metrics: dict[str, Metric]
+    arrays: dict[str, Any]
+    flags: tuple[str, ...] = ()
+
+
 def finite(epsilon: float) -> float | None:
     """Epsilon as records have it: None where it is infinite."""
     return epsilon if math.isfinite(epsilon) else None
@@ -62,11 +75,6 @@ def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
         "epsilon_rdp": finite(claim["epsilon_rdp"]),
         "reason": claim["reason"] or None,
     }
-
-
-def noise_for(request: dict[str, Any]) -> Noise:
-    """The secret noise of a request: from its hash, or from the operating system."""
-    return secure() if request.get("noise") == "secure" else seeded(seed_of(request, "noise"))
 
 
 def world_of(splits: Splits, device: torch.device) -> World:

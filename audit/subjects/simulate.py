@@ -32,7 +32,8 @@ from defenses.core import (
     unverified,
 )
 
-from ..observe import GroundTruth, World, observe
+from ..observe import World, observe
+from ..scoring.truth import GroundTruth
 from .candidates import copied
 
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from ..catalog.settings import near_miss, way_out
+from ..catalog.messages import near_miss, way_out
 
 Sampling = Literal["poisson", "shuffle", "partition", "fixed", "full"]
 

@@ -21,7 +21,9 @@ from pydantic import PrivateAttr, ValidationError
 from leaderboard.records.record import Reported
 
 from ..catalog import methods as catalog
-from ..catalog.settings import no_such
+from ..catalog.canonical import canonical
+from ..catalog.messages import no_such
+from ..catalog.methods import MethodKind
 from .schema import TRAINING, Document, TaskTable, sentences
 from .validate import expand, wrong_grid, wrong_names, wrong_reported
 
@@ -295,9 +297,18 @@ def _build(raw: dict[str, Any], source: str) -> Suite:
     suite._given = tuple(frozenset(entry) for entry in raw["defense"])
     suite._raw, suite._source = raw, source
     # What is absent is no part of it, so that a new kind of table moves no digest.
-    content = suite.model_dump(mode="json", exclude_none=True) | {"defense": defenses, "attack": attacks}
+    told = {"defense": _canonical("defenses", defenses), "attack": _canonical("attacks", attacks)}
+    content = suite.model_dump(mode="json", exclude_none=True) | told
     suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
     return suite
+
+
+def _canonical(kind: MethodKind, entries: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Expanded entries with the settings that ids depend on, so that a later setting of a method moves no digest."""
+    return [
+        [choice | {"settings": canonical(kind, choice["name"], choice["settings"])} for choice in entry]
+        for entry in entries
+    ]
 
 
 def _key(choice: DefenseChoice, budget: Mapping[str, float]) -> str:

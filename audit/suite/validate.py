@@ -16,7 +16,8 @@ from benchmarks import models
 from leaderboard.metrics import METRICS, REPORTED
 
 from ..catalog import methods as catalog
-from ..catalog.settings import CatalogError, Setting, no_such, way_out
+from ..catalog.messages import no_such, way_out
+from ..catalog.settings import CatalogError, Setting
 from .schema import TRAINING, ReportedRow, TuneTable, training_value
 
 Problem = tuple[str, str]
@@ -24,7 +25,7 @@ Choice = dict[str, Any]
 """One method with everything decided: name, settings, training."""
 
 
-def expand(raw: Mapping[str, Any], kind: catalog.Method) -> tuple[list[list[Choice]], list[Problem]]:
+def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[Choice]], list[Problem]]:
     """The choices of every entry of a list of methods, and what is wrong with the entries.
 
     A list that the type of a setting does not allow is a grid.
@@ -142,7 +143,7 @@ def _misplaced(metric: str, attack: Any) -> str:
         return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""
     if attack is None:
         return f"{metric!r} is an attack's, so attack must name one, got none"
-    if isinstance(attack, str) and attack in catalog.names("attacks"):
+    if isinstance(attack, str):
         try:
             found = catalog.attack(attack).kind
         except CatalogError:
@@ -186,14 +187,18 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Choice]]) -> 
     return list(dict.fromkeys(wrong))
 
 
-def _expand_entry(entry: Mapping[str, Any], kind: catalog.Method, path: str) -> tuple[list[Choice], list[Problem]]:
+def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str) -> tuple[list[Choice], list[Problem]]:
     name = entry.get("name")
     if not isinstance(name, str):
         return [], [(f"{path}.name", "is missing" if name is None else f"must be text, got {name!r}")]
-    if name not in (known := catalog.names(kind)):
-        return [], [(f"{path}.name", no_such(catalog.KINDS[kind], name, known))]
+    try:
+        catalog.check(kind, name)
+    except CatalogError as error:
+        return [], [(f"{path}.name", str(error))]
     try:
         settings = catalog.settings(kind, name)
+        if kind == "attacks":
+            catalog.attack(name)
     except CatalogError as error:
         return [], [(path, str(error))]
     training = TRAINING if kind == "defenses" else {}

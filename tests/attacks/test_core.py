@@ -25,7 +25,6 @@ from attacks.core import (
     checked_reconstruction,
     checked_scores,
     narrow,
-    offer,
     total_variation,
 )
 
@@ -260,11 +259,11 @@ def test_a_black_box_has_no_parameters():
 
 
 def test_an_offer_is_what_is_filled():
-    assert offer(UPDATE).knows == ~Knows.NOTHING
-    assert offer(replace(UPDATE, labels=None)).knows == ~Knows.LABELS
+    assert UPDATE.offered().knows == ~Knows.NOTHING
+    assert replace(UPDATE, labels=None).offered().knows == ~Knows.LABELS
     model, _ = toys.model_target()
-    assert offer(model).access is Access.WHITE_BOX
-    assert offer(replace(model, parameters=None)).access is Access.BLACK_BOX
+    assert model.offered().access is Access.WHITE_BOX
+    assert replace(model, parameters=None).offered().access is Access.BLACK_BOX
 
 
 def test_requirements_are_recorded_by_name():

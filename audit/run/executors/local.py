@@ -10,91 +10,113 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
+from ..graph import Graph, Item, Result
 from .lifeline import children_end_with_us, end_with_runner
 
 MOST_JOBS = 8
 _THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
-def execute(
-    todo: Sequence[Item],
-    work: Callable[[Item], Result],
-    *,
-    device: torch.device,
-    jobs: int | None,
-    drafts: Path,
-) -> Generator[tuple[Item, Result], None, None]:
-    """Works on every item.
+@dataclass(frozen=True)
+class Local:
+    """Processes of this machine, or none but this one.
 
-    Args:
-        todo: the items, which processes can be sent.
-        work: a function that processes can be sent.
-        device: where it computes, which decides the number of processes where none is given.
+    Attributes:
+        device: where work computes, which decides the number of processes where none is given.
         jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
         drafts: the folder that workers write to.
-
-    Yields:
-        Each item with its result, in the order in which they are ready.
-
-    Raises:
-        BrokenProcessPool: a process died.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = jobs or (1 if device.type == "cuda" else min(cores, MOST_JOBS))
-    count = min(count, len(todo))
-    if count <= 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(_THREADS)
-        try:
-            for item in todo:
-                yield item, work(item)
-        finally:
-            torch.set_num_threads(threads)
-        return
+
+    device: torch.device
+    jobs: int | None
+    drafts: Path
+
+    def run(self, graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple[Item, Result], None, None]:
+        """Works a graph off; see `Executor`.
+
+        Raises:
+            BrokenProcessPool: a process died.
+            ValueError: the graph cannot be worked off.
+        """
+        graph.check()
+        count = min(self._places(), len(graph))
+        return _here(graph, work) if count <= 1 else _in_processes(graph, work, count, self.drafts)
+
+    def _places(self) -> int:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
+
+
+def _here(graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple[Item, Result], None, None]:
+    """One piece after another in this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(_THREADS)
+    try:
+        while (name := graph.take()) is not None:
+            result = work(graph.items[name])
+            graph.finish(name)
+            yield graph.items[name], result
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _in_processes(
+    graph: Graph[Item], work: Callable[[Item], Result], count: int, drafts: Path
+) -> Generator[tuple[Item, Result], None, None]:
+    """Side by side, in processes that are started once."""
     # Spawned, not forked: torch's threads do not survive a fork.
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        count,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-    )
-    waiting: dict[Future[Result], Item] = {}
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+    waiting: dict[Future[Result], str] = {}
+
+    def submit() -> None:
+        """Hands over everything that is ready; the pool keeps what it has no process for."""
+        with _interrupts_ignored(), children_end_with_us():  # processes start while work is handed over
+            while (name := graph.take()) is not None:
+                waiting[pool.submit(work, graph.items[name])] = name
+
     try:
-        with _interrupts_ignored(), children_end_with_us():
-            waiting = {pool.submit(work, item): item for item in todo}
+        submit()
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                result = future.result()
-                yield waiting.pop(future), result
+                result, name = future.result(), waiting[future]
+                graph.finish(name)
+                del waiting[future]
+                submit()
+                yield graph.items[name], result
     except BrokenProcessPool as error:
         raise BrokenProcessPool(
             "a process died in the middle of a job, for want of memory perhaps; what was finished is kept, "
             "run the same command with --jobs 1 to go on and to see which job it is"
         ) from error
     finally:
-        # Also on an interrupt or when the caller stops: what has not begun is dropped.
-        with _interrupts_ignored():  # a second Control-C would leave this half done; it takes no time
-            workers = [process for process in multiprocessing.active_children() if process not in others]
-            pool.shutdown(wait=not waiting, cancel_futures=True)
-            if waiting:
-                for process in workers:
-                    process.terminate()
-                for process in workers:
-                    process.join()
-                    for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
-                        with suppress(OSError):
-                            draft.unlink()
+        _end(pool, others, drafts, in_progress=bool(waiting))
+
+
+def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, in_progress: bool) -> None:
+    """Ends the processes of a pool, also on an interrupt or when the caller stops: what has not begun is dropped."""
+    with _interrupts_ignored():  # a second Control-C would leave this half done; it takes no time
+        workers = [process for process in multiprocessing.active_children() if process not in others]
+        pool.shutdown(wait=not in_progress, cancel_futures=True)
+        if not in_progress:
+            return
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            process.join()
+            for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
+                with suppress(OSError):
+                    draft.unlink()
 
 
 @contextmanager

@@ -1,0 +1,136 @@
+"""What `leakbench list` and `leakbench explain` say about the entries of the catalogue."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.resources
+import inspect
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+from . import plugins
+from .messages import no_such
+from .methods import KINDS, EntryKind, MethodKind, check, entry_points, find, method_files, names, settings
+from .settings import CatalogError, Setting, read_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """All that `leakbench explain` prints about one entry.
+
+    Attributes:
+        name: as in a suite file.
+        kind: what it is, in the singular.
+        summary: one line.
+        about: the whole text of its file.
+        settings: of a method; empty otherwise.
+        requires: an attack's threat model, by names.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    about: str
+    settings: tuple[Setting, ...] = ()
+    requires: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: types in words, defaults that JSON lacks as text."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "summary": self.summary,
+            "about": self.about,
+            "settings": [setting.to_dict() for setting in self.settings],
+            "requires": self.requires,
+        }
+
+
+def describe(kind: EntryKind, name: str) -> str:
+    """One line about an entry; imports no method, so it works without its extras.
+
+    Raises:
+        CatalogError: no such name.
+    """
+    if kind in ("defenses", "attacks") and plugins.is_path(name):
+        plugins.check(KINDS[kind], name)
+        return plugins.summary(name)
+    known = names(kind)
+    if name not in known:
+        raise CatalogError(no_such(KINDS[kind], name, known))
+    if kind == "suites":
+        text = importlib.resources.files("benchmarks.suites").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        return tomllib.loads(text).get("about", "")
+    if kind in ("data", "models"):
+        return importlib.import_module(f"benchmarks.{kind}").describe(name)
+    text = _file_text(kind, name)
+    return text.partition("\n")[0] if text else f"added by {entry_points(kind)[name][0].value}"
+
+
+def patterns(kind: EntryKind) -> dict[str, str]:
+    """How entries are named that have no file of ours, as `folder:PATH`, with a line about each."""
+    if kind in ("data", "models"):
+        return importlib.import_module(f"benchmarks.{kind}").patterns()
+    return {} if kind == "suites" else {plugins.PATTERN: f"A {KINDS[kind]} of your own, by the path of its file."}
+
+
+def explain(name: str) -> Explanation:
+    """What an entry of any kind is; of several of one name, the first in the order of `KINDS`.
+
+    Raises:
+        CatalogError: no such name, with the nearest one.
+        MissingExtra: a method whose settings cannot be read without its extra.
+    """
+    if plugins.is_path(name):
+        return _explain_path(name)
+    everything: dict[str, EntryKind] = {}
+    for kind in KINDS:
+        for known in names(kind):
+            everything.setdefault(known, kind)
+    if name not in everything:
+        raise CatalogError(no_such("defense, attack, suite, data set or model", name, sorted(everything)))
+    kind = everything[name]
+    summary = describe(kind, name)
+    if kind == "suites":
+        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=summary)
+    if kind in ("data", "models"):
+        module = importlib.import_module(f"benchmarks.{kind}.{name}")
+        known = read_settings(getattr(module, name), ignoring="sizes" if kind == "data" else "classes")
+        # What the data decide for a model, and a suite for the data, is nothing to be set.
+        told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
+        about = f"{inspect.getdoc(module) or ''}\n\n{summary}"
+        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
+    return _of_method(kind, name, summary, _file_text(kind, name) or summary)
+
+
+def count(name: str) -> int | None:
+    """Trained parameters of a model at the input that it is quoted for; None for other kinds of names."""
+    models = importlib.import_module("benchmarks.models")
+    return models.count(name) if name in models.names() else None
+
+
+def _explain_path(name: str) -> Explanation:
+    """Of a file of the user's own: an attack where it is decorated as one, else a defense."""
+    check("defenses", name)
+    kind: MethodKind = "attacks" if hasattr(find("defenses", name), "requires") else "defenses"
+    summary = plugins.summary(name)
+    return _of_method(kind, name, summary, plugins.docstring(name) or summary)
+
+
+def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explanation:
+    requires = getattr(find(kind, name), "requires", None)
+    return Explanation(
+        name=name,
+        kind=KINDS[kind],
+        summary=summary,
+        about=about,
+        settings=tuple(settings(kind, name).values()),
+        requires=None if requires is None else requires.to_dict(),
+    )
+
+
+def _file_text(kind: MethodKind, name: str) -> str:
+    path = method_files(kind).get(name)
+    return "" if path is None else ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -1,0 +1,30 @@
+"""Sentences about names that are not there: with the nearest one, or with all there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def near_miss(word: str, options: Iterable[str]) -> str | None:
+    """The option that looks most like the word, if any does."""
+    close = difflib.get_close_matches(word, list(options), n=1)
+    return close[0] if close else None
+
+
+def no_such(what: str, name: str, options: Iterable[str]) -> str:
+    """The sentence "no defense named 'pcpd'; did you mean 'pcdp'?"."""
+    return f"no {what} named {name!r}; {way_out(name, options)}"
+
+
+def way_out(word: str, options: Iterable[str]) -> str:
+    """The clause "did you mean 'clip_norm'?", or all that there is where nothing is near."""
+    options = list(options)
+    near = near_miss(word, options)
+    return f"did you mean {near!r}?" if near else f"there are {', '.join(options) or 'none'}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an exception says, without line breaks, behind the name of its class."""
+    words = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {words}"

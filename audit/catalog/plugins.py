@@ -1,0 +1,162 @@
+"""Methods of the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
+
+Such a path is taken wherever the name of a defense or an attack is. A relative path starts at the current folder. The
+file runs once a process, as an import would run it, and may import what lies beside it. Whatever goes wrong in it is
+one sentence that names the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .messages import in_one_line
+from .settings import CatalogError
+
+PATTERN = "FILE.py:FUNCTION"
+
+
+def is_path(name: str) -> bool:
+    """Whether a name says where a function lies, and not what it is called in the catalogue."""
+    path, colon, _ = name.rpartition(":")
+    return name.endswith(".py") or (bool(colon) and path.endswith(".py"))
+
+
+def check(what: str, name: str) -> None:
+    """Refuses a path that leads to no file, or names no function; runs nothing.
+
+    Args:
+        what: it is, as "defense".
+        name: path of a Python file, a colon, the name of a function.
+
+    Raises:
+        CatalogError: naming the file or the function.
+    """
+    path, function = _parts(name)
+    if not function.isidentifier():
+        raise CatalogError(f"{what} {name!r} must be written {PATTERN}, the function behind a colon")
+    if not path.is_file():
+        raise CatalogError(f"no file {str(path)!r} for {what} {name!r}; a path is relative to {Path.cwd()}")
+
+
+def load(what: str, name: str) -> Any:
+    """The function, or decorated attack, that a path leads to.
+
+    Args:
+        what: it is, as "defense".
+        name: path of a Python file, a colon, the name of a function.
+
+    Raises:
+        CatalogError: as `check`, or the file raises, or has no function of that name.
+        ImportError: the file imports what is not installed.
+    """
+    check(what, name)
+    path, function = _parts(name)
+    module = _module(path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
+    found = getattr(module, function, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise CatalogError(f"no function {function!r} in {path}; it has {', '.join(own) or 'none'}")
+    return found
+
+
+def source_files(name: str) -> list[Path]:
+    """The file of a path and every file beside it that it imports, directly or by way of others; sorted.
+
+    Args:
+        name: path of a Python file, a colon, the name of a function.
+    """
+    first = _parts(name)[0].resolve()
+    found, waiting = {first}, [first]
+    while waiting:
+        for path in _imported(waiting.pop(), first.parent):
+            if path not in found:
+                found.add(path)
+                waiting.append(path)
+    return sorted(found)
+
+
+def summary(name: str) -> str:
+    """The first line of a file's docstring, without running it."""
+    text = docstring(name)
+    return text.partition("\n")[0] if text else f"{_parts(name)[1]}() of {_parts(name)[0]}"
+
+
+def docstring(name: str) -> str:
+    """The docstring of a file, without running it; empty where it has none, or is no Python."""
+    try:
+        return ast.get_docstring(ast.parse(_parts(name)[0].read_text(encoding="utf-8"))) or ""
+    except (SyntaxError, UnicodeDecodeError):
+        return ""
+
+
+def _parts(name: str) -> tuple[Path, str]:
+    path, colon, function = name.rpartition(":")
+    return (Path(path), function) if colon else (Path(name), "")
+
+
+@cache
+def _module(path: Path, digest: str) -> ModuleType:
+    """A file as a module, run once for each content that it has had."""
+    # A name that no other module has, which stays: dataclasses and pickle look modules up.
+    label = f"leakbench_method_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(label, path)
+    if spec is None or spec.loader is None:
+        raise CatalogError(f"{path} must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[label] = module
+    with _importable(path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except ImportError:
+            raise
+        except Exception as error:  # whatever a user's code raises
+            raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
+    return module
+
+
+def place_in(error: BaseException, path: Path) -> str:
+    """Where in a file an exception came from, as " (line 3, in plan)"; empty where it did not pass through it."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    for frame in reversed(frames):
+        if Path(frame.filename).resolve() == path.resolve():
+            return f" (line {frame.lineno}, in {frame.function})"
+    return f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _imported(path: Path, folder: Path) -> list[Path]:
+    """Files of a folder that a file imports, anywhere in it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = []
+    for name in names:
+        parts = name.split(".")
+        places = [folder.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
+        found += [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    return [file.resolve() for file in found if file.is_file()]

@@ -1,0 +1,73 @@
+"""`leakbench epsilon`: what a planned run proves."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, get_args
+
+import typer
+
+from .options import OK, Json, Overrides, print_json
+
+
+def epsilon(
+    defense: Annotated[str, typer.Option(help="Name of a defense.")],
+    noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation / sensitivity.")],
+    sample_rate: Annotated[float, typer.Option(help="Expected batch / number of examples.")],
+    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    delta: Annotated[float, typer.Option(help="Probability that epsilon may fail.")],
+    sampling: Annotated[str, typer.Option(help="poisson, shuffle, partition, fixed or full.")] = "poisson",
+    settings: Overrides = None,
+    as_json: Json = False,
+) -> int:
+    """Epsilon of a planned run, from the defense's own plans."""
+    import torch
+
+    from defenses.core import Sampling, predict
+
+    from ..catalog import methods as catalog
+    from ..catalog.messages import no_such
+    from ..catalog.settings import parse_settings
+    from ..suite import schema
+
+    torch.set_num_threads(1)
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier must be zero or a positive number, got {noise_multiplier}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if sampling not in (known := get_args(schema.Sampling)):
+        raise ValueError(no_such("sampling", sampling, known))
+    made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
+    claim = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps).claim(delta)  # pyright: ignore[reportArgumentType]  refused there by name
+    proved = math.isfinite(claim.epsilon)
+    document = {
+        "defense": defense,
+        "noise_multiplier": made.noise_multiplier,
+        "epsilon": claim.epsilon if proved else None,
+        "epsilon_rdp": claim.epsilon_rdp if proved else None,
+        "delta": delta,
+        "relation": claim.relation,
+        "unit": claim.unit,
+        "sampling": claim.sampling,
+        "sample_rate": claim.sample_rate,
+        "steps": steps,
+        "accountant": claim.accountant,
+        "as_if_poisson": claim.as_if_poisson,
+        "events": list(claim.events),
+        "reason": claim.reason or None,
+    }
+    if as_json:
+        print_json(document)
+        return OK
+    shown = f"{claim.epsilon:.4g}" if proved else "∞"
+    print(f"epsilon {shown} at delta {delta:g} ({claim.relation}, unit: {claim.unit}, sampling: {claim.sampling})")
+    if proved:
+        print(f"by RDP  {claim.epsilon_rdp:.4g}")
+        print(f"by      {claim.accountant}")
+    else:
+        print(f"because {claim.reason}")
+    if claim.as_if_poisson is not None:
+        print(f"as if the sampling were Poisson, as papers do, it would be {claim.as_if_poisson:.4g}: not proved")
+    for event in claim.events:
+        print(f"event   {event}")
+    return OK

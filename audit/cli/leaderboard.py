@@ -1,0 +1,63 @@
+"""`leakbench leaderboard`: boards and pages from records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import OK, Json, Recomputed, print_json
+
+
+def table(
+    results: Annotated[Path, typer.Argument(help="The --out of a run.")],
+    format_: Annotated[str, typer.Option("--format", help="text, markdown, csv or latex.")] = "text",
+    verify: Recomputed = False,
+    as_json: Json = False,
+) -> int:
+    """Prints the board of a folder of records."""
+    from leaderboard.board.table import Board
+
+    from ..catalog.messages import no_such
+
+    formats: dict[str, Callable[[Board], str]] = {
+        "text": Board.to_text,
+        "markdown": Board.to_markdown,
+        "csv": Board.to_csv,
+        "latex": Board.to_latex,
+    }
+    if format_ not in formats:
+        raise ValueError(no_such("format", format_, list(formats)))
+    found = Board.from_folder(results, _verifier(verify))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print(formats[format_](found).rstrip("\n"))
+    return OK
+
+
+def build(
+    results: Annotated[Path, typer.Argument(help="The --out of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; RESULTS/page if not given.")] = None,
+    verify: Recomputed = False,
+    as_json: Json = False,
+) -> int:
+    """Makes the page of a folder of records: one file that needs no network, with its board as CSV and JSON."""
+    from leaderboard.page.build import build as build_page
+
+    page = build_page(results, results / "page" if out is None else out, _verifier(verify))
+    if as_json:
+        print_json({"page": str(page)})
+    else:
+        print(f"page: {page}")
+    return OK
+
+
+def _verifier(wanted: bool) -> Callable[[Any, Path], str] | None:
+    if not wanted:
+        return None
+    from ..scoring.verify import contradiction
+
+    return contradiction

@@ -1,0 +1,62 @@
+"""`leakbench list` and `leakbench explain`: what there is, and what it does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import OK, Json, print_json
+
+
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="defenses, attacks, suites, data or models; all if absent.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Lists what there is, a line each."""
+    from ..catalog import explain as about
+    from ..catalog import methods as catalog
+    from ..catalog.messages import no_such
+
+    if kind is not None and kind not in catalog.KINDS:
+        raise ValueError(no_such("kind", kind, list(catalog.KINDS)))
+    kinds: list[catalog.EntryKind] = [k for k in catalog.KINDS if kind in (None, k)]
+    found = {k: {name: about.describe(k, name) for name in catalog.names(k)} | about.patterns(k) for k in kinds}
+    if as_json:
+        print_json(found if kind is None else found[kinds[0]])
+        return OK
+    for k in kinds:
+        if kind is None:
+            print(f"{k}:")
+        width = max((len(name) for name in found[k]), default=0)
+        for name, line in found[k].items():
+            size = ""
+            if k == "models":
+                parameters = about.count(name)
+                size = f"{'' if parameters is None else f'{parameters:,}':>12}  "
+            print(f"{'  ' if kind is None else ''}{name:<{width}}  {size}{line}")
+    return OK
+
+
+def explain(
+    name: Annotated[str, typer.Argument(help="A defense, attack, suite, data set or model.")],
+    as_json: Json = False,
+) -> int:
+    """Says what a method does, where it is from, and its settings."""
+    from ..catalog import explain as about
+
+    what = about.explain(name)
+    if as_json:
+        print_json(what.to_dict())
+        return OK
+    print(f"{what.name} ({what.kind})\n\n{what.about}")
+    if what.requires:
+        print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in what.requires.items() if v))
+    if what.settings:
+        print("\nsettings:")
+        for setting in what.to_dict()["settings"]:
+            default = "required" if setting.get("required") else f"default {setting.get('default')}"
+            print(f"  {setting['name']} ({setting['type']}, {default}): {setting.get('about', '')}")
+    return OK

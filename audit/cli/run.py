@@ -1,0 +1,81 @@
+"""`leakbench run`: a suite, its records, its board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import FAILED, OK, Json, Overrides, Recomputed, print_json, say
+
+
+def run(
+    suite: Annotated[str, typer.Argument(help="Name of a suite, or path of a suite file.")],
+    defense: Annotated[list[str] | None, typer.Option(help="Only this defense; may be repeated.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where records go; results/SUITE if not given.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one a core on the CPU if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this seed, instead of the suite's.")] = None,
+    settings: Overrides = None,
+    secure_noise: Annotated[bool, typer.Option(help="Noise from the operating system's generator.")] = False,
+    fail_fast: Annotated[bool, typer.Option(help="Stop at the first cell that fails.")] = False,
+    recompute: Annotated[
+        bool, typer.Option(help="Compute records of another code, or edited ones, again instead of refusing them.")
+    ] = False,
+    verify: Recomputed = False,
+    as_json: Json = False,
+) -> int:
+    """Runs a suite, writes a record per cell, prints the board. Cells that are there already are not run again."""
+    from leaderboard.board.table import Board
+    from leaderboard.records.folder import Completeness
+    from leaderboard.records.manifest import read_manifests
+
+    from ..run import harness
+    from ..run.progress import show
+    from ..suite import suite as suites
+
+    chosen = suites.load(suite)
+    overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
+    chosen = chosen.with_overrides(overrides).select(defenses=defense, attacks=attack)
+    directory = out or Path("results") / chosen.name
+    command = _asked(suite, defense, attack, overrides, secure_noise)
+    with show(quiet=as_json) as report:
+        done = harness.run(
+            chosen,
+            directory,
+            device=harness.pick_device(device),
+            jobs=jobs,
+            secure_noise=secure_noise,
+            fail_fast=fail_fast,
+            recompute=recompute,
+            verify=verify,
+            command=command,
+            report=report,
+        )
+    ids = {record.id for record in done}
+    asked = [m for m in read_manifests(directory / "records") if ids <= {cell.id for cell in m.cells}]
+    mine = tuple(m for m in asked if m.command == command)[:1]
+    # In the order in which they are read again, so that `leaderboard table` breaks ties alike.
+    found = Board.from_records(done, Completeness(mine, directory))
+    if as_json:
+        print_json({"out": str(directory), "records": [record.id for record in done], "board": found.to_dict()})
+    else:
+        print(found.to_text())
+        say(f"records: {directory}")
+    failed = [record for record in done if record.status == "failed"]
+    lost = [control for control in found.controls if not control.ok]
+    return FAILED if failed or found.violations or lost else OK
+
+
+def _asked(
+    suite: str, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure_noise: bool
+) -> tuple[str, ...]:
+    """The command that asks for the same cells, whatever else was said about how to compute them."""
+    options = [
+        (f"--{kind}", name) for kind, names in (("defense", defenses), ("attack", attacks)) for name in names or ()
+    ]
+    options += [("--set", override) for override in overrides]
+    words = [word for option in options for word in option]
+    return ("leakbench", "run", suite, *words, *(["--secure-noise"] if secure_noise else []))

@@ -1,0 +1,129 @@
+"""What a request names, made: splits, model, sampler and length of its training, its defense at its budget's noise."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import models
+from benchmarks.core import Sizes, Splits
+from defenses.core import (
+    TOY_DIM,
+    Defense,
+    Noise,
+    Sampling,
+    ToyRows,
+    calibrate,
+    group_norm_instead,
+    noise_multiplier,
+    predict,
+    secure,
+    seed_from,
+    seeded,
+)
+
+from ..catalog import methods as catalog
+from .request import MethodAsked, Training, TrainingRequest, Update
+from .splits_cache import load_data
+
+
+def load_splits(of: Training | Update, seed: int, device: torch.device) -> Splits:
+    """The splits that a training, or a shared update, is about.
+
+    Args:
+        of: names the data set and the sizes of its pools.
+        seed: of the suite.
+        device: where they are wanted.
+    """
+    return load_data(of.data, seed, of.sizes, device)
+
+
+def load_sizes(data: str, sizes: Sizes, seed: int) -> Splits:
+    """Splits on the CPU, for whoever asks how large they are before there is a request."""
+    return load_data(data, seed, sizes, torch.device("cpu"))
+
+
+def build_model(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
+    """A fresh model for a data set; the same weights for every defense of a seed.
+
+    Layers of torchvision's models that mix examples become GroupNorm, without which no defense could train them.
+
+    Args:
+        name: of an architecture, or the path of the user's own.
+        settings: those given.
+        splits: decide the shape of inputs and the number of classes.
+        seed: of the suite.
+    """
+    model = models.build(
+        name,
+        input_shape=splits.input_shape,
+        classes=splits.classes,
+        seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
+        **settings,
+    )
+    return group_norm_instead(model) if name.startswith("torchvision:") else model
+
+
+def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
+    """The sampler and the number of steps of a request's training.
+
+    Args:
+        request: of any cell.
+        examples: number of examples it trains on.
+    """
+    task = request.training
+    rate = 1.0 if task.sampling == "full" else task.batch / examples
+    if request.never_saw:
+        rate = min(rate, 1.0)  # the public pool may be smaller than a batch of the members
+    sampling = Sampling(task.sampling, rate)
+    return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
+
+
+def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
+    """The defense of a request at its budget's noise, and whether that noise was matched rather than calibrated.
+
+    A defense that proves nothing at any noise (no bound on an example) gets, for a budget in epsilon, the noise that a
+    bounded one would need: its record is flagged, and its epsilon stays infinite.
+
+    Args:
+        request: of any cell.
+        examples: number of examples it trains on.
+    """
+    defense, budget = made(request.defense), request.budget
+    if defense.noise_multiplier is not None or not budget.draws_noise:
+        return defense, False
+    if budget.noise_multiplier is not None:
+        return defense.with_noise(float(budget.noise_multiplier)), False
+    sampling, steps = planned(request, examples)
+    wanted = {"epsilon": budget.epsilon, "delta": budget.delta, "sampling": sampling, "steps": steps}
+    if not any(entry.reason for entry in predict(defense.with_noise(1.0), sampling=sampling, steps=steps).entries):
+        # What the method releases once, beside its steps, is a part of the budget.
+        return calibrate(defense, **wanted), False
+    return defense.with_noise(noise_multiplier(**wanted)), True
+
+
+def made(method: MethodAsked) -> Defense:
+    """The defense that a request names, before its noise is decided."""
+    return catalog.defense(method.name, method.settings)
+
+
+def noise_for(request: TrainingRequest) -> Noise:
+    """The secret noise of a request: from its hash, or from the operating system."""
+    return secure() if request.secure else seeded(request.seed_for("noise"))
+
+
+def reads_public(method: MethodAsked) -> bool:
+    """Whether a defense reads public data; its plans are tried on a toy."""
+    return _reads_public(method.name, json.dumps(method.settings))
+
+
+@cache
+def _reads_public(name: str, settings: str) -> bool:
+    defense = catalog.defense(name, json.loads(settings))
+    toy = ToyRows(TOY_DIM)
+    predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4, public=toy)
+    return toy.used

@@ -1,0 +1,320 @@
+"""Requests: everything that decides one record, typed and frozen, and the id and the seeds that follow from it.
+
+The id is a hash of the request's canonical form, so a run over existing results knows what is missing, and adding a
+cell to a suite moves no other. What a random process decides derives from the same form. The canonical form leaves out
+a field that has its default, and a method's setting that has its own: a field or a setting that comes later moves no
+id that exists. Fields without a default are in it always.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from benchmarks.core import Sizes
+from defenses.core import seed_from
+
+from ..catalog.canonical import canonical
+from ..catalog.methods import MethodKind
+
+SCHEMA = 1
+
+Control = Literal["positive", "negative"]
+"""A cell's part as a control: it must leak, or must not."""
+
+
+def digest_of(content: dict[str, Any]) -> str:
+    """The id of plain content: the same for the same values, whatever their order."""
+    canonical = json.dumps(content, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def seed_of(content: dict[str, Any], purpose: str) -> int:
+    """A seed of 63 bits for one random process, a pure function of plain content and the process's name."""
+    return seed_from(json.dumps(content, sort_keys=True), purpose)
+
+
+def seed_of_data(digest: str, purpose: str) -> int:
+    """A seed that every cell on the same split shares, whatever it trains or attacks.
+
+    Args:
+        digest: of the splits.
+        purpose: what is drawn, as "candidates".
+    """
+    return seed_of({"digest": digest}, purpose)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodAsked:
+    """A defense or an attack by name, with every setting decided.
+
+    Attributes:
+        kind: "defenses" or "attacks".
+        name: as in a suite file, or the path of a function, `FILE.py:FUNCTION`.
+        settings: all of them, the noise multiplier of a defense excepted.
+    """
+
+    kind: MethodKind
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and all settings, as a record has them."""
+        return {"name": self.name, "settings": self.settings}
+
+    def canonical(self) -> dict[str, Any]:
+        """Name and the settings that an id depends on."""
+        return {"name": self.name, "settings": canonical(self.kind, self.name, self.settings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much privacy a training may spend.
+
+    Attributes:
+        epsilon: nats, which the noise is calibrated to; None where the noise is given, or there is none.
+        noise_multiplier: noise standard deviation / sensitivity; None where it is calibrated, or there is none.
+        delta: probability that the claim may fail.
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether it asks for noise; a defense that adds none has delta alone."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+    def to_dict(self) -> dict[str, float]:
+        """What is given, by name."""
+        return _without_defaults(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is trained, on what, and how; None where the data decide.
+
+    Attributes:
+        data: name of a data set, or the place of the user's own.
+        model: name of an architecture, or the path of the user's own.
+        model_settings: those that the suite gives.
+        private: examples to train on.
+        candidates: members, and as many non-members, that membership tests are about.
+        batch: expected examples a step.
+        epochs: length.
+        lr: learning rate.
+        momentum: of SGD.
+        optimizer: "sgd" or "adam".
+        schedule: factor of the learning rate by step.
+        sampling: who takes part in a step.
+        non_member: examples that are never trained on.
+        public: examples that everybody may know.
+        data_digest: SHA-256 of the user's own data: a name does not say that what is behind it has changed.
+        model_digest: the same of the user's own architecture.
+        tuning_digest: of the search on public data that the settings rest on; empty where they rest on none.
+        engine: how clipped sums are computed.
+    """
+
+    data: str
+    model: str
+    model_settings: dict[str, Any]
+    private: int | None
+    candidates: int | None
+    batch: int
+    epochs: int
+    lr: float
+    momentum: float
+    optimizer: Literal["sgd", "adam"]
+    schedule: Literal["constant", "cosine", "linear"]
+    sampling: Literal["poisson", "shuffle", "partition", "fixed", "full"]
+    non_member: int | None = None
+    public: int | None = None
+    data_digest: str = ""
+    model_digest: str = ""
+    tuning_digest: str = ""
+    engine: str = "auto"
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the pools."""
+        return Sizes(private=self.private, non_member=self.non_member, public=self.public)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a record has them, without those left at their default."""
+        return _without_defaults(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """The shared update that is attacked; all None but the noise where a suite has no [share] table.
+
+    Attributes:
+        data: name of a data set, or the place of the user's own.
+        model: name of an architecture, or the path of the user's own.
+        model_settings: those that the suite gives.
+        step: number of the step that is shared.
+        steps: planned length, which schedules refer to; the shared step is the last where None.
+        batch: examples in it.
+        images: separate targets, each a batch of its own.
+        lr: of the steps before.
+        release_noise: "none" shows what the release alone hides; "calibrated" has the noise of the budget.
+        data_digest: SHA-256 of the user's own data.
+        model_digest: the same of the user's own architecture.
+    """
+
+    data: str
+    model: str
+    model_settings: dict[str, Any]
+    step: int
+    steps: int | None
+    batch: int
+    images: int
+    lr: float
+    release_noise: Literal["none", "calibrated"]
+    data_digest: str = ""
+    model_digest: str = ""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The data set's own."""
+        return Sizes()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a record has them, where `noise` is the noise of the release."""
+        content = _without_defaults(self)
+        # Before the digests, where it has always been.
+        return {("noise" if key == "release_noise" else key): value for key, value in content.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """What decides one training, or the step that is shared in its place.
+
+    Attributes:
+        suite: name.
+        defense: with all settings.
+        budget: what it may spend.
+        control: its part as a control; None for a contestant.
+        seed: of the suite.
+        training: what is trained.
+        secure: whether noise and sampler are keyed by the operating system, and not by this request.
+    """
+
+    suite: str
+    defense: MethodAsked
+    budget: Budget
+    control: Control | None
+    seed: int
+    training: Training
+    secure: bool = False
+
+    @property
+    def never_saw(self) -> bool:
+        """Whether it is a negative control, which is trained on others than the members."""
+        return self.control == "negative"
+
+    def canonical(self) -> dict[str, Any]:
+        """What its results depend on, as plain JSON values."""
+        return {
+            "schema": SCHEMA,
+            "suite": self.suite,
+            "defense": self.defense.canonical(),
+            "budget": self.budget.to_dict(),
+            "control": self.control,
+            "seed": self.seed,
+            "task": self.training.to_dict(),
+            **({"noise": "secure"} if self.secure else {}),
+        }
+
+    def seed_for(self, purpose: str) -> int:
+        """A seed for one random process of this training, whatever attack is run on it.
+
+        Args:
+            purpose: what is drawn, as "noise".
+        """
+        content = {key: value for key, value in self.canonical().items() if key not in ("attack", "kind")}
+        if self.control == "positive":  # a mark on what is trained, which changes nothing about it
+            content["control"] = None
+        return seed_of(content, purpose)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(TrainingRequest):
+    """Everything that decides the result of one cell.
+
+    Attributes:
+        kind: of its result, as "membership".
+        attack: None for utility.
+        update: the shared update that is attacked; None where the trained model is.
+        no_update: what would be released, where an attack needs a shared update and the suite has none.
+    """
+
+    kind: str
+    attack: MethodAsked | None = None
+    update: Update | None = None
+    no_update: Literal["none", "calibrated"] | None = None
+
+    @property
+    def id(self) -> str:
+        """Name of its record: a hash of the canonical form."""
+        return digest_of(self.canonical())
+
+    @property
+    def asked_attack(self) -> MethodAsked:
+        """The attack of a cell that has one.
+
+        Raises:
+            ValueError: it is about utility.
+        """
+        if self.attack is None:
+            raise ValueError(f"a cell of {self.kind} has no attack")
+        return self.attack
+
+    @property
+    def asked_update(self) -> Update:
+        """The shared update of a cell that is about one.
+
+        Raises:
+            ValueError: it is about a trained model.
+        """
+        if self.update is None:
+            raise ValueError(f"a cell of {self.kind} here has no shared update")
+        return self.update
+
+    @property
+    def release_noise(self) -> Literal["none", "calibrated"] | None:
+        """Of a shared update, "none" or "calibrated"; None for a trained model."""
+        return self.no_update if self.update is None else self.update.release_noise
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What is attacked, as plain values: the shared update, or the training."""
+        if self.update is not None:
+            return self.update.to_dict()
+        return self.training.to_dict() if self.no_update is None else {"noise": self.no_update}
+
+    def of_training(self) -> TrainingRequest:
+        """The training alone: equal for all cells that attack the same one."""
+        names = [one.name for one in dataclasses.fields(TrainingRequest)]
+        return TrainingRequest(**{name: getattr(self, name) for name in names})
+
+    def canonical(self) -> dict[str, Any]:
+        """What the result depends on, as plain JSON values."""
+        content = super().canonical()
+        if self.release_noise is not None:
+            content |= {"training": content["task"], "task": self.task}
+        attack = None if self.attack is None else self.attack.canonical()
+        return content | {"kind": self.kind, "attack": attack}
+
+
+def _without_defaults(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, without those that have their default."""
+    return {
+        one.name: getattr(instance, one.name)
+        for one in dataclasses.fields(instance)
+        if one.default is dataclasses.MISSING or getattr(instance, one.name) != one.default
+    }

@@ -1,0 +1,85 @@
+"""Threat models: what a suite grants to attackers, one row for each kind of result and access.
+
+A row says which subject is attacked, what beside the access is granted, and how the target is built from a run. Another
+access is another row here and its builder in `audit/observe.py`, the one place where an attacker is given anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from attacks.core import Access, Knows, Requirements, Target
+
+from ..observe import RunView, black_box, every_step, last_update, white_box
+from .artifact import Artifact
+from .request import Request
+
+OfRun = Callable[[RunView], Target]
+"""Builds the target of an attack from a run as the auditor holds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModel:
+    """One row.
+
+    Attributes:
+        kind: of what an attack finds out, as "membership".
+        access: that the attack declares.
+        knows: what beside it a suite grants.
+        subject: what is attacked, a key of `audit.subjects.SUBJECTS`.
+        build: run -> target, for subjects that are runs; None where the subject makes its own.
+        reads: the steps of a run that the target is made of: none, the last one, or all of them. Releases without noise
+            decide what they are asked about; all steps have to be kept while training.
+        participation_known: whether the attacker knows who would have taken part in the step that it sees: then it is
+            asked about those who did, sampling amplifies nothing, and the claim is that of this step alone.
+        needs: results that an attack's cell waits for, as shadow models; none where None.
+    """
+
+    kind: str
+    access: Access
+    knows: Knows
+    subject: str
+    build: OfRun | None = None
+    reads: Literal["nothing", "last step", "every step"] = "nothing"
+    participation_known: bool = False
+    needs: Callable[[Request], tuple[Artifact, ...]] | None = None
+
+    @property
+    def offered(self) -> Requirements:
+        """What attacks' needs are held against."""
+        return Requirements(access=self.access, knows=self.knows)
+
+
+_SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
+_RUN = Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
+
+THREAT_MODELS = {
+    (row.kind, row.access): row
+    for row in (
+        ThreatModel(kind="reconstruction", access=Access.UPDATE, knows=_SHARED, subject="shared_update"),
+        ThreatModel(
+            kind="membership", access=Access.UPDATE, knows=_RUN, subject="trained_model", build=last_update,
+            reads="last step", participation_known=True,
+        ),
+        ThreatModel(
+            kind="membership", access=Access.ALL_STEPS, knows=_RUN, subject="trained_model", build=every_step,
+            reads="every step",
+        ),
+        ThreatModel(
+            kind="membership", access=Access.BLACK_BOX, knows=Knows.POPULATION, subject="trained_model",
+            build=black_box,
+        ),
+        ThreatModel(
+            kind="membership", access=Access.WHITE_BOX, knows=Knows.POPULATION, subject="trained_model",
+            build=white_box,
+        ),
+    )
+}  # fmt: skip
+"""(kind of result, access) -> its row."""
+
+
+def threat_model(kind: str, access: Access) -> ThreatModel | None:
+    """The row of an attack; None where no suite grants it."""
+    return THREAT_MODELS.get((kind, access))

@@ -1,0 +1,123 @@
+"""Files of artifacts: each is named by a hash of the request that decides it, and computed once.
+
+What lies in the folder is kept over runs if it is whole, was not edited, and is of the code of now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leaderboard.records.files import read_bytes, write_bytes
+from leaderboard.records.record import Provenance, RecordError
+from leaderboard.records.validation import build
+
+from ..catalog.messages import in_one_line
+from ..plan.artifact import Artifact
+from ..plan.request import digest_of
+from .provenance import library, third_party
+from .resume import StaleError, refuse_other_code
+
+
+def origin_of(artifact: Artifact) -> Provenance:
+    """The code that computes an artifact now."""
+    return replace(library(), third_party=third_party(*artifact.methods))
+
+
+def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> str:
+    """Computes an artifact and writes it; one that fails is written with its error, and is computed again next time.
+
+    Args:
+        artifact: what is wanted.
+        folder: where its file goes.
+        device: where to compute.
+        origins: by name of an artifact, the code that computes it, as it was when the run began.
+
+    Returns:
+        Why it failed; empty where it did not.
+
+    Raises:
+        StaleError: this process read another code than the run began with.
+    """
+    origin = origins[artifact.name]
+    refuse_other_code(origin)
+    try:
+        result = artifact.make(device)
+    except Exception as error:  # whatever a method raises is the result of what waits for it, not the end of the run
+        sentence = in_one_line(error)
+        write_document({"error": sentence}, folder / f"{artifact.name}.json")
+        return sentence
+    document = {"result": result, "seal": digest_of(result), "provenance": asdict(origin)}
+    write_document(document, folder / f"{artifact.name}.json")
+    return ""
+
+
+def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
+    """Results that were computed in this run, by name.
+
+    Raises:
+        RecordError: one of them failed, or its file is gone.
+    """
+    found = {}
+    for artifact in artifacts:
+        content = json.loads(read_bytes(folder / f"{artifact.name}.json", "artifact"))
+        if "error" in content:
+            raise RecordError(f"{artifact.words} failed: {content['error']}")
+        found[artifact.name] = content["result"]
+    return found
+
+
+def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
+    """Results of former runs that were computed with this code.
+
+    Args:
+        wanted: by name.
+        folder: where they lie.
+        recompute: whether those that do not belong here count as missing, instead of being refused.
+
+    Returns:
+        Results by name; what is not there is not among them.
+
+    Raises:
+        StaleError: results of another code, or edited ones.
+    """
+    found, stale = {}, []
+    for name, artifact in wanted.items():
+        path = folder / f"{name}.json"
+        if not path.exists() and not path.is_symlink():
+            continue
+        result, differs = _read(path, artifact)
+        if result and not differs:
+            found[name] = result
+        elif differs and not recompute:
+            stale.append(f"{artifact.words}: {'; '.join(differs)}")
+    if stale:
+        raise StaleError(
+            f"{len(stale)} point{'s' if len(stale) > 1 else ''} in {folder} cannot be kept ({stale[0]}); "
+            "compute them again with --recompute, or name another --out"
+        )
+    return found
+
+
+def write_document(document: dict[str, Any], path: Path) -> Path:
+    """Writes plain JSON values, indented."""
+    return write_bytes(path, json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _read(path: Path, artifact: Artifact) -> tuple[dict[str, Any], list[str]]:
+    """A result, and in what it is not the one that would be computed now."""
+    try:
+        data = json.loads(read_bytes(path, "artifact"))
+        if "error" in data:
+            return {}, []
+        differs = build(Provenance, data["provenance"], "provenance").differences(origin_of(artifact))
+        if data["seal"] != digest_of(data["result"]):
+            return {}, ["it was edited after it was written"]
+    except (ValueError, KeyError, TypeError):
+        return {}, ["it is not a whole document of this version"]
+    return data["result"], differs

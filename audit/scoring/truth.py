@@ -1,0 +1,47 @@
+"""The truth: what attackers try to find out. Only scorers get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroundTruth:
+    """What one attack was about.
+
+    Attributes:
+        inputs: the private inputs behind an update [b, *shape]; None for membership.
+        labels: their labels [b].
+        members: ids of the examples that took part; None for reconstruction.
+        candidates: ids of the examples that were asked about; given with `members`, because scores of anybody else
+            could be made up.
+        low: smallest valid input, in model-input units.
+        high: largest valid input.
+        floor: the best guess without looking at the update, the mean public image; None without public data.
+        labels_given: whether the attacker was told the labels.
+    """
+
+    inputs: Tensor | None = None
+    labels: Int[Tensor, " b"] | None = None
+    members: Int[Tensor, " n"] | None = None
+    candidates: Int[Tensor, " m"] | None = None
+    low: float = 0.0
+    high: float = 1.0
+    floor: Tensor | None = None
+    labels_given: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.members is None) != (self.candidates is None):
+            raise ValueError(
+                "members and candidates must be given together: who took part, and everybody who was asked about"
+            )
+
+    def membership(self, ids: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Which of these examples took part."""
+        if self.members is None:
+            raise ValueError("this truth is about reconstruction, it has no members")
+        return torch.isin(ids.cpu(), self.members.cpu())

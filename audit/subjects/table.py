@@ -1,0 +1,35 @@
+"""What can be attacked, by name: another subject is a file beside this one and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from ..plan.cells import Cell
+from .outcome import Outcome
+from .shared_update import SharedUpdates
+from .trained_model import TrainedModel
+
+
+class Subject(Protocol):
+    """What the cells of one job attack; what they share is computed once, when the first of them asks."""
+
+    def outcome(self, cell: Cell) -> Outcome:
+        """Computes one cell.
+
+        Args:
+            cell: one of those that the subject was made for.
+        """
+        ...
+
+
+Artifacts = Mapping[str, dict[str, Any]]
+"""Results that cells waited for, by name."""
+
+SUBJECTS: dict[str, Callable[[tuple[Cell, ...], torch.device, Artifacts], Subject]] = {
+    "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device),
+    "shared_update": lambda cells, device, artifacts: SharedUpdates(cells, device),
+}
+"""Name -> what makes one from the cells of a job, the device to compute on, and what its cells waited for."""

@@ -1,0 +1,144 @@
+"""One training, as the auditor holds it: who is trained on, who is not, and the run that comes of it.
+
+The private data, the sampler's key and the noise stay in here. In the negative control a model is trained on public
+examples, so that it never saw a member.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attacks.core import Examples
+from benchmarks.core import Splits
+from defenses.core import Defense, Run, Sampling, keyed, train
+
+from ..observe import World
+from ..plan.build import build_model, defend, load_splits, noise_for, planned, reads_public
+from ..plan.request import TrainingRequest, seed_of_data
+from .outcome import examples_of, pick, world_of
+
+TRANSCRIPT_MEMORY = 4 * 2**30
+"""Bytes that the steps of a run may take in memory, for attacks that read all of them."""
+
+WATCHED = 32
+"""Steps of a run whose noise is looked at, as far as they fit into memory."""
+
+WATCHED_MEMORY = 2**29
+"""Bytes that these may take; the last step is kept whatever it takes."""
+
+
+class TrainedRun:
+    """A training, its data, and what is kept of it for the cells that ask.
+
+    Attributes:
+        request: of the training.
+        device: where it is computed.
+        every_step: whether attacks read all of its steps.
+        splits: of the data set.
+        left_over: what is left of a step's sums without everybody, by the number of the step: as the views of all cells
+            need it.
+    """
+
+    def __init__(self, request: TrainingRequest, device: torch.device, *, every_step: bool) -> None:
+        """Reads the data; nothing is trained before it is asked for."""
+        self.request, self.device, self.every_step = request, device, every_step
+        self.splits: Splits = load_splits(request.training, request.seed, device)
+        self.left_over: dict[int, Tensor] = {}
+
+    @cached_property
+    def members(self) -> Examples:
+        """The private examples, whose membership is the question."""
+        return examples_of(self.splits.private, self.device)
+
+    @cached_property
+    def trained_on(self) -> Examples:
+        """The members; for the negative control public examples, so that the model never saw a member."""
+        return self.members if not self.request.never_saw else self._stand_ins[0]
+
+    @cached_property
+    def _read(self) -> Examples:
+        """What the defense may read as public; in the negative control what is not trained on."""
+        return self._public_pool if not self.request.never_saw else self._stand_ins[1]
+
+    @cached_property
+    def _stand_ins(self) -> tuple[Examples, Examples]:
+        """Of the public examples, in the negative control: as many as members to train on, and what may be read."""
+        public = self._public_pool
+        if not len(public):
+            raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
+        most = len(public) // 2 if self._reads_public else len(public)
+        coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
+        order = torch.randperm(len(public), generator=coins)
+        own, rest = order.tensor_split([min(most, len(self.members))])
+        return pick(public, own.sort().values), pick(public, rest)
+
+    @cached_property
+    def _public_pool(self) -> Examples:
+        return examples_of(self.splits.public, self.device)
+
+    @cached_property
+    def _reads_public(self) -> bool:
+        return reads_public(self.request.defense)
+
+    @cached_property
+    def test(self) -> Examples:
+        """What utility is measured on: the data set's own test set, or the non-members where it has none."""
+        splits = self.splits
+        return examples_of(splits.non_member if splits.test is None else splits.test, self.device)
+
+    @cached_property
+    def defense(self) -> tuple[Defense, bool]:
+        """The defense at its noise, and whether that was matched instead of calibrated."""
+        return defend(self.request, len(self.trained_on))
+
+    @cached_property
+    def sampling(self) -> tuple[Sampling, int]:
+        """The sampler, and the number of steps."""
+        return planned(self.request, len(self.trained_on))
+
+    @property
+    def _sampler_key(self) -> int | None:
+        """None, for a key from the operating system, where the noise is: one made of the request is no secret."""
+        return None if self.request.secure else self.request.seed_for("sampler")
+
+    @cached_property
+    def run(self) -> Run:
+        """The training, computed when it is first asked for."""
+        request, task = self.request, self.request.training
+        data, public = self.trained_on, self._read
+        sampling, steps = self.sampling
+        return train(
+            build_model(task.model, task.model_settings, self.splits, request.seed),
+            (data.inputs, data.labels),
+            self.defense[0],
+            sampling=sampling,
+            steps=steps,
+            lr=task.lr,
+            momentum=task.momentum,
+            optimizer=task.optimizer,
+            schedule=task.schedule,
+            public=(public.inputs, public.labels) if len(public) else None,
+            noise=noise_for(request),
+            seed=request.seed_for("coins"),
+            sampler_key=self._sampler_key,
+            engine=task.engine,
+            device=self.device,
+            observer="updates",
+            observe_always=[steps - 1],
+            observe_only=None if self.every_step else watched(steps),
+            observe_memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
+        )
+
+    @cached_property
+    def world(self) -> World:
+        """What everybody knows about the data set."""
+        return world_of(self.splits, self.device)
+
+
+def watched(steps: int) -> list[int]:
+    """The numbers of the steps whose noise is looked at: spread evenly, the last one among them."""
+    count = min(steps, WATCHED)
+    return sorted({steps - 1 - i * steps // count for i in range(count)})
