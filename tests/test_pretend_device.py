@@ -15,9 +15,9 @@ from torch import nn
 import audit
 from attacks.core import MembershipScores, Reconstruction
 from audit.catalog import methods as catalog
-from audit.observe import GroundTruth
 from audit.run import harness
 from audit.scoring.reconstruction import score_reconstruction
+from audit.scoring.truth import GroundTruth
 from audit.scoring.utility import score_utility
 from audit.suite import suite as suites
 from defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, cross_entropy, secure

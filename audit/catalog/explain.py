@@ -65,8 +65,9 @@ def describe(kind: EntryKind, name: str) -> str:
         return tomllib.loads(text).get("about", "")
     if kind in ("data", "models"):
         return importlib.import_module(f"benchmarks.{kind}").describe(name)
-    text = _file_text(kind, name)
-    return text.partition("\n")[0] if text else f"added by {entry_points(kind)[name][0].value}"
+    if name in method_files(kind):
+        return _file_text(kind, name).partition("\n")[0]
+    return f"added by {entry_points(kind)[name][0].value}"
 
 
 def patterns(kind: EntryKind) -> dict[str, str]:

@@ -52,7 +52,9 @@ def _sentence(error: Exception, request: Request) -> str:
     for method in methods:
         files = set(map(str, plugins.source_files(method.name))) if plugins.is_path(method.name) else set()
         if own := [frame for frame in frames if str(Path(frame.filename).resolve()) in files]:
-            return f"{words} ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})"
+            written = Path(method.name.rpartition(":")[0])  # as the user named it
+            file = written.with_name(Path(own[-1].filename).name)
+            return f"{words} ({file}, line {own[-1].lineno}, in {own[-1].name})"
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
     asked = "".join(f"; {catalog.KINDS[m.kind]} {catalog.origin(m.kind, m.name)}" for m in methods)
     return f"{words} ({place}{asked})"

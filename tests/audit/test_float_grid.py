@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from attacks.float_grid import float_grid
-from audit.observe import GroundTruth, RunView, World
+from audit.observe import RunView, World
 from audit.scoring.score import score
+from audit.scoring.truth import GroundTruth
 from audit.subjects.candidates import Candidates, refuse_comparison
 from defenses.core import full, keyed, secure, seeded, train
 from defenses.core.privacy.noise import PhiloxNoise

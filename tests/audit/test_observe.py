@@ -13,7 +13,8 @@ from attacks.core import Examples, Knows, Observation, Requirements, granted
 from attacks.core.requires import Access
 from attacks.likelihood_ratio import likelihood_ratio
 from audit.catalog import methods as catalog
-from audit.observe import GroundTruth, Observed, RunView, World, model_access, observe, observe_run
+from audit.observe import Observed, RunView, World, black_box, every_step, observe, white_box
+from audit.scoring.truth import GroundTruth
 from audit.subjects.candidates import Candidates
 from defenses.core import (
     Block,
@@ -355,7 +356,7 @@ def test_what_is_kept_of_a_step_is_for_other_views_and_changes_no_answer(monkeyp
 def test_an_attacker_that_is_not_informed_gets_no_remainder():
     view = view_of(trained("dp_sgd", 1.0), informed=False)
     assert all(seen.others_removed is None for seen in view)
-    assert "OTHERS" in (likelihood_ratio.check(observe_run(view)) or "")
+    assert "OTHERS" in (likelihood_ratio.check(every_step(view)) or "")
 
 
 def test_the_steps_of_a_run_can_be_read_again_and_know_their_rate():
@@ -363,7 +364,7 @@ def test_the_steps_of_a_run_can_be_read_again_and_know_their_rate():
     assert len(view) == len(list(view)) == len(list(view)) == STEPS
     assert {seen.sample_rate for seen in view} == {0.4}
     assert view.at(1, participation_known=True).sample_rate == 1.0
-    seen = observe_run(view)
+    seen = every_step(view)
     torch.testing.assert_close(likelihood_ratio(seen).scores, likelihood_ratio(seen).scores)
 
 
@@ -385,7 +386,7 @@ def test_a_step_says_what_is_known_of_who_takes_part(sampling, expected):
     assert view.at(1).participation == expected
     assert view.at(1).sample_rate == sampling.rate
     assert view.at(1, participation_known=True).participation == "known"
-    assert likelihood_ratio(observe_run(view)).exact is (expected != "dependent")
+    assert likelihood_ratio(every_step(view)).exact is (expected != "dependent")
 
 
 def test_what_an_attack_writes_into_reaches_neither_the_run_nor_what_is_left_of_it():
@@ -473,8 +474,8 @@ def test_a_white_box_is_a_copy_and_a_black_box_has_no_parameters():
     run = trained("sgd", 0.0)
     view = view_of(run)
     before = copy.deepcopy(run.model.state_dict())
-    assert model_access(view).parameters is None
-    box = model_access(view, white_box=True)
+    assert black_box(view).parameters is None
+    box = white_box(view)
     assert box.parameters is not None
     for parameter in box.parameters.values():
         parameter.zero_()

@@ -38,7 +38,7 @@ def outcomes(suite_of, site):
         attacks = ", ".join(f'{{ name = "{name}" }}' for name in names)
         suite = suite_of(text.replace(BEFORE, attacks).replace('{ name = "sgd" }, ', "") + share)
         done = itertools.chain.from_iterable(compute(job.cells, CPU) for job in plan(suite).jobs)
-        found = {cell.request["attack"] and cell.request["attack"]["name"]: outcome for cell, outcome in done}
+        found = {cell.request.attack and cell.request.attack.name: outcome for cell, outcome in done}
         assert not [outcome.error for outcome in found.values() if outcome.error]
         return found
 

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 import defenses
+from audit.catalog import explain
 from audit.catalog import methods as catalog
 from audit.catalog.methods import CatalogError, MissingExtra
 
@@ -27,7 +28,9 @@ METHOD = '''
                 in a second line.
             layers: which ones: all of them.
         """
-        return (rate, layers, kind, fast, cap, noise_multiplier)
+        from defenses.dp_sgd import dp_sgd
+
+        return dp_sgd(clip_norm=rate, noise_multiplier=noise_multiplier)
 '''
 
 
@@ -73,7 +76,7 @@ def test_a_file_is_found_by_its_name_and_core_is_no_method(written):
 
 def test_listing_and_describing_import_no_method(written):
     written("broken_method", '"""Says what it is."""\nraise RuntimeError("imported")')
-    assert catalog.describe("defenses", "broken_method") == "Says what it is."
+    assert explain.describe("defenses", "broken_method") == "Says what it is."
 
 
 def test_a_near_miss_is_suggested_and_without_one_all_names_are_given():
@@ -82,7 +85,7 @@ def test_a_near_miss_is_suggested_and_without_one_all_names_are_given():
     with pytest.raises(CatalogError, match=r"no attack named 'zzzz'; there are .*loss_threshold"):
         catalog.find("attacks", "zzzz")
     with pytest.raises(CatalogError, match="no defense, attack, suite, data set or model named 'digist'; did you mean"):
-        catalog.explain("digist")
+        explain.explain("digist")
 
 
 def test_settings_are_read_from_the_signature_and_the_docstring(written):
@@ -135,7 +138,7 @@ def test_what_is_wrong_with_settings_is_said_in_one_sentence(written, given, sen
 
 
 def test_a_defense_gets_its_noise_multiplier_if_it_has_use_for_one(written):
-    assert catalog.defense(written("toy_method"), {"rate": 0.5}, noise_multiplier=2.0)[-1] == 2.0
+    assert catalog.defense(written("toy_method"), {"rate": 0.5}, noise_multiplier=2.0).noise_multiplier == 2.0
     for name in catalog.names("defenses"):
         if name != "toy_method":
             required = {key: 1.0 for key, setting in catalog.settings("defenses", name).items() if setting.required}
@@ -152,7 +155,7 @@ def test_a_missing_extra_is_one_sentence(written, monkeypatch, module, extra):
         catalog.find("defenses", name)
     expected = f"defense 'needy_method' needs {module}, which is not installed"
     assert str(caught.value) == expected + (f": pip install 'leakbench[{extra}]'" if extra else "")
-    assert catalog.describe("defenses", name) == ""
+    assert explain.describe("defenses", name) == ""
 
 
 def test_an_extra_that_is_missed_only_when_the_defense_is_made_is_named_too(written, monkeypatch):
@@ -175,7 +178,7 @@ def test_third_parties_add_methods_by_entry_points(third_party, written):
     third_party(borrowed="defenses.dp_sgd:dp_sgd")
     assert "borrowed" in catalog.names("defenses")
     assert catalog.find("defenses", "borrowed") is catalog.find("defenses", "dp_sgd")
-    assert catalog.describe("defenses", "borrowed") == "added by defenses.dp_sgd:dp_sgd"
+    assert explain.describe("defenses", "borrowed") == "added by defenses.dp_sgd:dp_sgd"
     assert "borrowed" not in catalog.names("attacks")
 
 
@@ -190,22 +193,22 @@ def test_everything_can_be_explained():
 
     for kind in catalog.KINDS:
         for name in catalog.names(kind):
-            explained = catalog.explain(name).to_dict()
+            explained = explain.explain(name).to_dict()
             assert json.loads(json.dumps(explained, allow_nan=False))["summary"]
-    attack = catalog.explain("loss_threshold")
+    attack = explain.explain("loss_threshold")
     assert attack.requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
-    assert catalog.explain("dp_sgd").kind == "defense"
+    assert explain.explain("dp_sgd").kind == "defense"
 
 
 def test_models_and_data_sets_are_explained_with_what_may_be_set():
-    model = catalog.explain("wrn_16_4")
+    model = explain.explain("wrn_16_4")
     assert {setting.name for setting in model.settings} == {"standardised", "bias", "groups"}
     assert "Zagoruyko" in model.about and model.summary in model.about
-    assert catalog.explain("digits").settings == ()
+    assert explain.explain("digits").settings == ()
 
 
 def test_models_are_counted_and_names_without_a_file_are_patterns():
-    assert catalog.count("dp_cnn") == 550_570
-    assert catalog.count("torchvision:NAME") is None
-    assert set(catalog.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
-    assert "folder:PATH" in catalog.patterns("data") and catalog.patterns("defenses") == {}
+    assert explain.count("dp_cnn") == 550_570
+    assert explain.count("torchvision:NAME") is None
+    assert set(explain.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
+    assert "folder:PATH" in explain.patterns("data") and set(explain.patterns("defenses")) == {"FILE.py:FUNCTION"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from audit.catalog import explain
 from audit.catalog import methods as catalog
 from audit.cli import app as cli
 from audit.run import harness
@@ -197,7 +198,7 @@ def test_help_is_no_mistake(command, arguments):
 @pytest.mark.parametrize("kind", catalog.KINDS)
 def test_lists_name_everything_with_a_line_each(command, document, kind):
     found = document("list", kind)
-    assert tuple(found) == (*catalog.names(kind), *catalog.patterns(kind))
+    assert tuple(found) == (*catalog.names(kind), *explain.patterns(kind))
     assert all(line and "\n" not in line for line in found.values())
     _, out, _ = command("list", kind)
     assert [line.split()[0] for line in out.splitlines()] == list(found)

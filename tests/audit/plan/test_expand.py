@@ -1,6 +1,7 @@
 """What a suite comes to: requests whose ids depend on nothing but themselves, checked before anything is computed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import torch
 from torch import nn
 
 from audit.plan import expand as planning
-from audit.plan.expand import Cell, Job, build_model, defend, digest_of, plan, planned, seed_of
+from audit.plan.build import build_model, defend, planned, reads_public
+from audit.plan.cells import Cell, Job, Plan
+from audit.plan.expand import plan
+from audit.plan.request import MethodAsked, Request, digest_of
 from audit.plan.splits_cache import load_data
 from audit.run import harness
 from audit.suite.suite import SuiteError
@@ -30,8 +34,8 @@ def spy(target: Transcript, coins) -> MembershipScores:
 
 def words(cell: Cell) -> tuple:
     request = cell.request
-    attack = request["attack"] and request["attack"]["name"]
-    return request["defense"]["name"], attack, request["task"].get("noise"), request["control"], request["seed"]
+    attack = request.attack and request.attack.name
+    return request.defense.name, attack, request.release_noise, request.control, request.seed
 
 
 def ids(suite) -> dict[str, tuple]:
@@ -108,15 +112,15 @@ def test_secure_noise_makes_other_cells(suite_of):
     suite = suite_of(WITH_SHARE)
     seeded, secure = plan(suite), plan(suite, secure_noise=True)
     both = {cell.id for cell in seeded.cells} & {cell.id for cell in secure.cells}
-    silent = {c.id for c in seeded.cells if words(c)[0] == "sgd" or c.request["task"].get("noise") == "none"}
+    silent = {c.id for c in seeded.cells if words(c)[0] == "sgd" or c.request.release_noise == "none"}
     assert both == silent  # what has no noise is the same cell
-    assert {c.request.get("noise") for c in secure.cells if c.id not in both} == {"secure"}
+    assert {c.request.secure for c in secure.cells if c.id not in both} == {True}
 
 
 def test_a_defense_without_noise_runs_once_for_a_grid_of_budgets(suite_of):
     suite = suite_of(WITH_SHARE.replace("epsilon = 3.0", "epsilon = [1.0, 2.0, 3.0]"))
     budgets = {
-        name: {tuple(c.request["budget"].items()) for c in plan(suite).cells if words(c)[0] == name}
+        name: {tuple(c.request.budget.to_dict().items()) for c in plan(suite).cells if words(c)[0] == name}
         for name in ("sgd", "dp_sgd")
     }
     assert budgets["sgd"] == {(("delta", 1e-5),)}
@@ -171,7 +175,7 @@ def test_the_baseline_is_added_when_a_suite_with_controls_lacks_it(suite_of):
 def test_the_negative_control_trains_like_the_positive_one(suite_of):
     text = WITH_CONTROLS.replace('{ name = "sgd" }', '{ name = "sgd", lr = 2.0 }')
     cells = [cell for cell in plan(suite_of(text)).cells if cell.kind == "membership"]
-    rates = {words(cell)[0::3]: cell.request["task"]["lr"] for cell in cells}
+    rates = {words(cell)[0::3]: cell.request.task["lr"] for cell in cells}
     alike = {("sgd", "positive"): 2.0, ("sgd", "negative"): 2.0}
     assert rates == alike | {("dp_sgd", None): 0.5, ("dp_sgd", "negative"): 0.5}
 
@@ -242,17 +246,17 @@ def test_a_model_with_batch_norm_is_refused_with_the_way_out(suite_of, monkeypat
         plan(suite_of(SUITE))
 
 
-def requests(suite) -> dict[tuple, dict]:
+def requests(suite) -> dict[tuple, Request]:
     return {words(cell): cell.request for cell in plan(suite).cells}
 
 
 def test_attacks_on_one_model_share_its_seeds_and_other_trainings_have_their_own(suite_of):
     found = requests(suite_of(SUITE.replace("seeds = [0]", "seeds = [0, 1]")))
-    sampler = {key: seed_of(request, "sampler") for key, request in found.items()}
+    sampler = {key: request.seed_for("sampler") for key, request in found.items()}
     assert len({sampler["dp_sgd", attack, None, None, 0] for attack in (None, "likelihood_ratio")}) == 1
     assert len(set(sampler.values())) == 4  # two defenses, two seeds
     one = found["dp_sgd", None, None, None, 0]
-    assert len({seed_of(one, purpose) for purpose in ("sampler", "noise", "coins")}) == 3
+    assert len({one.seed_for(purpose) for purpose in ("sampler", "noise", "coins")}) == 3
     assert all(0 <= seed < 2**63 for seed in sampler.values())
 
 
@@ -350,14 +354,15 @@ def test_figures_of_papers_stand_beside_the_cells_they_are_about(suite_of):
     assert with_figures == [("dp_sgd", None)]
 
 
-def test_a_plan_takes_a_cell_once_and_a_job_says_what_it_is():
-    request = {"kind": "utility", "defense": {"name": "sgd"}, "control": "positive", "seed": 2, "attack": None}
-    found = planning.Plan()
+def test_a_plan_takes_a_cell_once_and_a_job_says_what_it_is(suite_of):
+    (cell, *_) = [c for c in plan(suite_of(WITH_CONTROLS)).cells if c.request.control == "positive"]
+    other = replace(cell, request=replace(cell.request, seed=3), skip="cannot")
+    found = Plan()
     for _ in range(2):
-        found.add([Cell(request)], "digest")
-        found.add([Cell(request | {"seed": 3}, "cannot")], "digest")
+        found.add([cell], "digest")
+        found.add([other], "digest")
     assert (len(found.jobs), len(found.skipped), len(found.cells)) == (1, 1, 2)
-    assert Job((Cell(request),), "").words == "train sgd (positive control), seed 2"
+    assert Job((cell,), "").words == "train sgd (positive control), seed 0"
 
 
 FACTORY = """
@@ -386,7 +391,7 @@ def test_a_model_and_data_of_ones_own_move_their_cells_when_they_change(suite_of
     save()
     ids.append({cell.id for cell in plan(suite_of(text)).cells})
     assert not ids[0] & ids[1] and not ids[1] & ids[2]
-    built_in = plan(suite_of(SUITE)).cells[0].request["task"]
+    built_in = plan(suite_of(SUITE)).cells[0].request.task
     assert not {"data_digest", "model_digest"} & set(built_in)
 
 
@@ -400,9 +405,11 @@ def test_layers_of_torchvision_that_mix_examples_are_replaced():
 
 
 def test_whether_a_defense_reads_public_data_is_found_by_trying():
-    assert planning.reads_public("pcdp", {"rank": 3})
-    assert not planning.reads_public("dp_sgd", {})
-    assert not planning.reads_public("rpdp", {"rank": 3})
+    read = {
+        name: reads_public(MethodAsked(kind="defenses", name=name, settings=settings))
+        for name, settings in {"pcdp": {"rank": 3}, "dp_sgd": {}, "rpdp": {"rank": 3}}.items()
+    }
+    assert read == {"pcdp": True, "dp_sgd": False, "rpdp": False}
 
 
 def test_a_share_of_ones_own_moves_its_cells_when_it_changes(suite_of, tmp_path):

@@ -40,8 +40,8 @@ def settings_of(suite):
     found = {}
     for job in plan(suite).jobs:
         request = job.cells[0].request
-        key = (request["defense"]["name"], request["budget"].get("noise_multiplier"))
-        found[key] = (request["task"]["lr"], request["defense"]["settings"].get("clip_norm"))
+        key = (request.defense.name, request.budget.noise_multiplier)
+        found[key] = (request.training.lr, request.defense.settings.get("clip_norm"))
     return found
 
 
@@ -75,7 +75,7 @@ def test_only_public_examples_are_read_and_none_twice(suite_of, tmp_path, monkey
     monkeypatch.setattr(tuning, "train", watch)
     suite = suite_of(TUNED)
     tuned(suite, tmp_path)
-    splits = tuning.load_splits(tuning._task_of(suite), CPU)
+    splits = tuning.load_splits(tuning._on_public(suite), suite.tune.seed, CPU)
     public = splits.public.inputs.flatten(start_dim=1)
     for own, rest in seen:
         read = own if rest is None else torch.cat([own, rest[0]])

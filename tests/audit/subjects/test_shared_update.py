@@ -45,8 +45,7 @@ def outcome(suite, defense="dp_sgd", noise="calibrated", control=None) -> Outcom
         cell
         for cell in plan(suite).cells
         if cell.kind == "reconstruction"
-        and (cell.request["defense"]["name"], cell.request["task"]["noise"], cell.request["control"])
-        == (defense, noise, control)
+        and (cell.request.defense.name, cell.request.release_noise, cell.request.control) == (defense, noise, control)
     )
     ((_, found),) = compute((cell,), CPU)
     assert not found.error
@@ -133,7 +132,7 @@ def test_the_same_cell_twice_is_the_same_and_secure_noise_is_not(suite_of, watch
     (cell,) = (
         c
         for c in plan(suite, secure_noise=True).cells
-        if c.kind == "reconstruction" and c.request["task"]["noise"] == "calibrated"
+        if c.kind == "reconstruction" and c.request.release_noise == "calibrated"
     )
     for _ in range(2):
         ((_, found),) = compute((cell,), CPU)

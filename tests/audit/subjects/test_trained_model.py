@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from audit.plan.expand import plan, seed_of
+from audit.plan.expand import plan
 from audit.run.job import compute
 from audit.scoring.allowed import gaussian_epsilon, largest_auc
-from audit.subjects import trained_model as trained
+from audit.subjects import trained_run as trained
 from audit.subjects.outcome import Outcome
 from audit.subjects.trained_model import TrainedModel
 from benchmarks import data
@@ -30,10 +30,10 @@ def outcomes(suite, defense: str = "dp_sgd", control: str | None = None) -> dict
     (job,) = (
         job
         for job in plan(suite).jobs
-        if (job.cells[0].request["defense"]["name"], job.cells[0].request["control"]) == (defense, control)
+        if (job.cells[0].request.defense.name, job.cells[0].request.control) == (defense, control)
     )
     done = compute(job.cells, CPU)
-    return {cell.request["attack"] and cell.request["attack"]["name"]: outcome for cell, outcome in done}
+    return {cell.request.attack and cell.request.attack.name: outcome for cell, outcome in done}
 
 
 def remarks(outcome: Outcome) -> list[str]:
@@ -64,15 +64,13 @@ def test_with_secure_noise_the_samplers_key_is_nobodys(suite_of):
     for secure in (False, True):
         jobs = plan(suite_of(CONTROLLED), secure_noise=secure).jobs
         (job,) = (
-            job
-            for job in jobs
-            if (job.cells[0].request["defense"]["name"], job.cells[0].request["control"]) == ("dp_sgd", None)
+            job for job in jobs if (job.cells[0].request.defense.name, job.cells[0].request.control) == ("dp_sgd", None)
         )
         model = TrainedModel(job.cells[:1], CPU)
         claim = model.outcome(job.cells[0]).claim
         assert claim is not None
-        keys[secure], assumed[secure] = model._run.sampler_key, " ".join(claim["assumes"])
-        assert (keys[secure] == seed_of(job.cells[0].request, "sampler")) == (not secure)
+        keys[secure], assumed[secure] = model.model.run.sampler_key, " ".join(claim["assumes"])
+        assert (keys[secure] == job.cells[0].request.seed_for("sampler")) == (not secure)
     assert keys[True].bit_length() > 128
     assert "sampler's key was given" in assumed[False] and "follows from a seed" in assumed[False]
     assert "sampler's key, drawn from the operating system" in assumed[True]

@@ -1,0 +1,190 @@
+"""Methods by the path of a file: wherever a name is taken, and with the file named whatever goes wrong in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from audit.catalog import explain, plugins
+from audit.catalog import methods as catalog
+from audit.catalog.settings import CatalogError
+from audit.run import harness
+from audit.suite.suite import SuiteError
+
+from ..conftest import SUITE
+
+ROOT = Path(__file__).parents[3]
+
+HALF = '''
+"""DP-SGD on one half of the coordinates, drawn once."""
+
+from dataclasses import dataclass
+
+from defenses.core import Block, Context, Coordinates, Defense, Stateless, StepPlan, clip
+import torch
+from beside import share
+
+
+@dataclass(frozen=True)
+class Half(Stateless):
+    """Keeps one half."""
+
+    clip_norm: float
+
+    def plan(self, context: Context) -> StepPlan:
+        order = torch.randperm(context.dim, generator=context.coins(0))
+        kept = Coordinates(order[: share(context.dim)], dim=context.dim)
+        return StepPlan(Block(codec=kept, bound=clip(self.clip_norm)))
+
+
+def half_dp(*, clip_norm: float = 1.0, noise_multiplier: float | None = None) -> Defense:
+    """DP-SGD on one half of the coordinates.
+
+    Args:
+        clip_norm: C, L2, in gradient units.
+    """
+    return Defense(Half(clip_norm), noise_multiplier=noise_multiplier)
+'''
+
+BESIDE = "def share(dim):\n    return dim // 2\n"
+
+COIN = '''
+"""Guesses."""
+
+import torch
+
+from attacks.core import Access, MembershipScores, ModelAccess, attack, granted
+
+
+@attack(access=Access.BLACK_BOX)
+def coin(target: ModelAccess, coins: torch.Generator) -> MembershipScores:
+    """Scores without looking."""
+    asked = granted(target.candidates)
+    return MembershipScores(ids=asked.ids, scores=torch.rand(len(asked), generator=coins).double(), exact=False)
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> Path:
+    """A folder of one's own, outside of any checkout, from which the command is run."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "half_dp.py").write_text(HALF)
+    (folder / "beside.py").write_text(BESIDE)
+    (folder / "coin.py").write_text(COIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    yield folder
+    sys.modules.pop("beside", None)
+
+
+MINE = SUITE.replace('{ name = "dp_sgd" }', '{ name = "mine/half_dp.py:half_dp" }').replace(
+    '{ name = "likelihood_ratio" }', '{ name = "mine/coin.py:coin" }'
+)
+
+
+def test_a_path_is_taken_wherever_a_name_is(suite_of, mine, tmp_path):
+    assert MINE.count("mine/") == 2
+    out = tmp_path / "out"
+    records = harness.run(suite_of(MINE), out, device=torch.device("cpu"), jobs=1)
+    assert all(record.status == "ok" for record in records), [record.reason for record in records]
+    own = [record for record in records if record.defense.name == "mine/half_dp.py:half_dp"]
+    assert {record.attack.name if record.attack else None for record in own} == {
+        None, "mine/coin.py:coin", "loss_threshold",
+    }  # fmt: skip
+    assert all(record.claim is not None and 2 < (record.claim.epsilon or 0) <= 3 for record in own)
+    (utility,) = [record for record in own if record.kind == "utility"]
+    assert set(utility.provenance.third_party) == {"defense mine/half_dp.py:half_dp"}
+    again = harness.run(suite_of(MINE), out, device=torch.device("cpu"), jobs=1)
+    assert [record.seconds for record in again] == [record.seconds for record in records]  # nothing was computed again
+    (mine / "beside.py").write_text(BESIDE + "# edited\n")
+    with pytest.raises(ValueError, match=r"the code of defense mine/half_dp\.py:half_dp has changed"):
+        harness.run(suite_of(MINE), out, device=torch.device("cpu"), jobs=1)
+
+
+def test_a_path_is_explained_and_accounted_for(mine):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-c", "from audit.cli import main; main()", *words]
+        return subprocess.run(call, cwd=mine.parent, env=env, capture_output=True, text=True, check=False)
+
+    done = command("epsilon", "--defense", "mine/half_dp.py:half_dp", "--noise-multiplier", "1", "--sample-rate", "0.1",
+                   "--steps", "10", "--delta", "1e-5")  # fmt: skip
+    assert done.returncode == 0 and "epsilon 2.3" in done.stdout, done.stderr
+    found = explain.explain("mine/half_dp.py:half_dp")
+    assert (found.kind, found.summary) == ("defense", "DP-SGD on one half of the coordinates, drawn once.")
+    assert [setting.name for setting in found.settings] == ["clip_norm"]
+    assert explain.explain("mine/coin.py:coin").requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
+
+
+WRONG = {
+    "nowhere.py:half_dp": "no file 'mine/nowhere.py' for defense",
+    "half_dp.py:halfdp": "no function 'halfdp' in mine/half_dp.py; it has Half, half_dp",
+    "half_dp.py": "must be written FILE.py:FUNCTION",
+    "broken.py:f": "mine/broken.py raised ZeroDivisionError: division by zero (line 2, in <module>)",
+    "unparsable.py:f": "mine/unparsable.py raised SyntaxError",
+    "number.py:f": "must hold a function named 'f', got int",
+    "absent.py:f": "needs nothing_of_that_name, which is not installed",
+    "plain.py:f": "mine/plain.py:f must return a defenses.core.Defense, got dict",
+    "raising.py:f": "mine/raising.py:f raised KeyError: 'x'",
+}
+
+FILES = {
+    "broken.py": "\nx = 1 / 0\n",
+    "unparsable.py": "def f(:\n",
+    "number.py": "f = 3\n",
+    "absent.py": "import nothing_of_that_name\n",
+    "plain.py": "def f():\n    return {}\n",
+    "raising.py": "def f():\n    raise KeyError('x')\n",
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence_that_names_it_before_any_compute(suite_of, mine, path):
+    for name, content in FILES.items():
+        (mine / name).write_text(content)
+    with pytest.raises(SuiteError) as caught:
+        suite_of(SUITE.replace('{ name = "dp_sgd" }', f'{{ name = "mine/{path}" }}'))
+    assert WRONG[path] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_attack_that_is_not_decorated_is_refused(suite_of, mine):
+    (mine / "plain.py").write_text("def f(target, coins):\n    return None\n")
+    with pytest.raises(SuiteError, match=r"attack 'mine/plain\.py:f' must be decorated with attacks\.core\.attack"):
+        suite_of(SUITE.replace('{ name = "likelihood_ratio" }', '{ name = "mine/plain.py:f" }'))
+
+
+def test_what_goes_wrong_while_it_runs_names_the_file_and_the_line(suite_of, mine, tmp_path):
+    (mine / "half_dp.py").write_text(
+        HALF.replace("order = torch", "assert context.step < 1, 'lost'\n        order = torch")
+    )
+    (mine / "coin.py").write_text(COIN.replace("return MembershipScores", "return str(1) or MembershipScores"))
+    records = harness.run(suite_of(MINE), tmp_path / "out", device=torch.device("cpu"), jobs=1)
+    failed = {(r.defense.name, r.attack and r.attack.name): r.reason or "" for r in records if r.status == "failed"}
+    for (defense, _), reason in failed.items():
+        if defense.startswith("mine/"):
+            assert (
+                reason.startswith("AssertionError: lost") and "mine/half_dp.py, line" in reason and "in plan" in reason
+            )
+    assert "mine/coin.py:coin" in failed["sgd", "mine/coin.py:coin"]
+    assert "must return MembershipScores, got str" in failed["sgd", "mine/coin.py:coin"]
+
+
+def test_a_file_is_run_once_for_each_content(mine):
+    (mine / "counted.py").write_text("import beside\nbeside.runs = getattr(beside, 'runs', 0) + 1\nf = beside.share\n")
+    first = plugins.load("defense", "mine/counted.py:f")
+    assert plugins.load("defense", "mine/counted.py:f") is first and sys.modules["beside"].runs == 1
+    (mine / "counted.py").write_text((mine / "counted.py").read_text() + "# edited\n")
+    plugins.load("defense", "mine/counted.py:f")
+    assert sys.modules["beside"].runs == 2
+    assert [path.name for path in plugins.source_files("mine/counted.py:f")] == ["beside.py", "counted.py"]
+
+
+def test_names_of_the_catalogue_are_no_paths():
+    assert not plugins.is_path("dp_sgd") and plugins.is_path("dp_sgd.py") and plugins.is_path("a/b.py:c")
+    with pytest.raises(CatalogError, match=r"a path is written FILE\.py:FUNCTION"):
+        catalog.find("defenses", "mine/half_dp")

@@ -1,0 +1,166 @@
+"""What comes is added by rows: another access, another kind of result, results that cells wait for."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from attacks.core import Access, Knows
+from audit.catalog import plugins
+from audit.observe import logits_of
+from audit.plan import threat_models
+from audit.plan.artifact import Artifact
+from audit.plan.expand import plan
+from audit.plan.threat_models import THREAT_MODELS, ThreatModel
+from audit.run import harness
+from audit.subjects import table
+
+from .conftest import SUITE
+
+CPU = torch.device("cpu")
+
+LABELS_ALONE = '''
+"""Asks the final model for its labels alone, and takes for members whom it labels right."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.core import Access, Examples, MembershipScores, Target, attack
+
+LABEL_ONLY = Access("LABEL_ONLY", "the labels that the final model predicts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Target):
+    """The predicted labels of a model, and nothing else of it."""
+
+    accesses: ClassVar[tuple[Access, ...]] = (LABEL_ONLY,)
+
+    predict: Callable[[Tensor], Tensor]
+    candidates: Examples | None = None
+
+
+@attack(access=LABEL_ONLY)
+def gap(target: Labels, coins: torch.Generator) -> MembershipScores:
+    """Members are labelled right more often (Yeom et al., CSF 2018)."""
+    asked = target.candidates
+    right = target.predict(asked.inputs) == asked.labels
+    return MembershipScores(ids=asked.ids, scores=right.double(), exact=False)
+'''
+
+
+@pytest.fixture
+def label_only(tmp_path, monkeypatch):
+    """An access that leakbench lacks: target and attack are in a file of their own, its row and builder here."""
+    file = tmp_path / "label_only.py"
+    file.write_text(LABELS_ALONE)
+    name = f"{file}:gap"
+    attack = plugins.load("attack", name)
+
+    def build(view):
+        model = view.attackers_model
+        return attack.target(predict=lambda inputs: logits_of(model, inputs).argmax(dim=1), candidates=view.given)
+
+    access = attack.requires.access
+    row = ThreatModel(kind="membership", access=access, knows=Knows.NOTHING, subject="trained_model", build=build)
+    monkeypatch.setitem(THREAT_MODELS, ("membership", access), row)
+    return name
+
+
+def test_another_access_is_a_row_and_a_builder(suite_of, label_only, tmp_path):
+    text = SUITE.replace('{ name = "likelihood_ratio" }', f'{{ name = "{label_only}" }}')
+    records = harness.run(suite_of(text), tmp_path / "out", device=CPU, jobs=1)
+    mine = [record for record in records if record.attack is not None and record.attack.name == label_only]
+    assert len(mine) == 2 and all(record.status == "ok" for record in mine), [record.reason for record in mine]
+    assert {record.requires["access"] for record in mine} == {"LABEL_ONLY"}
+    accuracy = {record.seed: record.metrics["accuracy"].value for record in records if record.kind == "utility"}
+    assert accuracy and all(record.metrics["auc"].value > 0.4 for record in mine)
+    assert all(record.provenance.third_party.keys() == {f"attack {label_only}"} for record in mine)
+
+
+def test_without_its_row_no_suite_offers_it(suite_of, label_only, monkeypatch):
+    monkeypatch.delitem(THREAT_MODELS, ("membership", plugins.load("attack", label_only).requires.access))
+    text = SUITE.replace('{ name = "likelihood_ratio" }', f'{{ name = "{label_only}" }}')
+    skipped = plan(suite_of(text)).skipped
+    assert skipped and all("needs LABEL_ONLY access, which no suite offers yet" in cell.skip for cell in skipped)
+
+
+def shadow(number: int, folder, device: torch.device) -> dict:
+    """Stands for a shadow model: leaves a trace each time that it is computed."""
+    with (folder / f"made_{number}").open("a") as trace:
+        trace.write("x")
+    if number == 9:
+        raise ValueError("it diverged")
+    return {"mean": number / 10}
+
+
+def waiting(suite_of, monkeypatch, folder, numbers=(1, 2)):
+    """A suite whose black-box attacks wait for shadow models, the same ones for every defense."""
+    row = THREAT_MODELS["membership", Access.BLACK_BOX]
+
+    def needs(request):
+        made = [
+            Artifact({"shadow": n, "seed": request.seed}, f"shadow {n}", partial(shadow, n, folder)) for n in numbers
+        ]
+        return tuple(made)
+
+    new = threat_models.ThreatModel(**{**vars(row), "needs": needs})
+    monkeypatch.setitem(THREAT_MODELS, ("membership", Access.BLACK_BOX), new)
+    seen = []
+    real = table.SUBJECTS["trained_model"]
+
+    def watched(cells, device, artifacts):
+        seen.append({name: dict(result) for name, result in artifacts.items()})
+        return real(cells, device, artifacts)
+
+    monkeypatch.setitem(table.SUBJECTS, "trained_model", watched)
+    return suite_of(SUITE), seen
+
+
+def traces(folder) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("made_*")}
+
+
+def test_cells_wait_for_results_that_are_computed_once_and_kept(suite_of, monkeypatch, tmp_path):
+    suite, seen = waiting(suite_of, monkeypatch, tmp_path)
+    run = partial(harness.run, suite, tmp_path / "out", device=CPU, jobs=1)
+    records = run()
+    assert all(record.status == "ok" for record in records)
+    assert traces(tmp_path) == {"made_1": "x", "made_2": "x"}  # though two trainings wait for both
+    assert len(seen) == 2 and all(sorted(r["mean"] for r in one.values()) == [0.1, 0.2] for one in seen)
+    for path in (tmp_path / "out" / "records").glob("*.json"):
+        path.unlink()
+    run()
+    assert traces(tmp_path) == {"made_1": "x", "made_2": "x"}
+    (first, *_) = sorted((tmp_path / "out" / "artifacts").glob("*.json"))
+    edited = json.loads(first.read_text())
+    edited["result"]["mean"] = 0.7
+    first.write_text(json.dumps(edited))
+    for path in (tmp_path / "out" / "records").glob("*.json"):
+        path.unlink()
+    with pytest.raises(ValueError, match="it was edited after it was written"):
+        run()
+    run(recompute=True)
+    assert sorted(traces(tmp_path).values()) == ["x", "xx"]
+
+
+def test_a_result_that_fails_is_the_error_of_the_cells_that_wait_for_it(suite_of, monkeypatch, tmp_path):
+    suite, _ = waiting(suite_of, monkeypatch, tmp_path, numbers=(1, 9))
+    records = harness.run(suite, tmp_path / "out", device=CPU, jobs=1)
+    assert records and all(record.status == "failed" for record in records)
+    assert all("shadow 9 failed: ValueError: it diverged" in (record.reason or "") for record in records)
+    harness.run(suite, tmp_path / "out", device=CPU, jobs=1)
+    assert traces(tmp_path) == {"made_1": "x", "made_9": "xx"}  # what failed is tried again
+
+
+def test_what_cannot_be_run_waits_for_nothing(suite_of, monkeypatch, tmp_path):
+    suite, _ = waiting(suite_of, monkeypatch, tmp_path)
+    assert all(not cell.needs for cell in plan(suite).cells if cell.kind == "utility")
+    jobs = [job for job in plan(suite).jobs if job.needs]
+    assert jobs and all(len(job.needs) == 2 for job in jobs)
+    assert not traces(tmp_path)
