@@ -35,7 +35,7 @@ def epsilon(
         raise ValueError(f"noise_multiplier must be zero or a positive number, got {noise_multiplier}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
-    if sampling not in (known := get_args(schema.Sampling)):
+    if sampling not in (known := get_args(schema.SamplingName)):
         raise ValueError(no_such("sampling", sampling, known))
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     claim = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps).claim(delta)  # pyright: ignore[reportArgumentType]  refused there by name

@@ -33,11 +33,10 @@ from .executors.local import Local
 from .graph import Graph
 from .job import compute
 from .lock import locked
+from .progress import Report
 from .provenance import library, third_party, tuning_digest
 from .resume import kept, refuse_other_code
 from .tuning import tune
-
-Report = Callable[[int, int, str], None]
 
 
 def pick_device(name: str) -> torch.device:

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from ..catalog.messages import near_miss, way_out
 
-Sampling = Literal["poisson", "shuffle", "partition", "fixed", "full"]
+SamplingName = Literal["poisson", "shuffle", "partition", "fixed", "full"]
 
 
 def _several(value: Any) -> Any:
@@ -48,13 +48,13 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), 
 Grid = Annotated[tuple[T, ...], BeforeValidator(_several), Field(min_length=1), AfterValidator(_distinct)]
 
 
-class Table(BaseModel):
+class StrictTable(BaseModel):
     """A table that refuses keys it does not have and values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class ModelChoice(Table):
+class ModelChoice(StrictTable):
     """A model by name, or as a table of its name and its settings."""
 
     name: Text
@@ -66,7 +66,7 @@ class ModelChoice(Table):
         return _rest(value, "settings", ("name",)) if isinstance(value, dict) else {"name": value}
 
 
-class TaskTable(Table):
+class TaskTable(StrictTable):
     """What is trained: data, model, and how."""
 
     data: Text
@@ -86,7 +86,7 @@ class TaskTable(Table):
     momentum: Momentum = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    sampling: Sampling = "poisson"
+    sampling: SamplingName = "poisson"
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """How clipped sums are computed; all give the same up to rounding."""
 
@@ -95,7 +95,7 @@ TRAINING: Mapping[str, Any] = {"lr": Rate, "batch": Count, "epochs": Count, "mom
 """Values of the task that a defense may override -> their types."""
 
 
-class BudgetTable(Table):
+class BudgetTable(StrictTable):
     """Either epsilon (nats, calibrated to) or the noise multiplier (std / sensitivity); a list is a grid."""
 
     epsilon: Grid[Rate] | None = None
@@ -103,7 +103,7 @@ class BudgetTable(Table):
     delta: Annotated[float, Field(gt=0, lt=1)]
 
 
-class ShareTable(Table):
+class ShareTable(StrictTable):
     """The shared update that attacks with UPDATE access get: of a fresh model, after a few steps."""
 
     data: Text
@@ -121,7 +121,7 @@ class ShareTable(Table):
     """`none`: what the release alone hides; `calibrated`: with the noise of the budget."""
 
 
-class TuneTable(Table):
+class TuneTable(StrictTable):
     """Settings that are chosen on public data for every defense; other keys are the grid."""
 
     validation: Count
@@ -146,7 +146,7 @@ class TuneTable(Table):
         )
 
 
-class ReportedRow(Table):
+class ReportedRow(StrictTable):
     """A paper's figure for some cells; other keys select them by settings, budget or training."""
 
     defense: Text
@@ -163,7 +163,7 @@ class ReportedRow(Table):
         return _rest(value, "selectors", named) if isinstance(value, dict) else value
 
 
-class Document(Table):
+class Document(StrictTable):
     """A suite file. The entries of `defense` and `attack` are checked against their methods elsewhere."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
@@ -180,7 +180,7 @@ class Document(Table):
     reported: tuple[ReportedRow, ...] = ()
 
 
-_TABLES: dict[tuple[str, ...], type[Table]] = {
+_TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
     ("task",): TaskTable,
     ("budget",): BudgetTable,

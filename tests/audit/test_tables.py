@@ -77,9 +77,8 @@ def test_another_access_is_a_row_and_a_builder(suite_of, label_only, tmp_path):
     records = harness.run(suite_of(text), tmp_path / "out", device=CPU, jobs=1)
     mine = [record for record in records if record.attack is not None and record.attack.name == label_only]
     assert len(mine) == 2 and all(record.status == "ok" for record in mine), [record.reason for record in mine]
-    assert {record.requires["access"] for record in mine} == {"LABEL_ONLY"}
-    accuracy = {record.seed: record.metrics["accuracy"].value for record in records if record.kind == "utility"}
-    assert accuracy and all(record.metrics["auc"].value > 0.4 for record in mine)
+    assert {(record.requires or {})["access"] for record in mine} == {"LABEL_ONLY"}
+    assert all((record.metrics["auc"].value or 0) > 0.4 for record in mine)
     assert all(record.provenance.third_party.keys() == {f"attack {label_only}"} for record in mine)
 
 

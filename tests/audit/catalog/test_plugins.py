@@ -68,7 +68,7 @@ def coin(target: ModelAccess, coins: torch.Generator) -> MembershipScores:
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch) -> Path:
+def mine(tmp_path, monkeypatch):
     """A folder of one's own, outside of any checkout, from which the command is run."""
     folder = tmp_path / "mine"
     folder.mkdir()
