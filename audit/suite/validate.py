@@ -21,11 +21,11 @@ from ..catalog.settings import CatalogError, Setting
 from .schema import TRAINING, ReportedRow, TuneTable, training_value
 
 Problem = tuple[str, str]
-ResolvedChoice = dict[str, Any]
+Decided = dict[str, Any]
 """One method with everything decided: name, settings, training."""
 
 
-def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[ResolvedChoice]], list[Problem]]:
+def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[Decided]], list[Problem]]:
     """The choices of every entry of a list of methods, and what is wrong with the entries.
 
     A list that the type of a setting does not allow is a grid.
@@ -39,9 +39,9 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
     """
     key = catalog.KINDS[kind]
     entries = raw.get(key)
-    expanded: list[list[ResolvedChoice]] = []
+    expanded: list[list[Decided]] = []
     wrong: list[Problem] = []
-    seen: list[tuple[str, ResolvedChoice]] = []
+    seen: list[tuple[str, Decided]] = []
     for position, entry in enumerate(entries if isinstance(entries, list) else []):
         if not isinstance(entry, dict):
             continue  # its type is reported by the schema
@@ -101,7 +101,7 @@ def _refused(where: str, check: Callable[[str], None], name: str) -> list[Proble
 
 
 def wrong_reported(
-    raw: Mapping[str, Any], defenses: Sequence[Sequence[ResolvedChoice]], attacks: Sequence[Sequence[ResolvedChoice]]
+    raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]], attacks: Sequence[Sequence[Decided]]
 ) -> list[Problem]:
     """Figures of papers that belong to no cell of the suite: an unknown defense, attack, metric or selector.
 
@@ -152,7 +152,7 @@ def _misplaced(metric: str, attack: Any) -> str:
     return ""
 
 
-def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[ResolvedChoice]]) -> list[Problem]:
+def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) -> list[Problem]:
     """Keys of the `tune` table that no defense takes, and values that are wrong for those that do.
 
     Args:
@@ -187,9 +187,7 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[ResolvedChoic
     return list(dict.fromkeys(wrong))
 
 
-def _expand_entry(
-    entry: Mapping[str, Any], kind: catalog.MethodKind, path: str
-) -> tuple[list[ResolvedChoice], list[Problem]]:
+def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str) -> tuple[list[Decided], list[Problem]]:
     name = entry.get("name")
     if not isinstance(name, str):
         return [], [(f"{path}.name", "is missing" if name is None else f"must be text, got {name!r}")]
@@ -251,7 +249,7 @@ def _values(value: Any, conform: Callable[[Any], Any], where: str) -> tuple[list
     return values, wrong
 
 
-def _choice(name: str, settings: Mapping[str, Setting], values: dict[str, Any]) -> ResolvedChoice:
+def _choice(name: str, settings: Mapping[str, Setting], values: dict[str, Any]) -> Decided:
     return {
         "name": name,
         "settings": {key: value for key, value in values.items() if key in settings},
