@@ -79,7 +79,7 @@ def faults(module: str, source: str, package: str) -> list[str]:
             if own in LEAVES:
                 found.append(f"{module} imports {name}; {own} must not know {top}")
             else:
-                on_command_line = within(module, ("audit.cli.app",))
+                on_command_line = within(module, ("audit.cli",))
                 allowed = COMMAND_LINE_MAY_IMPORT if on_command_line else HUB_MAY_IMPORT
                 if not within(name, allowed):
                     found.append(f"{module} imports {name}; of the others it may import {', '.join(allowed)}")

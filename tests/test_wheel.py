@@ -48,7 +48,7 @@ def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel):
 
 
 def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
-    patterns = ["*.py", "suites/*.toml", "templates/*", "README.md"]
+    patterns = ["*.py", "suites/*.toml", "templates/*", "*.json", "README.md"]
     expected = {
         file.relative_to(ROOT).as_posix()
         for package in PACKAGES

@@ -6,27 +6,20 @@ Settings that methods had before this rule are in the ids that exist whatever th
 
 from __future__ import annotations
 
+import importlib.resources
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from .methods import MethodKind, settings
 
-_PROJECTED = frozenset({"clip_norm", "rank", "scope", "interval", "auxiliary", "auxiliary_size", "shortage"})
 
-ALWAYS: dict[tuple[MethodKind, str], frozenset[str]] = {
-    ("defenses", "clipped_sgd"): frozenset({"clip_norm"}),
-    ("defenses", "dp_sgd"): frozenset({"clip_norm"}),
-    ("defenses", "dpdr"): frozenset({"clip_norm", "clip_norm_along", "share", "switch_step", "project_noise"}),
-    ("defenses", "noisy_sgd"): frozenset({"nominal_norm"}),
-    ("defenses", "pcdp"): _PROJECTED,
-    ("defenses", "pdp"): _PROJECTED,
-    ("defenses", "random_sparsification"): frozenset({"clip_norm", "final_sparsity", "refreshes", "cooling"}),
-    ("defenses", "rpdp"): frozenset({"clip_norm", "rank", "scope", "interval", "clip_first", "rescale"}),
-    ("defenses", "rsdp"): frozenset({"clip_norm", "sparsity"}),
-    ("attacks", "inverting_gradients"): frozenset({"iterations", "restarts", "tv_weight", "lr"}),
-    ("attacks", "loss_threshold"): frozenset({"batch_size"}),
-}
-"""Settings of methods that are older than the rule. No row is ever added here."""
+@cache
+def older() -> dict[str, dict[str, list[str]]]:
+    """Settings that are older than the rule, by kind and name of a method. Nothing is ever added to this file."""
+    text = importlib.resources.files("audit.catalog").joinpath("older_settings.json").read_text(encoding="utf-8")
+    return json.loads(text)
 
 
 def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +30,7 @@ def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str
         name: of the method.
         given: every setting, decided.
     """
-    known, always = settings(kind, name), ALWAYS.get((kind, name), frozenset())
+    known, always = settings(kind, name), older()[kind].get(name, [])
 
     def counts(key: str, value: Any) -> bool:
         setting = known.get(key)

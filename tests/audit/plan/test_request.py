@@ -76,7 +76,7 @@ def test_a_setting_that_comes_later_moves_an_id_only_where_it_is_set(monkeypatch
 
 
 def test_settings_of_methods_without_a_past_are_left_out_at_their_defaults(monkeypatch):
-    monkeypatch.setattr(canonical, "ALWAYS", {})
+    monkeypatch.setattr(canonical, "older", lambda: {"defenses": {}})
     assert REQUEST.canonical()["defense"]["settings"] == {}
 
 
