@@ -97,11 +97,11 @@ def explain(name: str) -> Explanation:
     if kind == "suites":
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=summary)
     if kind in ("data", "models"):
-        module = importlib.import_module(f"benchmarks.{kind}.{name}")
-        known = read_settings(getattr(module, name), ignoring="sizes" if kind == "data" else "classes")
+        entries = importlib.import_module(f"benchmarks.{kind}")
+        known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
         # What the data decide for a model, and a suite for the data, is nothing to be set.
         told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
-        about = f"{inspect.getdoc(module) or ''}\n\n{summary}"
+        about = entries.about(name)
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
     return _of_method(kind, name, summary, _file_text(kind, name) or summary)
 

@@ -11,7 +11,7 @@ from ..core import DEFAULT_SIZES, Catalogue, Sizes, Split, Splits
 from ..core.data.data_paths import Address, existing, parse
 from . import own
 
-__all__ = ["Sizes", "Split", "Splits", "check", "describe", "load", "names", "patterns"]
+__all__ = ["Sizes", "Split", "Splits", "about", "check", "describe", "factory", "load", "names", "patterns"]
 
 _CATALOGUE = Catalogue(__name__, __path__, "data set")
 _OWN = Catalogue(own.__name__, own.__path__, "kind of data set")
@@ -32,6 +32,16 @@ def describe(name: str) -> str:
     """One line about a data set; raises `ValueError` for an unknown name."""
     address = parse(name)
     return (_CATALOGUE if address.path is None else _OWN).describe(address.kind)
+
+
+def about(name: str) -> str:
+    """What its file says of one of `names()`; raises `ValueError` for another name."""
+    return _CATALOGUE.about(name)
+
+
+def factory(name: str) -> Callable[..., Splits]:
+    """The function that loads one of `names()`, whose keywords are its options; raises as `about`."""
+    return _CATALOGUE.find(name)
 
 
 def check(name: str) -> None:

@@ -1,38 +1,40 @@
 """Architectures by name: `build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)`.
 
-A file here is an architecture; nothing else needs an edit. None has BatchNorm, which mixes the examples of a
-batch, so that no example has a gradient of its own to bound. Two kinds of names are open-ended: `torchvision:NAME`
-and `FILE.py:FUNCTION`.
+A file here is an architecture, or a family of them with a table of its variants; nothing else needs an edit. None has
+BatchNorm, which mixes the examples of a batch, so that no example has a gradient of its own to bound. Two kinds of
+names are open-ended: `torchvision:NAME` and `FILE.py:FUNCTION`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..core import Catalogue
-from ..core import user_factory as factories
+from ..core import Catalogue, user_factory
 from ..core.nets import torchvision_models
 from ..core.nets.shapes import Natural
 
 __all__ = [
     "Natural",
+    "about",
     "build",
     "check",
     "count",
     "defaults",
     "describe",
+    "factory",
     "names",
     "natural",
     "patterns",
     "takes",
 ]
 
-_CATALOGUE = Catalogue(__name__, __path__, "model")
+_CATALOGUE = Catalogue(__name__, __path__, "model", families=True)
 
 
 def names() -> tuple[str, ...]:
-    """Names of all architectures that have a file here, sorted."""
+    """Names of all architectures that are written here, sorted."""
     return _CATALOGUE.names()
 
 
@@ -40,7 +42,7 @@ def patterns() -> dict[str, str]:
     """The open-ended kinds of names, each with a line about it."""
     return {
         torchvision_models.PATTERN: "Any classifier of torchvision, untrained; needs the extra 'images'.",
-        factories.PATTERN: "A function of yours, called with input_shape and classes, that returns an nn.Module.",
+        user_factory.PATTERN: "A function of yours, called with input_shape and classes, that returns an nn.Module.",
     }
 
 
@@ -61,6 +63,20 @@ def describe(name: str) -> str:
     """One line about an architecture; raises as `check`."""
     kind = _kind(name)
     return _CATALOGUE.describe(name) if kind is None else kind.describe(name)
+
+
+def about(name: str) -> str:
+    """What its file says of one of `names()`; raises `ValueError` for another name."""
+    return _CATALOGUE.about(name)
+
+
+def factory(name: str) -> Callable[..., nn.Module]:
+    """The function that builds one of `names()`, whose keywords are its settings.
+
+    Raises:
+        ValueError: for another name.
+    """
+    return _CATALOGUE.find(name)
 
 
 def defaults(name: str) -> dict[str, Any]:
@@ -87,7 +103,7 @@ def natural(name: str) -> Natural:
     Raises:
         ValueError: for what is not one of `names()`.
     """
-    return _CATALOGUE.module(name).NATURAL
+    return _CATALOGUE.natural(name)
 
 
 def count(name: str, **changes: Any) -> int:
@@ -140,7 +156,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 
 
 
 def _kind(name: str) -> Any:
-    """The module that builds what has no file here; None for what should have one."""
+    """The module that builds what is not written here; None for what should be one of `names()`."""
     if name.startswith(torchvision_models.PREFIX):
         return torchvision_models
-    return factories if factories.named(name) else None
+    return user_factory if user_factory.named(name) else None

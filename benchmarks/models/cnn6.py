@@ -1,27 +1,68 @@
-"""CNN6: the convolutional network that R-GAP inverts.
+"""Networks that R-GAP inverts layer by layer: convolutions without biases, each followed by a leaky ReLU.
 
-Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021. With torch's initial weights, gradient and
-weights together determine the input of every layer.
+Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021. A leaky ReLU has an inverse, and without
+biases the gradient of a layer is linear in its input, given the derivatives by its output. With one logit, the
+last layer shares a scalar from which the loss's derivative follows.
+
+On CNN6, with torch's initial weights, gradient and weights together determine the input of every layer. On CNN6-d,
+where 20 instead of 36 channels leave the second convolution, they leave 280 of the 3468 dimensions of its input open on
+CIFAR-10, although their equations, 3780, are more than the unknowns.
 """
+
+from collections.abc import Sequence
 
 from torch import nn
 
-from ..core.nets.leaky_relu_cnn import leaky_cnn
-from ..core.nets.shapes import Natural
+from ..core.catalogue import Variant
+from ..core.nets.shapes import Natural, features, image_shape
 
-NATURAL = Natural((3, 32, 32), classes=1)
-CONVOLUTIONS = ((12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1))
-"""Output channels, kernel size, stride, padding."""
+BINARY = Natural((3, 32, 32), classes=1)
+SLOPE = 0.2
+"""Of the negative half; a Python number, so that it is 0.2 in float64 too, where an inversion multiplies its error."""
 
 
-def cnn6(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Six convolutions with leaky ReLUs and a linear layer, no biases, one logit (125,456 parameters on CIFAR-10).
+def leaky_relu_cnn(
+    *, input_shape: tuple[int, ...], classes: int, convolutions: Sequence[tuple[int, int, int, int]], model: str
+) -> nn.Sequential:
+    """Convolutions and one linear layer, all without biases.
 
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits; 1 for a binary one.
+        convolutions: output channels, kernel size, stride and padding of each.
+        model: name of the architecture, for errors.
 
     Raises:
         ValueError: if the input does not fit.
     """
-    return leaky_cnn(CONVOLUTIONS, input_shape=input_shape, classes=classes, model="cnn6")
+    entering, _, _ = image_shape(input_shape, smallest=8, model=model)
+    layers: list[nn.Module] = []
+    for width, kernel, stride, padding in convolutions:
+        layers += [nn.Conv2d(entering, width, kernel, stride=stride, padding=padding, bias=False), nn.LeakyReLU(SLOPE)]
+        entering = width
+    body = nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(body, nn.Linear(features(body, input_shape), classes, bias=False))
+
+
+def _convolutions(second: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Those of CNN6 with so many channels after the second."""
+    return (12, 4, 2, 2), (second, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1)
+
+
+VARIANTS = {
+    "cnn6": Variant(
+        leaky_relu_cnn,
+        BINARY,
+        title="CNN6: the convolutional network that R-GAP inverts.",
+        summary="Six convolutions with leaky ReLUs and a linear layer, no biases, one logit "
+        "(125,456 parameters on CIFAR-10).",
+        fixed={"convolutions": _convolutions(36)},
+    ),
+    "cnn6_d": Variant(
+        leaky_relu_cnn,
+        BINARY,
+        title="CNN6-d: CNN6 with a second layer so narrow that R-GAP fails on it.",
+        summary="CNN6 with 20 channels after its second convolution, one logit (118,544 parameters on CIFAR-10).",
+        fixed={"convolutions": _convolutions(20)},
+    ),
+}

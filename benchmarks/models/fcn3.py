@@ -8,8 +8,8 @@ import math
 
 from torch import nn
 
-from ..core.nets.leaky_relu_cnn import SLOPE
 from ..core.nets.shapes import Natural
+from .cnn6 import SLOPE
 
 NATURAL = Natural((1, 28, 28), classes=1)
 

@@ -1,4 +1,4 @@
-"""H-CNN: a small tanh network on ScatterNet features, for CIFAR-10 and SVHN.
+"""H-CNN: small tanh networks on ScatterNet features.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021. Features are
 normalised within each example, which says nothing about the others and so costs no privacy; the authors' other way,
@@ -7,32 +7,69 @@ statistics of the data released with noise, is no matter of the architecture.
 
 from torch import nn
 
+from ..core.catalogue import Variant
 from ..core.nets.scatter import scattered_shape, scattering
 from ..core.nets.shapes import Natural, features, image_shape
 
-NATURAL = Natural((3, 32, 32), classes=10)
 
-
-def h_cnn(*, input_shape: tuple[int, ...], classes: int, groups: int = 27) -> nn.Module:
-    """Two 3x3 tanh convolutions of 64 channels on scattering features (187,210 parameters on CIFAR-10).
+def h_cnn(
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    groups: int = 27,
+    widths: tuple[int, int],
+    pooled: bool,
+    hidden: int | None,
+    model: str,
+) -> nn.Module:
+    """Two 3x3 tanh convolutions on scattering features.
 
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits.
         groups: of the channels that are normalised together, without parameters; divides 81 times the channels.
+        widths: channels of the two convolutions.
+        pooled: whether the resolution is halved by a pooling, or by the stride of the first convolution.
+        hidden: width of a hidden linear layer, if there is one.
+        model: name of the architecture, for errors.
 
     Raises:
         ValueError: for an input that does not fit, or groups that do not divide the channels.
         ModuleNotFoundError: without kymatio.
     """
-    image = image_shape(input_shape, smallest=8, model="h_cnn")
+    image = image_shape(input_shape, smallest=8, model=model)
     shape = scattered_shape(image)
+    first, second = widths
     body = nn.Sequential(
-        nn.Conv2d(shape[0], 64, 3, padding=1),
+        nn.Conv2d(shape[0], first, 3, stride=1 if pooled else 2, padding=1),
         nn.Tanh(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1),
+        *([nn.MaxPool2d(2)] if pooled else []),
+        nn.Conv2d(first, second, 3, padding=1),
         nn.Tanh(),
         nn.Flatten(),
     )
-    return nn.Sequential(scattering(image, groups=groups), body, nn.Linear(features(body, shape), classes))
+    found = features(body, shape)
+    if hidden is None:
+        head = [nn.Linear(found, classes)]
+    else:
+        head = [nn.Linear(found, hidden), nn.Tanh(), nn.Linear(hidden, classes)]
+    return nn.Sequential(scattering(image, groups=groups), body, *head)
+
+
+VARIANTS = {
+    "h_cnn": Variant(
+        h_cnn,
+        Natural((3, 32, 32), classes=10),
+        title="H-CNN: a small tanh network on ScatterNet features, for CIFAR-10 and SVHN.",
+        summary="Two 3x3 tanh convolutions of 64 channels on scattering features (187,210 parameters on CIFAR-10).",
+        fixed={"widths": (64, 64), "pooled": True, "hidden": None},
+    ),
+    "h_cnn_small": Variant(
+        h_cnn,
+        Natural((1, 28, 28), classes=10),
+        title="H-CNN/S: a small tanh network on ScatterNet features, for MNIST and Fashion-MNIST.",
+        summary="Two 3x3 tanh convolutions and a hidden layer of 32 on scattering features "
+        "(33,066 parameters on Fashion-MNIST).",
+        fixed={"widths": (16, 32), "pooled": False, "hidden": 32},
+    ),
+}

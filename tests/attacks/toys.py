@@ -123,6 +123,33 @@ def examples(count: int, shape: tuple[int, ...], *, seed: int, first_id: int = 0
     return Examples(ids=torch.arange(first_id, first_id + count), inputs=flat, labels=labels)
 
 
+def conv_step(
+    encoder: Tensor | None = None,
+    *,
+    noise: float | Tensor = 0.0,
+    count: int = 1,
+    clip_norm: float | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> tuple[Observation, Examples]:
+    model = conv_net(seed=seed, dtype=dtype)
+    dim = sum(p.numel() for p in model.parameters())
+    encoder = torch.eye(dim, dtype=dtype) if encoder is None else encoder.to(dtype)
+    drawn = examples(count, (1, 8, 8), seed=seed)
+    batch = Examples(ids=drawn.ids, inputs=drawn.inputs.to(dtype), labels=drawn.labels)
+    std = torch.as_tensor(noise, dtype=dtype).expand(len(encoder)).clone()
+    step = Step(model=model, batch=batch, encoder=encoder, noise_std=std, clip_norm=clip_norm, seed=seed)
+    return step.observe(labels=batch.labels, batch_size=count), batch
+
+
+def parameters_of_conv_net() -> int:
+    return sum(p.numel() for p in conv_net().parameters())
+
+
+def probe(count: int = 1) -> Tensor:
+    return torch.rand(count, 1, 8, 8, generator=generator(70), dtype=torch.float64)
+
+
 def subset(source: Examples, keep: Tensor) -> Examples:
     return Examples(ids=source.ids[keep], inputs=source.inputs[keep], labels=source.labels[keep])
 

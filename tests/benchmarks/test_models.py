@@ -1,7 +1,11 @@
 """Architectures: the sizes of the papers, weights that depend on the seed alone, no mixing of examples."""
 
+import importlib
+import inspect
+import pkgutil
 import re
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks import models
+from benchmarks.models import resnet
 from defenses.core import Layout, cross_entropy
 from defenses.core.gradients.choose import choose
 
@@ -270,6 +275,37 @@ def test_names_can_be_checked_without_building():
         models.takes("resnet81", "stem")
     with pytest.raises(ValueError, match="no model named 'torchvision:resnet18'"):
         models.natural("torchvision:resnet18")
+
+
+def test_another_variant_of_a_family_is_one_row(monkeypatch):
+    row = resnet.VARIANTS["resnet50"]
+    deeper = replace(row, title="ResNet-101.", summary="Deeper.", fixed={**row.fixed, "depths": (3, 4, 23, 3)})
+    monkeypatch.setitem(resnet.VARIANTS, "resnet101", deeper)
+    assert "resnet101" in models.names()
+    assert models.count("resnet101") == 42_512_970
+    assert models.defaults("resnet101") == {"stem": "cifar", "groups": 32}
+    assert models.describe("resnet101") == "Deeper."
+    assert models.about("resnet101").startswith("ResNet-101.\n\nHe, Zhang, Ren & Sun")
+    with pytest.raises(ValueError, match="model 'resnet101' has no setting 'depths'; it has stem, groups"):
+        models.build("resnet101", input_shape=COLOUR, classes=10, depths=(1, 1, 1, 1))
+    with pytest.raises(ValueError, match="input_shape of resnet101 must be"):
+        models.build("resnet101", input_shape=SMALL[1:], classes=10)
+
+
+def test_no_two_files_claim_one_name():
+    files = [
+        importlib.import_module(f"{models.__name__}.{file.name}") for file in pkgutil.iter_modules(models.__path__)
+    ]
+    claimed = [name for file in files for name in getattr(file, "VARIANTS", (file.__name__.rpartition(".")[2],))]
+    assert sorted(claimed) == list(models.names())
+
+
+def test_what_makes_a_variant_is_no_setting_of_it():
+    for name in models.names():
+        parameters = inspect.signature(models.factory(name)).parameters
+        settings = {p.name for p in parameters.values() if p.default is not p.empty}
+        assert set(parameters) == {"input_shape", "classes", *settings}
+    assert set(inspect.signature(models.factory("wrn_16_4")).parameters) > {"standardised", "bias", "groups"}
 
 
 def test_open_ended_kinds_of_names_are_listed():

@@ -34,7 +34,7 @@ class Standardised(nn.Module):
         return self.gain * (weight - mean) * (variance * weight[0].numel()).clamp(min=LEAST).rsqrt()
 
 
-def standardised(layer: nn.Conv2d) -> nn.Conv2d:
+def standardise(layer: nn.Conv2d) -> nn.Conv2d:
     """The same layer, its weights standardised from now on."""
     parametrize.register_parametrization(layer, "weight", Standardised(layer.out_channels))
     return layer

@@ -8,8 +8,8 @@ from torch.nn.utils import parametrize
 
 from benchmarks import models
 from benchmarks.core.nets.residual import Residual
-from benchmarks.core.nets.standardise import Standardised, standardised
-from benchmarks.models.resnet20 import Subsampled
+from benchmarks.core.nets.standardise import Standardised, standardise
+from benchmarks.models.resnet import Subsampled
 
 
 def images(*shape):
@@ -144,7 +144,7 @@ def test_a_standardised_wide_resnet_is_that_of_de_et_al():
 
 
 def test_standardised_weights_have_mean_zero_and_variance_gain_squared_over_fan_in():
-    layer = standardised(nn.Conv2d(6, 5, 3).double())
+    layer = standardise(nn.Conv2d(6, 5, 3).double())
     gain = torch.linspace(0.5, 2.0, 5, dtype=torch.float64)
     with torch.no_grad():
         layer.get_parameter("parametrizations.weight.0.gain").copy_(gain.view(5, 1, 1, 1))

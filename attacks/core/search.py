@@ -1,0 +1,128 @@
+"""Search for unknowns that minimise an objective: descent from one start, and the best of several starts.
+
+The unknowns of an attack are tensors: inputs, and labels where they are not known. An objective maps them to the value
+that is minimised, whatever priors it has in it, and the mismatch alone, which says whether the release was explained.
+Only the attacker's own objective decides which iterate and which start is kept, as there is nothing else to go by.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .results import Status
+
+Objective = Callable[..., tuple[Tensor, Tensor]]
+"""(*unknowns) -> what is minimised, and the mismatch in it; scalars, the first differentiable."""
+
+SETTLED = 10
+"""One part in so many of a search is its beginning, where no mismatch tells anything yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """What one start came to.
+
+    Attributes:
+        unknowns: the iterate with the smallest objective.
+        objective: its value; infinite if no iterate had a finite one, or nothing ever moved.
+        history: [iterations], the mismatch of every iterate.
+    """
+
+    unknowns: tuple[Tensor, ...]
+    objective: float
+    history: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What the best of several starts came to.
+
+    Attributes:
+        unknowns: of the start with the smallest objective.
+        objective: its value.
+        history: [restarts, iterations], the mismatch of every iterate.
+        status: as of a `Reconstruction`.
+    """
+
+    unknowns: tuple[Tensor, ...]
+    objective: float
+    history: Tensor
+    status: Status
+
+
+def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = math.inf) -> Search:
+    """Descends from several starts and keeps the one with the smallest objective.
+
+    Args:
+        restarts: how many starts, at least 1.
+        descend: draws a start and descends from it; all descents take as many iterations.
+        hopeless: a mismatch that means that nothing was found: if none is below after a tenth of the iterations, the
+            status is `degraded`.
+
+    Returns:
+        The best start, with `failed` as its status where no start gave a finite objective.
+    """
+    descents = [descend() for _ in range(restarts)]
+    best = min(descents, key=lambda descent: descent.objective)
+    history = torch.stack([descent.history for descent in descents])
+    later = history[:, history.shape[1] // SETTLED :]
+    if not math.isfinite(best.objective):
+        status: Status = "failed"
+    elif later.nan_to_num(nan=math.inf).min() > hopeless:
+        status = "degraded"
+    else:
+        status = "ok"
+    return Search(unknowns=best.unknowns, objective=best.objective, history=history, status=status)
+
+
+def signed_adam(
+    objective: Objective,
+    start: Sequence[Tensor],
+    *,
+    iterations: int,
+    lr: float,
+    project_: Callable[..., object] | None = None,
+) -> Descent:
+    """Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
+
+    The sign takes out the size of the gradient, which is tiny wherever the simulated update is large.
+
+    Args:
+        objective: of as many unknowns as `start` has.
+        start: the first iterate; written into.
+        iterations: steps, at least 1.
+        lr: first step length, in units of the unknowns.
+        project_: moves (*unknowns) to the nearest valid ones, in place; without it all are valid.
+
+    Returns:
+        The best iterate. Without one finite gradient that would be the random start, which must not pass for a
+        reconstruction, so its objective is infinite then.
+    """
+    project_ = project_ or (lambda *unknowns: None)
+    project_(*start)
+    unknowns = [unknown.requires_grad_() for unknown in start]
+    optimizer = torch.optim.Adam(unknowns, lr=lr)
+    cuts = [iterations * part // 8 for part in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=cuts, gamma=0.1)
+    best, best_unknowns = unknowns[0].new_full((), math.inf), [unknown.detach().clone() for unknown in unknowns]
+    history, moved = [], torch.zeros((), dtype=torch.bool, device=best.device)
+    for _ in range(iterations):
+        value, mismatch = objective(*unknowns)
+        gradients = torch.autograd.grad(value, unknowns)
+        # Tensors all the way: a comparison on the host would wait for the device in every iteration.
+        better = value.detach() < best
+        best = torch.where(better, value.detach(), best)
+        best_unknowns = [torch.where(better, u.detach(), b) for u, b in zip(unknowns, best_unknowns, strict=True)]
+        history.append(mismatch.detach())
+        moved = moved | torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+        for unknown, gradient in zip(unknowns, gradients, strict=True):
+            unknown.grad = gradient.sign().nan_to_num_()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            project_(*unknowns)
+    objective_found = float(best) if moved else math.inf
+    return Descent(unknowns=tuple(best_unknowns), objective=objective_found, history=torch.stack(history))
