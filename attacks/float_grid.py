@@ -100,8 +100,8 @@ def _alike(contributions: Callable[..., Tensor], candidates: Examples) -> Float[
     """Contributions in batches of one size, so that their last digits do not depend on how many are asked about."""
     rows = []
     for start in range(0, len(candidates), _TOGETHER):
-        places = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
-        some = contributions(candidates.inputs[places], candidates.labels[places])
+        indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
+        some = contributions(candidates.inputs[indices], candidates.labels[indices])
         rows.append(some[: len(candidates) - start].detach())
     return torch.cat(rows)
 
@@ -139,8 +139,10 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
     fading = torch.sinc(UNIFORMS / math.pi * _spacing(angle) / 2) * torch.sinc(UNIFORMS / math.pi * spread)
     agreement = fading * torch.cos(angle * UNIFORMS)
     # Pairs begin in eight of sixteen places that follow one another; which, decides where blocks begin.
-    by_place = (_by_place(x) for x in (agreement, fading.square()))
-    found = _standard(*(torch.cat([x, x[..., : half - 1]], dim=-1).unfold(-1, half, 1).sum(dim=-1) for x in by_place))
+    by_position = (_by_position(x) for x in (agreement, fading.square()))
+    found = _standard(
+        *(torch.cat([x, x[..., : half - 1]], dim=-1).unfold(-1, half, 1).sum(dim=-1) for x in by_position)
+    )
     expected, deviation = _LARGEST
     best = (found.amax(dim=-1) - expected) / deviation
     visible = best > -math.inf
@@ -148,7 +150,7 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1).sqrt(), -math.inf)
 
 
-def _by_place(values: Float[Tensor, "n m"]) -> Float[Tensor, "n windows places"]:
+def _by_position(values: Float[Tensor, "n m"]) -> Float[Tensor, "n windows positions"]:
     """Sums over the blocks of a window, by place within the block."""
     missing = -values.shape[1] % (BLOCK * WINDOW)
     return nn.functional.pad(values, (0, missing)).unflatten(1, (-1, WINDOW, BLOCK)).sum(dim=2)

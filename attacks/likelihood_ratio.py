@@ -8,11 +8,11 @@ what a claimed epsilon must bound.
 
 import torch
 
-from .core import Access, Evidence, Knows, MembershipScores, Transcript, attack, granted
+from .core import Access, Evidence, Knows, MembershipScores, SeenTranscript, attack, granted
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE)
-def likelihood_ratio(target: Transcript, coins: torch.Generator) -> MembershipScores:
+def likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
     """Sums the log likelihood ratio of "took part" against "did not" over all steps.
 
     Args:

@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attacks.core import Examples, ModelAccess, Observation, Participation, Steps
-from attacks.core import Transcript as SeenTranscript
+from attacks.core import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps
 from defenses.core import (
     Layout,
     Loss,

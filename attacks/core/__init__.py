@@ -3,7 +3,7 @@
 from .decorator import Attack, attack
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .narrow import narrow
-from .observation import Examples, ModelAccess, Observation, Participation, Steps, Target, Transcript
+from .observation import Examples, ModelAccess, Observation, Participation, Steps, Target, SeenTranscript
 from .priors import Box, total_variation
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
 from .results import RESULTS, MembershipScores, Reconstruction, ResultType, checked_reconstruction, checked_scores
@@ -27,7 +27,7 @@ __all__ = [
     "ResultType",
     "Steps",
     "Target",
-    "Transcript",
+    "SeenTranscript",
     "attack",
     "checked_reconstruction",
     "checked_scores",

@@ -235,7 +235,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transcript(Target):
+class SeenTranscript(Target):
     """`Access.ALL_STEPS`: every update of one training run, in order.
 
     Attributes:

@@ -23,6 +23,6 @@ def cifar10(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or damaged.
     """
-    deck = checked("cifar10", "CIFAR10", data_folder(), FILES, classes=10)
+    dataset = checked("cifar10", "CIFAR10", data_folder(), FILES, classes=10)
     about = "CIFAR-10 (Krizhevsky, 2009), by torchvision"
-    return deck.deal(name="cifar10", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="cifar10", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -21,6 +21,6 @@ def cifar100(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or damaged.
     """
-    deck = checked("cifar100", "CIFAR100", data_folder(), FILES, classes=100)
+    dataset = checked("cifar100", "CIFAR100", data_folder(), FILES, classes=100)
     about = "CIFAR-100 (Krizhevsky, 2009), by torchvision"
-    return deck.deal(name="cifar100", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="cifar100", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -26,15 +26,15 @@ def cifar10_jpeg(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or are others.
     """
-    place = data_folder() / FOLDER
+    folder = data_folder() / FOLDER
     for part in ("train", "test"):
-        if not (place / f"{part}.parquet").is_file():
+        if not (folder / f"{part}.parquet").is_file():
             raise ValueError(
-                f"data set 'cifar10_jpeg' is not in {place}, and is nowhere to be downloaded from; set {VARIABLE} to "
+                f"data set 'cifar10_jpeg' is not in {folder}, and is nowhere to be downloaded from; set {VARIABLE} to "
                 f"the folder that holds {FOLDER}/train.parquet and {FOLDER}/test.parquet (column image of bytes and "
                 "path, column label), or use 'cifar10'"
             )
-    deck = read(place, address="cifar10_jpeg")
-    verify(deck.source, SOURCE, what=f"the images in {place}", way_out="name others with parquet:PATH")
+    dataset = read(folder, address="cifar10_jpeg")
+    verify(dataset.source, SOURCE, what=f"the images in {folder}", way_out="name others with parquet:PATH")
     about = "CIFAR-10 (Krizhevsky, 2009), each image re-encoded as JPEG"
-    return deck.deal(name="cifar10_jpeg", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="cifar10_jpeg", about=about, seed=seed, sizes=sizes, defaults=SIZES)

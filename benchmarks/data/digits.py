@@ -1,14 +1,14 @@
 """Handwritten digits: 1,797 real grey images of 8x8 pixels, embedded in scikit-learn.
 
 Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (its
-test part), CC BY 4.0. All three pools are dealt from one deck, so they are exchangeable.
+test part), CC BY 4.0. All three pools are dealt from one set, so they are exchangeable.
 """
 
 import torch
 from sklearn.datasets import load_digits
 
 from ..core import DEFAULT_SIZES, Sizes, Splits, choose, content_digest, verify
-from ..core.data.dealing import fit
+from ..core.data.dealing import pool_sizes
 
 SIZES = Sizes(private=700, non_member=700, public=397)
 # Of pixels / 16 as float32 [1797, 1, 8, 8] and labels as int64 [1797]; exact on every platform.
@@ -37,7 +37,7 @@ def digits(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
         what="scikit-learn's digits",
         way_out="install an unmodified scikit-learn",
     )
-    counts = fit(sizes, SIZES, available=len(labels), name="digits", tested=False)
+    counts = pool_sizes(sizes, SIZES, available=len(labels), name="digits", tested=False)
     dealt = [counts[pool] for pool in ("private", "non_member", "public")]
     return Splits.cut(
         inputs,

@@ -21,6 +21,6 @@ def fashion_mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or damaged.
     """
-    deck = packed("fashion_mnist", "FashionMNIST", data_folder(), unpacked_too=False)
+    dataset = packed("fashion_mnist", "FashionMNIST", data_folder(), unpacked_too=False)
     about = "Fashion-MNIST (Zalando, MIT), by torchvision"
-    return deck.deal(name="fashion_mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="fashion_mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)

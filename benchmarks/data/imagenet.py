@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..core.data.data_paths import VARIABLE, data_folder, stamp
-from ..core.data.dealing import Deck, fit
+from ..core.data.dealing import LabelledImages, pool_sizes
 from ..core.data.downloads import torchvision
 from ..core.data.images import Encoded, decode, reason, refuse_too_large
 from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
@@ -35,13 +35,13 @@ def imagenet(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES, size: int = 224) ->
         ValueError: if the data are not there or not complete, or do not fit into memory.
     """
     address = f"imagenet?size={size}"
-    counts = fit(sizes, SIZES, available=EXAMPLES["train"], name="imagenet", tested=True)
+    counts = pool_sizes(sizes, SIZES, available=EXAMPLES["train"], name="imagenet", tested=True)
     total, dealt = sum(EXAMPLES.values()), sum(counts.values()) + EXAMPLES["val"]
     refuse_too_large(total, dealt, 3 * size**2, address=address)
     files, labels, train = _listed(data_folder() / "imagenet")
-    deck = _deck(tuple(files), tuple(labels), train, address, size, dealt, stamp(files))
+    dataset = _decoded(tuple(files), tuple(labels), train, address, size, dealt, stamp(files))
     about = f"ILSVRC 2012 (non-commercial research) at {size}x{size}, by torchvision"
-    return deck.deal(name="imagenet", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="imagenet", about=about, seed=seed, sizes=sizes, defaults=SIZES)
 
 
 def _listed(root: Path) -> tuple[list[Path], list[int], int]:
@@ -67,7 +67,7 @@ def _listed(root: Path) -> tuple[list[Path], list[int], int]:
 
 
 @lru_cache(maxsize=1)
-def _deck(
+def _decoded(
     files: tuple[Path, ...],
     labels: tuple[int, ...],
     train: int,
@@ -75,8 +75,8 @@ def _deck(
     size: int,
     dealt: int,
     state: int,  # of the files: part of the key alone
-) -> Deck:
+) -> LabelledImages:
     encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
     # Some of them are grey or have four colours.
     pixels = decode(encoded, len(files), size=size, channels=3, address=address, dealt=dealt)
-    return Deck(pixels=torch.from_numpy(pixels), labels=torch.tensor(labels), train=train, classes=CLASSES)
+    return LabelledImages(pixels=torch.from_numpy(pixels), labels=torch.tensor(labels), train=train, classes=CLASSES)

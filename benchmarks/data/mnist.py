@@ -23,7 +23,7 @@ def mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
         ValueError: if the data are not there, or are others.
     """
     folder = data_folder()
-    deck = packed("mnist", "MNIST", folder, unpacked_too=True)
-    verify(deck.digest, CONTENT, what="MNIST", way_out=f"delete {folder / 'MNIST'}, so that it is downloaded again")
+    dataset = packed("mnist", "MNIST", folder, unpacked_too=True)
+    verify(dataset.digest, CONTENT, what="MNIST", way_out=f"delete {folder / 'MNIST'}, so that it is downloaded again")
     about = "MNIST (LeCun, Cortes & Burges, CC BY-SA 3.0), by torchvision"
-    return deck.deal(name="mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)

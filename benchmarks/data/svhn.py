@@ -22,6 +22,6 @@ def svhn(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or damaged.
     """
-    deck = checked("svhn", "SVHN", data_folder(), FILES, below="svhn", classes=10)
+    dataset = checked("svhn", "SVHN", data_folder(), FILES, below="svhn", classes=10)
     about = "SVHN, cropped digits (Netzer et al., 2011, non-commercial use), by torchvision"
-    return deck.deal(name="svhn", about=about, seed=seed, sizes=sizes, defaults=SIZES)
+    return dataset.deal(name="svhn", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -20,7 +20,7 @@ import torch
 
 from .memory import Memory, Probe, measured
 
-Step = Callable[[], object]
+TimedCall = Callable[[], object]
 
 # The budget never cuts a comparison below this many rounds: a median of fewer is no median.
 FEWEST_ROUNDS = 3
@@ -66,7 +66,7 @@ class Rounds:
 
 
 def interleaved(
-    ways: Mapping[str, Callable[[], Step]],
+    ways: Mapping[str, Callable[[], TimedCall]],
     *,
     rounds: int,
     budget: float = math.inf,
@@ -91,7 +91,7 @@ def interleaved(
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     if not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, got {budget}")
-    steps: dict[str, Step] = {}
+    steps: dict[str, TimedCall] = {}
     failed: dict[str, str] = {}
 
     def attempt(name: str, act: Callable[[], object]) -> bool:
@@ -138,7 +138,7 @@ def reason(error: Exception) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Measurement:
     """What came out for one way.
 
     Attributes:
@@ -159,38 +159,38 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class SpeedComparison:
     """What came out for all ways of doing one thing.
 
     Attributes:
         name: of the thing.
         about: its sizes.
-        outcomes: way by way.
+        measurements: way by way.
         peer: the way that all are measured against: how many times as fast?
         floor: the way whose cost is the least to be expected; None where there is none.
     """
 
     name: str
     about: dict[str, Any]
-    outcomes: tuple[Outcome, ...]
+    measurements: tuple[Measurement, ...]
     peer: str
     floor: str | None = None
 
-    def outcome(self, way: str) -> Outcome:
+    def measurement(self, way: str) -> Measurement:
         """Of one way; of one that was not run, with that as its reason."""
         missing = f"'{way}' was not run"
-        found = {outcome.way: outcome for outcome in self.outcomes}
-        return found.get(way, Outcome(way=way, reason=missing, memory_reason=missing))
+        found = {measurement.way: measurement for measurement in self.measurements}
+        return found.get(way, Measurement(way=way, reason=missing, memory_reason=missing))
 
     def time_ratio(self, numerator: str, denominator: str) -> Ratio | str:
         """Time of one way over that of another, or why there is none."""
-        pair = self.outcome(numerator), self.outcome(denominator)
-        missing = [f"{outcome.way}: {outcome.reason}" for outcome in pair if not outcome.seconds]
+        pair = self.measurement(numerator), self.measurement(denominator)
+        missing = [f"{measurement.way}: {measurement.reason}" for measurement in pair if not measurement.seconds]
         return missing[0] if missing else Ratio.of(pair[0].seconds, pair[1].seconds)
 
     def memory_ratio(self, numerator: str, denominator: str) -> float | str:
         """Peak extra memory of one way over that of another, or why there is none."""
-        first, second = (self.outcome(way) for way in (numerator, denominator))
+        first, second = (self.measurement(way) for way in (numerator, denominator))
         if first.memory is None or second.memory is None:
             lacking = first if first.memory is None else second
             return f"{lacking.way}: {lacking.memory_reason}"
@@ -210,7 +210,7 @@ def compare(
     rounds: int,
     budget: float = math.inf,
     memory: bool = False,
-) -> Comparison:
+) -> SpeedComparison:
     """Times all ways of doing one thing, and measures their memory.
 
     Args:
@@ -228,12 +228,12 @@ def compare(
     builders = {way: probe.build for way, probe in probes.items()}
     found = interleaved(builders, rounds=rounds, budget=budget, synchronize=wait)
     gc.collect()  # models and their hooks point at one another, and the fresh processes need the room
-    outcomes = []
+    measurements = []
     for way, probe in probes.items():
         failure = found.failed.get(way, "")
         space = (failure or "not asked for") if failure or not memory else measured(probe, device=device)
-        outcomes.append(
-            Outcome(
+        measurements.append(
+            Measurement(
                 way=way,
                 seconds=found.seconds.get(way, ()),
                 reason=failure,
@@ -242,7 +242,7 @@ def compare(
                 memory_reason=space if isinstance(space, str) else "",
             )
         )
-    return Comparison(name=name, about=dict(about or {}), outcomes=tuple(outcomes), peer=peer, floor=floor)
+    return SpeedComparison(name=name, about=dict(about or {}), measurements=tuple(measurements), peer=peer, floor=floor)
 
 
 def _nothing() -> None:

@@ -16,9 +16,9 @@ from defenses.core import clip
 from defenses.core.gradients.layerwise.linear import Outer
 
 from . import report
-from .harness import Comparison, compare
+from .harness import SpeedComparison, compare
 from .memory import Probe
-from .targets import Target
+from .targets import SpeedTarget
 
 SIZES = ((256, 512, 32), (256, 2048, 128), (256, 784, 1000), (1024, 2048, 128))
 QUICK_SIZES = SIZES[:2]
@@ -102,8 +102,8 @@ def measure(
     seconds = 90.0 if budget is None else budget
     space = not quick if memory is None else memory
     where = report.environment(device)
-    found: list[Comparison] = []
-    targets: list[Target] = []
+    found: list[SpeedComparison] = []
+    targets: list[SpeedTarget] = []
     for batch, inputs, outputs in sizes or (QUICK_SIZES if quick else SIZES):
         name = f"{batch} x {inputs} x {outputs}"
         say(f"masked: {name}")
@@ -117,7 +117,9 @@ def measure(
             )
         )
         if inputs * outputs >= MANY_WEIGHTS:
-            targets.append(Target(case=name, way=NORMS + CLOSED, against=NORMS + BOOK, quantity="speed-up", limit=GAIN))
+            targets.append(
+                SpeedTarget(case=name, way=NORMS + CLOSED, against=NORMS + BOOK, quantity="speed-up", limit=GAIN)
+            )
     return {
         "benchmark": "masked",
         "title": "Masked norms and clipped sums of a linear layer",

@@ -17,7 +17,7 @@ CLASSES = 10
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
 
-class Residual(nn.Module):
+class ResNetBlock(nn.Module):
     """Two 3x3 convolutions with GroupNorm, and a way around them."""
 
     def __init__(self, entering: int, width: int, stride: int) -> None:
@@ -40,12 +40,12 @@ def _normed(entering: int, width: int, kernel: int, stride: int) -> list[nn.Modu
 def resnet18_gn() -> nn.Module:
     """ResNet-18 for 32x32 images with GroupNorm of 16 groups: a 3x3 stem and no max-pool.
 
-    He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; GroupNorm because BatchNorm mixes examples.
+    He et al., "Deep ResNetBlock Learning for Image Recognition", CVPR 2016; GroupNorm because BatchNorm mixes examples.
     """
     layers: list[nn.Module] = [*_normed(3, 64, 3, 1), nn.ReLU()]
     entering = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Residual(entering, width, stride), Residual(width, width, 1)]
+        layers += [ResNetBlock(entering, width, stride), ResNetBlock(width, width, 1)]
         entering = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
 

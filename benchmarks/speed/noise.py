@@ -18,7 +18,7 @@ from defenses.core.privacy.keys import filled
 from defenses.core.privacy.noise import from_os, secure
 
 from . import report
-from .harness import Comparison, compare
+from .harness import SpeedComparison, compare
 from .memory import Probe
 from .ways import opacus_module
 
@@ -99,7 +99,7 @@ def measure(
     seconds = 90.0 if budget is None else budget
     space = not quick if memory is None else memory
     where = report.environment(device)
-    found: list[Comparison] = []
+    found: list[SpeedComparison] = []
     for size in sizes or (QUICK_SIZES if quick else SIZES):
         name = f"noise-{size}"
         say(f"noise: {size:,}")

@@ -72,26 +72,26 @@ def dots(cases: Sequence[tuple[str, dict[str, float]]], folder: Path, name: str)
     figure = Figure(figsize=(8.0, 0.8 + 0.3 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     panel = figure.subplots()
-    place, places, labels = 0, [], []
+    height, heights, labels = 0, [], []
     for title, found in cases:
-        panel.text(0.0, place, f" {title}", transform=panel.get_yaxis_transform(), va="center", fontweight="bold")
+        panel.text(0.0, height, f" {title}", transform=panel.get_yaxis_transform(), va="center", fontweight="bold")
         for way, seconds in found.items():
-            place -= 1
+            height -= 1
             number = 2 + ways.index(way) % (len(_COLOURS) - 2)
-            panel.plot(1e3 * seconds, place, color=_COLOURS[number], marker=_MARKS[number], markersize=7)
+            panel.plot(1e3 * seconds, height, color=_COLOURS[number], marker=_MARKS[number], markersize=7)
             panel.annotate(
                 report.milli(seconds),
-                (1e3 * seconds, place),
+                (1e3 * seconds, height),
                 (8, 0),
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
             )
-            places.append(place)
+            heights.append(height)
             labels.append(way)
-        place -= 1
-    panel.set(xscale="log", xlabel="milliseconds (median)", ylim=(place + 0.3, 0.7))
-    panel.set_yticks(places, labels)
+        height -= 1
+    panel.set(xscale="log", xlabel="milliseconds (median)", ylim=(height + 0.3, 0.7))
+    panel.set_yticks(heights, labels)
     panel.margins(x=0.15)
     panel.grid(visible=True, which="major", linewidth=0.4, alpha=0.5)
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -23,7 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from .harness import Comparison, Outcome, Ratio
+from .harness import Measurement, Ratio, SpeedComparison
 
 SCHEMA = 1
 _PACKAGES = ("leakbench", "torch", "numpy", "opacus", "backpack-for-pytorch")
@@ -66,33 +66,33 @@ def _version(name: str) -> str | None:
         return None
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
+def as_dict(comparison: SpeedComparison) -> dict[str, Any]:
     """A comparison for JSON, with every round and the ratios that tables show."""
     return {
         "name": comparison.name,
         "about": comparison.about,
         "peer": comparison.peer,
         "floor": comparison.floor,
-        "ways": [_way(comparison, outcome) for outcome in comparison.outcomes],
+        "ways": [_way(comparison, measurement) for measurement in comparison.measurements],
     }
 
 
-def _way(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
-    seconds = outcome.seconds
-    faster = comparison.time_ratio(comparison.peer, outcome.way)
-    dearer = comparison.time_ratio(outcome.way, comparison.floor) if comparison.floor else "there is no floor"
+def _way(comparison: SpeedComparison, measurement: Measurement) -> dict[str, Any]:
+    seconds = measurement.seconds
+    faster = comparison.time_ratio(comparison.peer, measurement.way)
+    dearer = comparison.time_ratio(measurement.way, comparison.floor) if comparison.floor else "there is no floor"
     return {
-        "way": outcome.way,
-        "note": outcome.note or None,
-        "reason": outcome.reason or None,
+        "way": measurement.way,
+        "note": measurement.note or None,
+        "reason": measurement.reason or None,
         "median_seconds": Ratio.of(seconds, [1.0] * len(seconds)).median if seconds else None,
         "minimum_seconds": min(seconds) if seconds else None,
         "rounds": len(seconds),
         "times_as_fast_as_peer": asdict(faster) if isinstance(faster, Ratio) else None,
         "times_the_cost_of_floor": asdict(dearer) if isinstance(dearer, Ratio) else None,
-        "extra_bytes": outcome.memory.extra if outcome.memory else None,
-        "extra_bytes_later": outcome.memory.later if outcome.memory else None,
-        "memory_reason": outcome.memory_reason or None,
+        "extra_bytes": measurement.memory.extra if measurement.memory else None,
+        "extra_bytes_later": measurement.memory.later if measurement.memory else None,
+        "memory_reason": measurement.memory_reason or None,
         "seconds": list(seconds),
     }
 
@@ -124,7 +124,7 @@ def write_json(document: dict[str, Any], path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells as text.
 
     Attributes:
@@ -167,7 +167,7 @@ def _pipes(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
-def tables(document: dict[str, Any]) -> Iterator[Table]:
+def tables(document: dict[str, Any]) -> Iterator[TextTable]:
     """Every table of a document."""
     for comparison in document.get("comparisons", ()):
         yield _comparison(comparison)
@@ -179,7 +179,7 @@ def tables(document: dict[str, Any]) -> Iterator[Table]:
         yield _case(case)
 
 
-def _comparison(comparison: dict[str, Any]) -> Table:
+def _comparison(comparison: dict[str, Any]) -> TextTable:
     peer, floor = comparison["peer"], comparison["floor"]
     columns = ["way", "median ms", "min ms", f"times as fast as {peer}"]
     columns += [f"times the cost of {floor}"] if floor else []
@@ -199,10 +199,10 @@ def _comparison(comparison: dict[str, Any]) -> Table:
     remarks += [f"Memory: n/a, {reason}." for reason in sorted(reasons)]
     about = ", ".join(f"{_number(value)} {key}" for key, value in comparison["about"].items())
     title = f"{comparison['name']} ({about})" if about else comparison["name"]
-    return Table(title, tuple(columns), tuple(rows), tuple(remarks))
+    return TextTable(title, tuple(columns), tuple(rows), tuple(remarks))
 
 
-def _targets(targets: Sequence[dict[str, Any]]) -> Table:
+def _targets(targets: Sequence[dict[str, Any]]) -> TextTable:
     rows, missing = [], dict[str, list[str]]()
     for target in targets:
         low = {"median": target["value"], "low": target["low"], "high": target["high"]}
@@ -214,10 +214,10 @@ def _targets(targets: Sequence[dict[str, Any]]) -> Table:
         if target["reason"]:
             missing.setdefault(target["reason"], []).append(target["case"])
     remarks = [f"{', '.join(dict.fromkeys(names))}: n/a, {reason}." for reason, names in missing.items()]
-    return Table("Targets", ("case", "target", "in this run", "verdict"), tuple(rows), tuple(remarks), words=2)
+    return TextTable("Targets", ("case", "target", "in this run", "verdict"), tuple(rows), tuple(remarks), words=2)
 
 
-def _sweep(sweep: dict[str, Any]) -> Table:
+def _sweep(sweep: dict[str, Any]) -> TextTable:
     """Medians in milliseconds, one column for each point."""
     points = sweep["comparisons"]
     ways = list(dict.fromkeys(way["way"] for point in points for way in point["ways"]))
@@ -225,10 +225,10 @@ def _sweep(sweep: dict[str, Any]) -> Table:
     rows = [(way, *(milli(point.get(way, {}).get("median_seconds")) for point in found)) for way in ways]
     reasons = {f"{way['way']}: n/a, {way['reason']}." for point in points for way in point["ways"] if way["reason"]}
     columns = ("median ms", *(_number(point["about"][sweep["axis"]]) for point in points))
-    return Table(f"{sweep['title']} by {sweep['axis']}", columns, tuple(rows), tuple(sorted(reasons)))
+    return TextTable(f"{sweep['title']} by {sweep['axis']}", columns, tuple(rows), tuple(sorted(reasons)))
 
 
-def _case(case: dict[str, Any]) -> Table:
+def _case(case: dict[str, Any]) -> TextTable:
     """Timings of a benchmark that measures for itself."""
     rows = tuple(
         (way, milli(found["median_s"]), milli(found["min_s"]), f"{found['ratio']:.2f}", str(found["rounds"]))
@@ -242,7 +242,7 @@ def _case(case: dict[str, Any]) -> Table:
         for name, value in case.get("checks", {}).items()
     ]
     columns = ("way", "median ms", "min ms", f"times the cost of {case['baseline']}", "rounds")
-    return Table(f"{case['case']} ({sizes})", columns, rows, tuple(checks))
+    return TextTable(f"{case['case']} ({sizes})", columns, rows, tuple(checks))
 
 
 def markdown(document: dict[str, Any], figures: Sequence[str] = ()) -> str:

@@ -7,15 +7,16 @@ uses unless it is told otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from . import report
-from .harness import Comparison, compare
+from .harness import SpeedComparison, TimedCall, compare
 from .memory import Probe
 from .networks import Workload, parameters
-from .targets import Target
-from .ways import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, USUAL, WAYS, Step, others_warnings
+from .targets import SpeedTarget
+from .ways import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, USUAL, WAYS, others_warnings
 
 CASES = {
     load.name: load
@@ -28,14 +29,20 @@ CASES = {
 }
 QUICK_CASES = {load.name: load for load in (Workload("dp_cnn_small", 256), Workload("dp_cnn", 32))}
 FLOOR, PEER = "sgd", "opacus-hooks"
+METHOD = (
+    f"Clip at {CLIP_NORM:g}, noise multiplier {NOISE_MULTIPLIER:g}, SGD at {LEARNING_RATE:g}, float32, random "
+    "data, no loading. Ways run in turn, round by round, in one process; ratios are medians of the ratios "
+    "within a round, with their first and last decile. Extra memory: peak beyond what is there before the "
+    "first step, in a process for each way; first steps with all preparations, and later ones."
+)
 
 
-def _targets(case: str, *, faster: float, cost: float | None = None, memory: float | None = None) -> list[Target]:
-    found = [Target(case=case, way="auto", against=PEER, quantity="speed-up", limit=faster)]
+def _targets(case: str, *, faster: float, cost: float | None = None, memory: float | None = None) -> list[SpeedTarget]:
+    found = [SpeedTarget(case=case, way="auto", against=PEER, quantity="speed-up", limit=faster)]
     if cost is not None:
-        found.append(Target(case=case, way="auto", against=FLOOR, quantity="time", limit=cost))
+        found.append(SpeedTarget(case=case, way="auto", against=FLOOR, quantity="time", limit=cost))
     if memory is not None:
-        found.append(Target(case=case, way="auto", against=PEER, quantity="memory", limit=memory))
+        found.append(SpeedTarget(case=case, way="auto", against=PEER, quantity="memory", limit=memory))
     return found
 
 
@@ -77,7 +84,7 @@ def build(
     width: int = 0,
     device: str = "cpu",
     noise_multiplier: float = NOISE_MULTIPLIER,
-) -> Step:
+) -> TimedCall:
     """One way's step on one workload.
 
     Args:
@@ -131,54 +138,57 @@ def measure(
     """
     refuse_unknown(cases, ways, quick=quick)
     known = QUICK_CASES if quick else CASES
-    chosen_ways = tuple(ways) or USUAL
-    chosen = [known[name] for name in (cases or known)]
     limit = rounds or (3 if quick else 15)
     seconds = 90.0 if budget is None else budget
     space = not quick if memory is None else memory
-
-    def compared(load: Workload, *, rounds: int, budget: float, memory: bool) -> Comparison:
-        say(f"step: {load.name}")
-        about = {"parameters": parameters(load.model()), "batch": load.batch}
-        arguments = {"network": load.network, "batch": load.batch, "width": load.width, "device": device}
-        probes = {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in chosen_ways}
-        return compare(
-            load.name,
-            probes,
-            peer=PEER,
-            floor=FLOOR,
-            about=about,
-            device=device,
-            rounds=rounds,
-            budget=budget,
-            memory=memory,
-        )
-
+    compared = partial(_compared, ways=tuple(ways) or USUAL, device=device, say=say)
+    fewer = partial(compared, rounds=math.ceil(limit / 3), budget=seconds / 6, memory=False)
     where = report.environment(device)  # now: later the load is our own
     with others_warnings():
-        found = [compared(load, rounds=limit, budget=seconds, memory=space) for load in chosen]
-        fewer = {"rounds": math.ceil(limit / 3), "budget": seconds / 6, "memory": False}
-        lines = {
-            key: {
-                "title": title,
-                "axis": axis,
-                "comparisons": [report.as_dict(compared(load, **fewer)) for load in loads],
-            }
-            for key, (title, axis, loads) in (QUICK_SWEEPS if quick else SWEEPS).items()
-            if sweeps
-        }
+        found = [compared(known[name], rounds=limit, budget=seconds, memory=space) for name in (cases or known)]
+        swept = _swept(QUICK_SWEEPS if quick else SWEEPS, fewer) if sweeps else {}
     return {
         "benchmark": "step",
         "title": "One DP-SGD step",
-        "method": (
-            f"Clip at {CLIP_NORM:g}, noise multiplier {NOISE_MULTIPLIER:g}, SGD at {LEARNING_RATE:g}, float32, random "
-            "data, no loading. Ways run in turn, round by round, in one process; ratios are medians of the ratios "
-            "within a round, with their first and last decile. Extra memory: peak beyond what is there before the "
-            "first step, in a process for each way; first steps with all preparations, and later ones."
-        ),
+        "method": METHOD,
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space},
         "comparisons": [report.as_dict(comparison) for comparison in found],
         "targets": [target.judge(found).as_dict() for target in TARGETS],
-        "sweeps": lines,
+        "sweeps": swept,
+    }
+
+
+def _compared(
+    load: Workload,
+    *,
+    ways: Sequence[str],
+    device: str,
+    rounds: int,
+    budget: float,
+    memory: bool,
+    say: Callable[[str], None],
+) -> SpeedComparison:
+    """All ways of taking a step on one workload."""
+    say(f"step: {load.name}")
+    about = {"parameters": parameters(load.model()), "batch": load.batch}
+    arguments = {"network": load.network, "batch": load.batch, "width": load.width, "device": device}
+    return compare(
+        load.name,
+        {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in ways},
+        peer=PEER,
+        floor=FLOOR,
+        about=about,
+        device=device,
+        rounds=rounds,
+        budget=budget,
+        memory=memory,
+    )
+
+
+def _swept(sweeps: Mapping[str, Sweep], compared: Callable[[Workload], SpeedComparison]) -> dict[str, Any]:
+    """Cost by batch size and by dimension: key -> title, axis, and the comparison at each point."""
+    return {
+        key: {"title": title, "axis": axis, "comparisons": [report.as_dict(compared(load)) for load in loads]}
+        for key, (title, axis, loads) in sweeps.items()
     }

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .harness import Comparison, Ratio
+from .harness import Ratio, SpeedComparison
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class SpeedTarget:
     """A limit on one ratio of one comparison.
 
     Attributes:
@@ -38,7 +38,7 @@ class Target:
             case "memory":
                 return f"{self.way} at most {self.limit:g} times the extra memory of {self.against}"
 
-    def judge(self, comparisons: Sequence[Comparison]) -> Verdict:
+    def judge(self, comparisons: Sequence[SpeedComparison]) -> Verdict:
         """Whether it is reached; judged by the median."""
         found = [c for c in comparisons if c.name == self.case]
         value = self._value(found[0]) if found else "not part of this run"
@@ -51,7 +51,7 @@ class Target:
     def _is_least(self) -> bool:
         return self.quantity == "speed-up"
 
-    def _value(self, comparison: Comparison) -> Ratio | float | str:
+    def _value(self, comparison: SpeedComparison) -> Ratio | float | str:
         if self.quantity == "memory":
             return comparison.memory_ratio(self.way, self.against)
         if self.quantity == "speed-up":
@@ -70,7 +70,7 @@ class Verdict:
         reason: why there is no value.
     """
 
-    target: Target
+    target: SpeedTarget
     value: Ratio | float | None = None
     met: bool | None = None
     reason: str = ""

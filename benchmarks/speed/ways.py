@@ -18,12 +18,14 @@ from torch.nn.functional import cross_entropy
 
 from defenses.core import Block, Engine, Everything, Noise, StepPlan, clip, secure, seeded
 
+from .harness import TimedCall
+
 CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.05
 
 Step = Callable[[], object]
-Way = Callable[[nn.Module, Tensor, Tensor, float], Step]
+StepBuilder = Callable[[nn.Module, Tensor, Tensor, float], TimedCall]
 """(model, inputs, labels, noise multiplier) -> one step on them."""
 
 
@@ -42,7 +44,7 @@ class Plain:
         self.optimizer.step()
 
 
-def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> Step:
+def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> TimedCall:
     """The same on images and weights with their channels last in memory.
 
     Raises:
@@ -94,7 +96,7 @@ class Ours:
         self.optimizer.step()
 
 
-def ours(engine: str, noise: Callable[[], Noise] = seeded_noise) -> Way:
+def ours(engine: str, noise: Callable[[], Noise] = seeded_noise) -> StepBuilder:
     """Our step with the sums by one engine, and one kind of noise."""
     return lambda model, inputs, labels, sigma: Ours(model, inputs, labels, sigma, engine=engine, noise=noise)
 
@@ -146,7 +148,7 @@ class OpacusGhost:
         self.optimizer.step()
 
 
-WAYS: dict[str, Way] = {
+WAYS: dict[str, StepBuilder] = {
     "sgd": Plain,
     "sgd-channels-last": plain_channels_last,
     "auto": ours("auto"),

@@ -20,7 +20,7 @@ from attacks.core import (
     Observation,
     Reconstruction,
     Requirements,
-    Transcript,
+    SeenTranscript,
     attack,
     checked_reconstruction,
     checked_scores,
@@ -73,7 +73,7 @@ def test_examples_must_fit_together():
 
 def test_a_transcript_must_be_readable_twice():
     with pytest.raises(ValueError, match="iterable again and again"):
-        Transcript(steps=iter([UPDATE]))
+        SeenTranscript(steps=iter([UPDATE]))
 
 
 def test_a_view_holds_nothing_that_was_not_declared():

@@ -20,8 +20,8 @@ from attacks.core import (
     ModelAccess,
     Observation,
     Requirements,
+    SeenTranscript,
     Target,
-    Transcript,
     attack,
 )
 
@@ -52,7 +52,7 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
         return toys.rounded_step(seed=seed)
     if one.target is Observation:
         return toys.membership_step(seed=seed, noise=0.2)
-    if one.target is Transcript:
+    if one.target is SeenTranscript:
         return toys.transcript(seed=seed, noise=0.4)
     return toys.model_target(seed=seed)
 
@@ -193,7 +193,7 @@ def test_truth_is_nowhere_in_the_package(path):
     assert not {name for name in names if "truth" in name.lower() or name in ("is_member", "members", "member")}
 
 
-@pytest.mark.parametrize("kind", [Observation, ModelAccess, Transcript])
+@pytest.mark.parametrize("kind", [Observation, ModelAccess, SeenTranscript])
 def test_no_target_has_a_field_for_the_truth(kind):
     words = ("truth", "member", "private", "batch_inputs", "seed")
     assert not [slot.name for slot in fields(kind) if any(word in slot.name for word in words)]
@@ -204,7 +204,7 @@ def test_a_file_is_found_for_every_kind_of_question():
 
 
 def without(target: Target, need: Knows) -> Target:
-    if isinstance(target, Transcript):
+    if isinstance(target, SeenTranscript):
         return replace(target, steps=[without(step, need) for step in target.steps])
     empty = {slot.name: None for slot in fields(target) if slot.metadata.get("needs") == need}
     return replace(target, **empty)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.core import AccessError, Transcript
+from attacks.core import AccessError, SeenTranscript
 from attacks.likelihood_ratio import likelihood_ratio
 from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 
@@ -47,7 +47,7 @@ def test_a_lazy_transcript_is_read_one_step_at_a_time():
                 alive.append(step.step)
                 yield step
 
-    lazy = Transcript(steps=Lazy(), candidates=made.candidates)
+    lazy = SeenTranscript(steps=Lazy(), candidates=made.candidates)
     torch.testing.assert_close(likelihood_ratio(lazy).scores, likelihood_ratio(made).scores)
     assert alive == [0, 0, 1, 2]  # the check looks at the first step
 
@@ -71,7 +71,7 @@ def test_a_transcript_without_steps_or_candidates_is_refused():
     target, _ = toys.transcript(noise=1.0, steps=1)
     with pytest.raises(AccessError, match="no steps"):
         likelihood_ratio(replace(target, steps=[]))
-    with pytest.raises(AccessError, match=r"fill Transcript\.candidates"):
+    with pytest.raises(AccessError, match=r"fill SeenTranscript\.candidates"):
         likelihood_ratio(replace(target, candidates=None))
 
 

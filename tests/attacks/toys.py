@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from attacks.core import Examples, ModelAccess, Observation, Transcript
+from attacks.core import Examples, ModelAccess, Observation, SeenTranscript
 
 CLASSES = 4
 
@@ -209,7 +209,7 @@ def rounded_step(*, seed: int = 0, noise: float = 100.0, count: int = 400) -> tu
     return step.observe(**everything(step, candidates=candidates)), member
 
 
-def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400) -> tuple[Transcript, Tensor]:
+def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400) -> tuple[SeenTranscript, Tensor]:
     """A few such steps with the same members, and the truth [count]."""
     observed = []
     member = torch.zeros(0)
@@ -231,7 +231,7 @@ def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400)
                 }
             )
         )
-    return Transcript(steps=observed, candidates=observed[0].candidates, final=model_target(seed=seed)[0]), member
+    return SeenTranscript(steps=observed, candidates=observed[0].candidates, final=model_target(seed=seed)[0]), member
 
 
 def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tuple[ModelAccess, Tensor]:

@@ -22,8 +22,8 @@ from attacks.core import (
     ModelAccess,
     Observation,
     Reconstruction,
+    SeenTranscript,
     Target,
-    Transcript,
     attack,
     granted,
 )
@@ -99,16 +99,16 @@ def _parts(one: Any) -> Iterator[Any]:
 def everything(target: Target) -> list[Any]:
     """What can be reached from a target, from the answers of its functions, and of a transcript from its steps."""
     answers: list[Any] = []
-    for one in [target, *(target.steps if isinstance(target, Transcript) else [])]:
+    for one in [target, *(target.steps if isinstance(target, SeenTranscript) else [])]:
         answers += _answers(one)
-    if isinstance(target, Transcript) and target.final is not None:
+    if isinstance(target, SeenTranscript) and target.final is not None:
         answers += _answers(target.final)
     return reached([target, answers])
 
 
 def _answers(target: Target) -> list[Any]:
     """What a target answers when it is asked about made-up inputs."""
-    if isinstance(target, Transcript):
+    if isinstance(target, SeenTranscript):
         return []
     inputs = torch.rand(2, *target.input_shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     found: list[Any] = [target.logits(inputs)]
@@ -164,7 +164,7 @@ def thief_update(target: Observation, coins: torch.Generator) -> MembershipScore
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS)
-def thief_all_steps(target: Transcript, coins: torch.Generator) -> MembershipScores:
+def thief_all_steps(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
     """Looks for the candidates wherever it gets to."""
     return _robbed("thief_all_steps", target)
 
@@ -194,7 +194,7 @@ def vandal_white_box(target: ModelAccess, coins: torch.Generator) -> MembershipS
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS)
-def vandal_all_steps(target: Transcript, coins: torch.Generator) -> MembershipScores:
+def vandal_all_steps(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
     """Writes into everything it gets to."""
     ids = granted(target.candidates).ids.clone()
     vandalised(everything(target))

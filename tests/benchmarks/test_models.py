@@ -254,7 +254,7 @@ def test_unknown_names_and_settings_and_too_few_classes_are_refused():
         models.build("fcn3", input_shape=GREY, classes=0, seed=0)
 
 
-def test_leaky_networks_have_their_slope_in_double_precision_and_no_biases():
+def test_leaky_relu_networks_have_their_slope_in_double_precision_and_no_biases():
     for name in ("fcn3", "cnn6", "cnn6_d"):
         model = build(name, classes=1).double()
         slopes = [m(torch.tensor(-1.0, dtype=torch.float64)).item() for m in model.modules() if type(m) is nn.LeakyReLU]

@@ -8,21 +8,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.core import Deck, Sizes, Splits
-from benchmarks.core.data.dealing import fit
+from benchmarks.core import LabelledImages, Sizes, Splits
+from benchmarks.core.data.dealing import pool_sizes
 
 DEFAULTS = Sizes(private=40, non_member=40, public=20)
 POOLS = ("private", "non_member", "public")
 
 
-def deck(train: int = 100, test: int = 30) -> Deck:
+def dataset(train: int = 100, test: int = 30) -> LabelledImages:
     """Every pixel of an image is its id."""
     ids = torch.arange(train + test)
     pixels = (ids % 256).to(torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2).contiguous()
-    return Deck(pixels=pixels, labels=ids % 5, train=train, classes=5)
+    return LabelledImages(pixels=pixels, labels=ids % 5, train=train, classes=5)
 
 
-def deal(whole: Deck, *, seed: int = 0, sizes: Sizes | None = None, defaults: Sizes | None = DEFAULTS) -> Splits:
+def deal(
+    whole: LabelledImages, *, seed: int = 0, sizes: Sizes | None = None, defaults: Sizes | None = DEFAULTS
+) -> Splits:
     return whole.deal(name="toy", about="toys", seed=seed, sizes=sizes or Sizes(), defaults=defaults)
 
 
@@ -31,7 +33,7 @@ def present(splits: Splits):
 
 
 def test_members_non_members_and_public_come_from_the_training_part_and_the_test_part_is_whole():
-    splits = deal(deck())
+    splits = deal(dataset())
     assert [len(pool) for pool in present(splits)] == [40, 40, 20, 30]
     dealt = torch.cat([pool.ids for pool in present(splits)[:3]])
     assert sorted(dealt.tolist()) == list(range(100))
@@ -40,19 +42,19 @@ def test_members_non_members_and_public_come_from_the_training_part_and_the_test
 
 
 def test_inputs_and_labels_follow_the_ids():
-    for pool in present(deal(deck())):
+    for pool in present(deal(dataset())):
         assert torch.equal(pool.inputs[:, 2, 1, 1], (pool.ids % 256) / 255)
         assert torch.equal(pool.labels, pool.ids % 5)
 
 
 def test_the_public_pool_is_the_same_under_every_seed_and_the_members_are_not():
-    splits = [deal(deck(), seed=seed) for seed in range(4)]
+    splits = [deal(dataset(), seed=seed) for seed in range(4)]
     assert len({tuple(s.public.ids.tolist()) for s in splits}) == 1
     assert len({tuple(s.private.ids.tolist()) for s in splits}) == 4
 
 
 def test_nobody_is_private_whose_image_is_public():
-    whole = deck(train=100)
+    whole = dataset(train=100)
     copies = whole.pixels.clone()
     copies[50:100] = copies[:50]  # everybody twice
     splits = deal(replace(whole, pixels=copies))
@@ -69,7 +71,7 @@ def test_nobody_is_private_whose_image_is_public():
 
 def test_members_and_non_members_are_exchangeable():
     """Each of 100 examples is a member half as often as it is either, 5 standard deviations at 400 seeds."""
-    whole, member, either = deck(), torch.zeros(100), torch.zeros(100)
+    whole, member, either = dataset(), torch.zeros(100), torch.zeros(100)
     for seed in range(400):
         splits = deal(whole, seed=seed)
         member[splits.private.ids] += 1
@@ -80,18 +82,18 @@ def test_members_and_non_members_are_exchangeable():
 
 
 def test_smaller_pools_are_parts_of_larger_ones():
-    whole, part = deal(deck()), deal(deck(), sizes=Sizes(private=10, public=20))
+    whole, part = deal(dataset()), deal(dataset(), sizes=Sizes(private=10, public=20))
     assert set(part.private.ids.tolist()) < set(whole.private.ids.tolist())
     assert torch.equal(part.public.ids, whole.public.ids)
 
 
 def test_all_training_data_may_be_members_and_then_the_test_set_stands_in_for_the_non_members():
-    splits = deal(deck(), sizes=Sizes(private=100, non_member=0, public=0))
+    splits = deal(dataset(), sizes=Sizes(private=100, non_member=0, public=0))
     assert len(splits.private) == 100
     assert len(splits.public) == 0
     assert splits.non_member is splits.test
     assert splits.about == "toys; non-members are the official test set"
-    assert deal(deck()).about == "toys"
+    assert deal(dataset()).about == "toys"
     assert splits.to("meta").non_member.ids.shape == (30,)
 
 
@@ -106,7 +108,7 @@ def test_pools_fit_have_what_is_asked_for_and_are_empty_only_where_asked(asked, 
         return
     sizes = Sizes(private=asked[0], non_member=asked[1], public=asked[2])
     try:
-        counts = fit(sizes, None if own else DEFAULTS, available=available, name="toy", tested=tested)
+        counts = pool_sizes(sizes, None if own else DEFAULTS, available=available, name="toy", tested=tested)
     except ValueError:
         given_ = [count for count in asked if count is not None]
         assert available - sum(given_) < asked.count(None) or (asked[1] == 0 and not tested)
@@ -119,7 +121,9 @@ def test_pools_fit_have_what_is_asked_for_and_are_empty_only_where_asked(asked, 
 
 
 def test_data_without_sizes_of_their_own_are_dealt_two_to_two_to_one():
-    assert fit(Sizes(), None, available=1000, name="x", tested=False) == dict(zip(POOLS, (400, 400, 200), strict=True))
+    assert pool_sizes(Sizes(), None, available=1000, name="x", tested=False) == dict(
+        zip(POOLS, (400, 400, 200), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,14 +142,14 @@ def test_data_without_sizes_of_their_own_are_dealt_two_to_two_to_one():
 )
 def test_more_examples_than_there_are_are_refused(sizes, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        deal(deck(), sizes=sizes)
+        deal(dataset(), sizes=sizes)
 
 
 def test_too_few_examples_for_three_pools_are_refused():
     with pytest.raises(
         ValueError, match=r"toy must have examples left for private and non_member and public, got 2 of 2$"
     ):
-        deal(deck(train=2, test=0), defaults=None)
+        deal(dataset(train=2, test=0), defaults=None)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +167,11 @@ def test_sizes_that_are_none_are_refused(sizes, sentence):
 
 def test_without_an_official_test_set_somebody_has_to_be_a_non_member():
     with pytest.raises(ValueError, match="non_member of toy must be at least 1, got 0: it has no official test set"):
-        deal(deck(test=0), sizes=Sizes(non_member=0))
+        deal(dataset(test=0), sizes=Sizes(non_member=0))
 
 
 def test_all_pools_are_slices_of_one_tensor():
-    splits = deal(deck())
+    splits = deal(dataset())
     for values in ("ids", "inputs", "labels"):
         tensors = [getattr(pool, values) for pool in present(splits)]
         assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
@@ -177,7 +181,7 @@ def test_all_pools_are_slices_of_one_tensor():
 
 
 def test_moving_keeps_the_pools_slices_of_one_tensor():
-    moved = deal(deck()).to("meta")
+    moved = deal(dataset()).to("meta")
     assert {pool.inputs.device.type for pool in present(moved)} == {"meta"}
     assert [tuple(pool.inputs.shape) for pool in present(moved)] == [(n, 3, 2, 2) for n in (40, 40, 20, 30)]
     assert [pool.inputs.storage_offset() for pool in present(moved)] == [12 * n for n in (0, 40, 80, 100)]
@@ -185,14 +189,14 @@ def test_moving_keeps_the_pools_slices_of_one_tensor():
 
 
 def test_moving_to_where_they_are_does_nothing():
-    splits = deal(deck())
+    splits = deal(dataset())
     assert splits.to("cpu") is splits
     assert splits.to(torch.device("cpu")) is splits
 
 
 @pytest.mark.gpu
 def test_pools_on_a_gpu_hold_the_same_values_once():
-    splits = deal(deck())
+    splits = deal(dataset())
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     moved = splits.to("cuda")
@@ -205,19 +209,19 @@ def test_pools_on_a_gpu_hold_the_same_values_once():
 
 def test_the_digest_names_content_pools_and_test_set():
     digests = {
-        deal(deck()).digest,
-        deal(deck(), seed=1).digest,
-        deal(deck(), sizes=Sizes(private=39)).digest,
-        deal(deck(test=29)).digest,
+        deal(dataset()).digest,
+        deal(dataset(), seed=1).digest,
+        deal(dataset(), sizes=Sizes(private=39)).digest,
+        deal(dataset(test=29)).digest,
     }
-    other = deck()
+    other = dataset()
     other.pixels[129] = 0
     assert len(digests | {deal(other).digest}) == 5
-    assert deal(deck()).digest == deal(deck()).digest
+    assert deal(dataset()).digest == deal(dataset()).digest
 
 
 def test_the_digest_says_who_is_in_the_test_set_also_where_the_content_is_the_same():
-    whole, pools = deck(), [torch.arange(40), torch.arange(40, 80), torch.arange(80, 100)]
+    whole, pools = dataset(), [torch.arange(40), torch.arange(40, 80), torch.arange(80, 100)]
     digests = {
         Splits.cut(
             whole.pixels, whole.labels, pools, name="x", classes=5, in_distribution_public=True, about="", test=test

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from benchmarks.speed import masked, memory, noise, report, step, targets
 from benchmarks.speed.__main__ import app
-from benchmarks.speed.harness import Comparison, Outcome, Ratio, compare, interleaved
+from benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
 from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
 from benchmarks.speed.networks import Workload, parameters
 from benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
@@ -144,13 +144,13 @@ def test_meaningless_settings_are_refused(settings, message):
         interleaved({}, **settings)
 
 
-def comparison(**outcomes):
+def comparison(**measurements):
     """One comparison from way -> (seconds, memory)."""
     made = [
-        Outcome(way=way, seconds=seconds, memory=None if size is None else Memory(extra=size, later=size))
-        for way, (seconds, size) in outcomes.items()
+        Measurement(way=way, seconds=seconds, memory=None if size is None else Memory(extra=size, later=size))
+        for way, (seconds, size) in measurements.items()
     ]
-    return Comparison(name="case", about={"batch": 4}, outcomes=tuple(made), peer="peer", floor="floor")
+    return SpeedComparison(name="case", about={"batch": 4}, measurements=tuple(made), peer="peer", floor="floor")
 
 
 MADE = comparison(ours=((2.0, 2.0, 4.0), 30), peer=((6.0, 8.0, 16.0), 100), floor=((1.0, 2.0, 2.0), None))
@@ -168,7 +168,7 @@ MADE = comparison(ours=((2.0, 2.0, 4.0), 30), peer=((6.0, 8.0, 16.0), 100), floo
     ],
 )
 def test_a_target_is_judged_by_the_median(quantity, against, value, limit, met):
-    target = targets.Target(case="case", way="ours", against=against, quantity=quantity, limit=limit)
+    target = targets.SpeedTarget(case="case", way="ours", against=against, quantity=quantity, limit=limit)
     found = target.judge([MADE]).as_dict()
     assert (found["value"], found["met"], found["reason"]) == (value, met, None)
 
@@ -182,7 +182,7 @@ def test_a_target_is_judged_by_the_median(quantity, against, value, limit, met):
     ],
 )
 def test_a_target_without_figures_is_neither_met_nor_missed(case, way, quantity, reason):
-    target = targets.Target(case=case, way=way, against="floor", quantity=quantity, limit=1.0)
+    target = targets.SpeedTarget(case=case, way=way, against="floor", quantity=quantity, limit=1.0)
     found = target.judge([MADE]).as_dict()
     assert (found["value"], found["met"], found["reason"]) == (None, None, reason)
 
@@ -270,8 +270,11 @@ def test_a_table_shows_what_is_missing_as_such_and_says_why():
 
     clock = FakeClock()
     found = interleaved({"bad": bad, "peer": clock.way("peer", [0.25])}, rounds=3, clock=clock)
-    outcomes = (Outcome(way="bad", reason=found.failed["bad"]), Outcome(way="peer", seconds=found.seconds["peer"]))
-    made = Comparison(name="case", about={"batch": 1024}, outcomes=outcomes, peer="peer")
+    measurements = (
+        Measurement(way="bad", reason=found.failed["bad"]),
+        Measurement(way="peer", seconds=found.seconds["peer"]),
+    )
+    made = SpeedComparison(name="case", about={"batch": 1024}, measurements=measurements, peer="peer")
     document = {"comparisons": [report.as_dict(made)]}
     (table,) = report.tables(document)
     assert table.title == "case (1,024 batch)"

@@ -8,7 +8,7 @@
   form of Yurochkin et al., ICML 2019 (per class, so that nothing is dealt twice or left over).
 
 Random numbers come from NumPy's Philox generator keyed by the seed. Its stream is fixed, but NumPy may change how a
-permutation or a gamma variable is made from it, so a partition belongs to a release of NumPy.
+permutation or a gamma variable is made from it, so the splits belong to a release of NumPy.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor
 How = Literal["iid", "by_class", "dirichlet"]
 
 
-def partition(
+def client_splits(
     labels: Int64[Tensor, " examples"],
     clients: int,
     *,
@@ -38,7 +38,7 @@ def partition(
         labels: class of each example.
         clients: how many.
         how: "iid", "by_class" or "dirichlet".
-        seed: the same seed gives the same partition.
+        seed: the same seed gives the same splits.
         alpha: concentration of the Dirichlet distribution (dimensionless): below 0.1 nearly one client a class, above
             100 nearly alike.
         classes_per_client: shards a client gets of the sorted examples; a shard may lie across two classes.

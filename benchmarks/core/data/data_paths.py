@@ -72,12 +72,12 @@ def existing(path: str, *, what: str, file: bool | None = None) -> Path:
     """
     if not path:
         raise ValueError(f"{what} needs a path: write {what}:PATH")
-    place = Path(path).expanduser().absolute()
-    if not place.exists():
-        raise ValueError(f"path of {what} must be there, and nothing is at {place}")
-    if file is not None and place.is_file() != file:
-        raise ValueError(f"path of {what} must be a {'file' if file else 'folder'}, got {place}")
-    return place
+    located = Path(path).expanduser().absolute()
+    if not located.exists():
+        raise ValueError(f"path of {what} must be there, and nothing is at {located}")
+    if file is not None and located.is_file() != file:
+        raise ValueError(f"path of {what} must be a {'file' if file else 'folder'}, got {located}")
+    return located
 
 
 def refuse_pointer(file: Path) -> None:

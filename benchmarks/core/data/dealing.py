@@ -13,7 +13,7 @@ POOLS = ("private", "non_member", "public")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deck:
+class LabelledImages:
     """All examples of a data set, its training part first.
 
     Args:
@@ -32,22 +32,22 @@ class Deck:
     source: str = ""
 
     @staticmethod
-    def own(
+    def renumbered(
         pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples channels height width"],
         labels: Int64[Tensor, " examples"],
         *,
         train: int,
         what: str,
         source: str = "",
-    ) -> "Deck":
+    ) -> "LabelledImages":
         """Somebody's own data: labels are renumbered from 0, in their order, where there are gaps.
 
         Args:
-            pixels: see `Deck`.
+            pixels: see `LabelledImages`.
             labels: any whole numbers from 0.
-            train: see `Deck`.
+            train: see `LabelledImages`.
             what: the data, for errors.
-            source: see `Deck`.
+            source: see `LabelledImages`.
 
         Raises:
             ValueError: if there are fewer than two classes, or one is in the test part alone.
@@ -68,7 +68,7 @@ class Deck:
                 "part alone"
             )
         numbered = torch.searchsorted(known, labels)
-        return Deck(pixels=pixels, labels=numbered, train=train, classes=len(known), source=source)
+        return LabelledImages(pixels=pixels, labels=numbered, train=train, classes=len(known), source=source)
 
     @cached_property
     def digest(self) -> str:
@@ -99,14 +99,14 @@ class Deck:
             ValueError: if there are not as many examples as asked for.
         """
         tested = torch.arange(self.train, len(self.labels))
-        counts = fit(sizes, defaults, available=self.train, name=name, tested=len(tested) > 0)
+        counts = pool_sizes(sizes, defaults, available=self.train, name=name, tested=len(tested) > 0)
         # Not by the path of one's own data: moving a folder moves nobody from pool to pool.
         salt = name.partition(":")[0]
         everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
         rest = everyone[~torch.isin(self._looks, self._looks[public])]
         if copies := self.train - len(public) - len(rest):
-            counts = fit(
+            counts = pool_sizes(
                 replace(sizes, public=len(public)),
                 defaults,
                 available=self.train - copies,
@@ -127,7 +127,7 @@ class Deck:
         )
 
 
-def fit(sizes: Sizes, defaults: Sizes | None, *, available: int, name: str, tested: bool) -> dict[str, int]:
+def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: str, tested: bool) -> dict[str, int]:
     """The number of examples in each pool: what is asked for, and of the others what there is room for.
 
     Pools that are not asked for have their default size, or shrink in proportion to what is left; none of them shrinks

@@ -23,7 +23,7 @@ import torch
 
 from ..extras import optional
 from .data_paths import VARIABLE
-from .dealing import Deck
+from .dealing import LabelledImages
 from .images import reason
 
 PATIENCE = 30
@@ -50,7 +50,9 @@ def torchvision(name: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def checked(name: str, dataset: str, folder: Path, files: tuple[str, ...], *, below: str = "", classes: int) -> Deck:
+def checked(
+    name: str, dataset: str, folder: Path, files: tuple[str, ...], *, below: str = "", classes: int
+) -> LabelledImages:
     """A data set whose files torchvision checks itself whenever it reads them: CIFAR, SVHN.
 
     Args:
@@ -75,11 +77,13 @@ def checked(name: str, dataset: str, folder: Path, files: tuple[str, ...], *, be
     # SVHN has its channels first; CIFAR does not.
     images = [torch.from_numpy(part.data if by_name else part.data.transpose(0, 3, 1, 2)) for part in read]
     labels = [torch.as_tensor(part.labels if by_name else part.targets, dtype=torch.int64) for part in read]
-    return Deck(pixels=torch.cat(images).contiguous(), labels=torch.cat(labels), train=len(labels[0]), classes=classes)
+    return LabelledImages(
+        pixels=torch.cat(images).contiguous(), labels=torch.cat(labels), train=len(labels[0]), classes=classes
+    )
 
 
 @lru_cache(maxsize=2)
-def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Deck:
+def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> LabelledImages:
     """A data set in four packed files of which torchvision knows the MD5 sums: MNIST and its like.
 
     Args:
@@ -118,7 +122,7 @@ def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Deck
         read = obtain(parts, name=name, folder=folder, files=tuple(f"{dataset}/raw/{file}" for file in sums))
     labels = [part.targets.to(torch.int64) for part in read]
     pixels = torch.cat([part.data for part in read])[:, None].contiguous()
-    return Deck(pixels=pixels, labels=torch.cat(labels), train=len(labels[0]), classes=len(kind.classes))
+    return LabelledImages(pixels=pixels, labels=torch.cat(labels), train=len(labels[0]), classes=len(kind.classes))
 
 
 def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tuple[str, ...]) -> Parts:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ...core.data.data_paths import TEST, TRAIN, existing, stamp
-from ...core.data.dealing import Deck
+from ...core.data.dealing import LabelledImages
 from ...core.data.images import SUFFIXES, Encoded, decode
 from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
@@ -26,7 +26,7 @@ def folder(
     size: int | None = None,
     channels: int | None = None,
 ) -> Splits:
-    """Your images in folders, one a class; train/ and test/ above them, or all in one deck.
+    """Your images in folders, one a class; train/ and test/ above them, or all in one set.
 
     Args:
         path: the folder of the classes' folders, or of the parts'.
@@ -39,20 +39,20 @@ def folder(
     Raises:
         ValueError: if there are no two classes, or an image cannot be used.
     """
-    place = existing(path, what="folder", file=False)
-    files, labels, train = listed(place)
-    deck = _deck(tuple(files), tuple(labels), train, address, size, channels, stamp(files))
-    return deck.deal(
-        name=f"folder:{place.name}", about=f"images of one's own, {len(files)} files", seed=seed, sizes=sizes
+    root = existing(path, what="folder", file=False)
+    files, labels, train = listed(root)
+    dataset = _decoded(tuple(files), tuple(labels), train, address, size, channels, stamp(files))
+    return dataset.deal(
+        name=f"folder:{root.name}", about=f"images of one's own, {len(files)} files", seed=seed, sizes=sizes
     )
 
 
-def listed(place: Path) -> tuple[list[Path], list[int], int]:
+def listed(root: Path) -> tuple[list[Path], list[int], int]:
     """The images of a folder with their classes, those of the training part first, and how many those are."""
-    below = {entry.name: entry for entry in _entries(place) if entry.is_dir()}
+    below = {entry.name: entry for entry in _entries(root) if entry.is_dir()}
     test = next((name for name in TEST if name in below), None)
     if test is None or not set(below) <= {TRAIN, *TEST} or TRAIN not in below or not _classes(below[TRAIN]):
-        files, labels = _images(place, list(enumerate(_two_or_more(place))))
+        files, labels = _images(root, list(enumerate(_two_or_more(root))))
         return files, labels, len(files)
     names = _two_or_more(below[TRAIN])
     if strange := [name for name in _classes(below[test]) if name not in names]:
@@ -62,43 +62,43 @@ def listed(place: Path) -> tuple[list[Path], list[int], int]:
     return files + tested, labels + marks, len(files)
 
 
-def _entries(place: Path) -> list[Path]:
-    return sorted(entry for entry in place.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+def _entries(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if not entry.name.startswith((".", "__MACOSX")))
 
 
-def _classes(place: Path) -> list[str]:
-    return [entry.name for entry in _entries(place) if entry.is_dir()]
+def _classes(root: Path) -> list[str]:
+    return [entry.name for entry in _entries(root) if entry.is_dir()]
 
 
-def _two_or_more(place: Path) -> list[str]:
-    names = _classes(place)
+def _two_or_more(root: Path) -> list[str]:
+    names = _classes(root)
     if len(names) < 2:
-        loose = sum(entry.suffix.lower() in SUFFIXES for entry in _entries(place))
+        loose = sum(entry.suffix.lower() in SUFFIXES for entry in _entries(root))
         got = f"got {len(names)} folder{'' if len(names) == 1 else 's'}" + f" and {loose} loose images" * bool(loose)
-        raise ValueError(f"{place} must hold one folder a class, at least two of them: a classifier needs two; {got}")
+        raise ValueError(f"{root} must hold one folder a class, at least two of them: a classifier needs two; {got}")
     return names
 
 
-def _images(place: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], list[int]]:
+def _images(root: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], list[int]]:
     """All images of the classes, and the number of each one's class."""
     files: list[Path] = []
     labels: list[int] = []
     for number, name in numbered:
         found = sorted(
-            Path(root, file)
-            for root, _, inside in os.walk(place / name, followlinks=True)
+            Path(below, file)
+            for below, _, inside in os.walk(root / name, followlinks=True)
             for file in inside
             if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES
         )
         if not found:
-            raise ValueError(f"{place / name} must hold images, got none of {', '.join(sorted(SUFFIXES))}")
+            raise ValueError(f"{root / name} must hold images, got none of {', '.join(sorted(SUFFIXES))}")
         files += found
         labels += [number] * len(found)
     return files, labels
 
 
 @lru_cache(maxsize=2)
-def _deck(
+def _decoded(
     files: tuple[Path, ...],
     labels: tuple[int, ...],
     train: int,
@@ -106,7 +106,7 @@ def _deck(
     size: int | None,
     channels: int | None,
     state: int,  # of the files: part of the key alone
-) -> Deck:
+) -> LabelledImages:
     encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
     pixels = torch.from_numpy(decode(encoded, len(files), size=size, channels=channels, address=address))
-    return Deck.own(pixels, torch.tensor(labels), train=train, what=address)
+    return LabelledImages.renumbered(pixels, torch.tensor(labels), train=train, what=address)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...core.data.data_paths import existing, refuse_pointer, stamp
-from ...core.data.dealing import Deck
+from ...core.data.dealing import LabelledImages
 from ...core.data.images import reason, refuse_too_large
 from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
@@ -34,31 +34,31 @@ def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES)
     Raises:
         ValueError: if it is damaged, or its arrays are not images and classes.
     """
-    place = existing(path, what="npz", file=True)
-    deck = _deck(place, address, stamp([place]))
-    about = f"NumPy arrays of one's own, {len(deck.labels)} images"
-    return deck.deal(name=f"npz:{place.stem}", about=about, seed=seed, sizes=sizes)
+    file = existing(path, what="npz", file=True)
+    dataset = _decoded(file, address, stamp([file]))
+    about = f"NumPy arrays of one's own, {len(dataset.labels)} images"
+    return dataset.deal(name=f"npz:{file.stem}", about=about, seed=seed, sizes=sizes)
 
 
 @lru_cache(maxsize=2)
-def _deck(place: Path, address: str, state: int) -> Deck:
-    arrays = _arrays(place)
-    x_name, y_name = _pair(place, arrays, NAMES)
+def _decoded(file: Path, address: str, state: int) -> LabelledImages:
+    arrays = _arrays(file)
+    x_name, y_name = _pair(file, arrays, NAMES)
     parts = [(x_name, y_name)]
     if any(x in arrays for x, _ in TEST_NAMES):
-        parts.append(_pair(place, arrays, TEST_NAMES))
+        parts.append(_pair(file, arrays, TEST_NAMES))
     images, labels = [], []
     for x_name, y_name in parts:
-        images.append(_images(place, x_name, arrays[x_name]))
-        labels.append(_labels(place, y_name, arrays[y_name], len(images[-1])))
+        images.append(_images(file, x_name, arrays[x_name]))
+        labels.append(_labels(file, y_name, arrays[y_name], len(images[-1])))
     if any(part.shape[1:] != images[0].shape[1:] or part.dtype != images[0].dtype for part in images):
         got = " and ".join(
             f"{name} {part.dtype}{list(part.shape)}" for (name, _), part in zip(parts, images, strict=True)
         )
-        raise ValueError(f"images of {place} must be alike in training and test, got {got}")
+        raise ValueError(f"images of {file} must be alike in training and test, got {got}")
     total = sum(len(part) for part in images)
     refuse_too_large(total, total, int(np.prod(images[0].shape[1:])), address=address)
-    return Deck.own(
+    return LabelledImages.renumbered(
         torch.from_numpy(np.concatenate(images)),
         torch.from_numpy(np.concatenate(labels)),
         train=len(images[0]),
@@ -66,65 +66,65 @@ def _deck(place: Path, address: str, state: int) -> Deck:
     )
 
 
-def _arrays(place: Path) -> dict[str, np.ndarray]:
-    refuse_pointer(place)
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    refuse_pointer(file)
     wanted = {name for pair in (*NAMES, *TEST_NAMES) for name in pair}
     try:
-        with place.open("rb") as opened:  # by us, because NumPy does not close what it cannot read
+        with file.open("rb") as opened:  # by us, because NumPy does not close what it cannot read
             archive = np.load(opened, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("one array, not an archive of several")
             return {name: archive[name] if name in wanted else np.empty(0) for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{place} must be a whole .npz file of plain numeric arrays, got one that cannot be read "
+            f"{file} must be a whole .npz file of plain numeric arrays, got one that cannot be read "
             f"({reason(error)}); write it with numpy.savez"
         ) from error
 
 
-def _pair(place: Path, arrays: dict[str, np.ndarray], names: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+def _pair(file: Path, arrays: dict[str, np.ndarray], names: tuple[tuple[str, str], ...]) -> tuple[str, str]:
     for x, y in names:
         if x in arrays and y in arrays:
             return x, y
     known = ", ".join(f"{x} and {y}" for x, y in names)
-    raise ValueError(f"{place} must have arrays {known} (one pair of them), got {', '.join(arrays) or 'none'}")
+    raise ValueError(f"{file} must have arrays {known} (one pair of them), got {', '.join(arrays) or 'none'}")
 
 
-def _images(place: Path, name: str, array: np.ndarray) -> np.ndarray:
+def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     """As [n, channels, height, width], bytes or floats of 32 bits."""
     first, last = array.shape[1:2], array.shape[-1:]
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim != 4 or (first[0] in (1, 3)) == (last[0] in (1, 3)):
         raise ValueError(
-            f"{name} of {place} must be [n, height, width], or have its 1 or 3 channels either second or last, got "
+            f"{name} of {file} must be [n, height, width], or have its 1 or 3 channels either second or last, got "
             f"shape {list(array.shape)}"
         )
     elif last[0] in (1, 3):
         array = array.transpose(0, 3, 1, 2)
     if 0 in array.shape:
-        raise ValueError(f"{name} of {place} must hold images, got shape {list(array.shape)}")
+        raise ValueError(f"{name} of {file} must hold images, got shape {list(array.shape)}")
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     if not np.issubdtype(array.dtype, np.floating):
-        raise ValueError(f"{name} of {place} must be bytes (uint8) or floats in [0, 1], got {array.dtype}")
+        raise ValueError(f"{name} of {file} must be bytes (uint8) or floats in [0, 1], got {array.dtype}")
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):  # also where one is not a number
         raise ValueError(
-            f"{name} of {place} must be in [0, 1] where it is floats, got values from {low:g} to {high:g}; scale them, "
+            f"{name} of {file} must be in [0, 1] where it is floats, got values from {low:g} to {high:g}; scale them, "
             "or store bytes"
         )
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _labels(place: Path, name: str, array: np.ndarray, images: int) -> np.ndarray:
+def _labels(file: Path, name: str, array: np.ndarray, images: int) -> np.ndarray:
     """As [n], whole numbers."""
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
-            f"{name} of {place} must be one whole number an image, got {array.dtype} of shape {list(array.shape)}"
+            f"{name} of {file} must be one whole number an image, got {array.dtype} of shape {list(array.shape)}"
         )
     if len(array) != images:
-        raise ValueError(f"{name} of {place} must have one class an image, got {len(array)} for {images} images")
+        raise ValueError(f"{name} of {file} must have one class an image, got {len(array)} for {images} images")
     return array.astype(np.int64)

@@ -2,7 +2,7 @@
 
 The image column is a struct of `bytes` and `path`, or plain bytes, called `image` or `img`; the class is an integer
 called `label`, `labels` or `fine_label`. A folder is read with all files below it, in the order of their names: those
-whose name starts with `train` and `test` (or `val`, `validation`) are the parts, otherwise all are one deck.
+whose name starts with `train` and `test` (or `val`, `validation`) are the parts, otherwise all are one set.
 Labels with gaps, or from 1, are renumbered; null and negative ones, which mark a test part without labels, are refused.
 """
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from ...core.data.data_paths import TEST, TRAIN, existing, refuse_pointer, stamp
-from ...core.data.dealing import Deck
+from ...core.data.dealing import LabelledImages
 from ...core.data.images import Encoded, decode, reason
 from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
@@ -49,32 +49,32 @@ def parquet(
     Raises:
         ValueError: if a file is damaged or has other columns, or an image cannot be used.
     """
-    place = existing(path, what="parquet")
-    deck = read(place, address=address, size=size, channels=channels)
-    about = f"Parquet of one's own, {len(deck.labels)} rows"
-    return deck.deal(name=f"parquet:{place.stem}", about=about, seed=seed, sizes=sizes)
+    root = existing(path, what="parquet")
+    dataset = read(root, address=address, size=size, channels=channels)
+    about = f"Parquet of one's own, {len(dataset.labels)} rows"
+    return dataset.deal(name=f"parquet:{root.stem}", about=about, seed=seed, sizes=sizes)
 
 
-def read(place: Path, *, address: str, size: int | None = None, channels: int | None = None) -> Deck:
+def read(root: Path, *, address: str, size: int | None = None, channels: int | None = None) -> LabelledImages:
     """All of a file or folder; kept until it changes.
 
     Args:
-        place: the file or folder.
+        root: the file or folder.
         address: what the user called it, for errors.
         size: see `parquet`.
         channels: see `parquet`.
     """
-    train, test = _parts(place)
-    return _deck(tuple(train), tuple(test), address, size, channels, stamp([*train, *test]))
+    train, test = _parts(root)
+    return _decoded(tuple(train), tuple(test), address, size, channels, stamp([*train, *test]))
 
 
-def _parts(place: Path) -> tuple[list[Path], list[Path]]:
-    if place.is_file():
-        return [place], []
-    below = (file for file in place.rglob("*.parquet") if file.is_file())
-    files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(place).parts))
+def _parts(root: Path) -> tuple[list[Path], list[Path]]:
+    if root.is_file():
+        return [root], []
+    below = (file for file in root.rglob("*.parquet") if file.is_file())
+    files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(root).parts))
     if not files:
-        raise ValueError(f"path of parquet must be a file or a folder with *.parquet below it, got none in {place}")
+        raise ValueError(f"path of parquet must be a file or a folder with *.parquet below it, got none in {root}")
     train = [file for file in files if file.name.startswith(TRAIN)]
     for part in TEST:
         if train and (test := [file for file in files if file.name.startswith(part)]):
@@ -83,14 +83,14 @@ def _parts(place: Path) -> tuple[list[Path], list[Path]]:
 
 
 @lru_cache(maxsize=2)
-def _deck(
+def _decoded(
     train: tuple[Path, ...],
     test: tuple[Path, ...],
     address: str,
     size: int | None,
     channels: int | None,
     state: int,  # of the files: part of the key alone
-) -> Deck:
+) -> LabelledImages:
     tables = {file: _table(file) for file in (*train, *test)}
     names = {file: _columns(file, table.schema_arrow) for file, table in tables.items()}
     counts = {file: table.metadata.num_rows for file, table in tables.items()}
@@ -112,7 +112,7 @@ def _deck(
     pixels = torch.from_numpy(decode(images(), total, size=size, channels=channels, address=address))
     classes = torch.from_numpy(np.concatenate(labels))
     trained = sum(counts[file] for file in train)
-    return Deck.own(pixels, classes, train=trained, what=address, source=source.hexdigest())
+    return LabelledImages.renumbered(pixels, classes, train=trained, what=address, source=source.hexdigest())
 
 
 def _table(file: Path) -> pq.ParquetFile:

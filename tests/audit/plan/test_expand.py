@@ -24,10 +24,10 @@ from ..conftest import INVERSION, SHARE, SUITE
 WITH_SHARE = SUITE.replace('"loss_threshold" }]', f'"loss_threshold" }}, {INVERSION}]') + SHARE
 WITH_CONTROLS = WITH_SHARE.replace("controls = false", "controls = true")
 FEDERATED = '''
-from attacks.core import Access, MembershipScores, Transcript, attack
+from attacks.core import Access, MembershipScores, SeenTranscript, attack
 
 @attack(access=Access.FEDERATED)
-def spy(target: Transcript, coins) -> MembershipScores:
+def spy(target: SeenTranscript, coins) -> MembershipScores:
     """Watches the clients."""
 '''
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.core import partition
+from benchmarks.core import client_splits
 from benchmarks.core.data.client_splits import _top_up
 
 HOWS = ("iid", "by_class", "dirichlet")
@@ -35,7 +35,9 @@ def test_clients_share_no_example_hold_all_of_them_and_enough_each(labels, clien
     classes = torch.tensor(labels)
     if clients * max(smallest, shards if how == "by_class" else 0) > len(labels):
         return
-    parts = partition(classes, clients, how=how, seed=seed, alpha=alpha, classes_per_client=shards, smallest=smallest)
+    parts = client_splits(
+        classes, clients, how=how, seed=seed, alpha=alpha, classes_per_client=shards, smallest=smallest
+    )
     assert len(parts) == clients
     assert sorted(torch.cat(parts).tolist()) == list(range(len(labels)))
     assert min(len(part) for part in parts) >= smallest
@@ -45,8 +47,8 @@ def test_clients_share_no_example_hold_all_of_them_and_enough_each(labels, clien
 
 
 @EVERY
-def test_the_same_seed_gives_the_same_partition_and_another_seed_another(how):
-    first, again, other = (partition(LABELS, 7, how=how, seed=seed) for seed in (1, 1, 2))
+def test_the_same_seed_gives_the_same_splits_and_another_seed_another(how):
+    first, again, other = (client_splits(LABELS, 7, how=how, seed=seed) for seed in (1, 1, 2))
     assert [part.tolist() for part in first] == [part.tolist() for part in again]
     assert [part.tolist() for part in first] != [part.tolist() for part in other]
 
@@ -54,19 +56,19 @@ def test_the_same_seed_gives_the_same_partition_and_another_seed_another(how):
 @EVERY
 def test_dividing_leaves_torchs_generator_alone(how):
     before = torch.get_rng_state()
-    partition(LABELS, 7, how=how, seed=1)
+    client_splits(LABELS, 7, how=how, seed=1)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_clients_at_random_have_all_classes_alike():
     """Hypergeometric: standard deviation of a share below 0.03 at 100 of 1,000 examples."""
-    assert (shares(partition(LABELS, 10, how="iid", seed=0)) - 0.1).abs().max() < 0.15
+    assert (shares(client_splits(LABELS, 10, how="iid", seed=0)) - 0.1).abs().max() < 0.15
 
 
 @pytest.mark.parametrize("classes_per_client", [1, 2])
 def test_clients_by_class_hold_as_many_classes_as_asked_for(classes_per_client):
     """Shards of 1,000 sorted examples for 10 clients end where classes end."""
-    parts = partition(LABELS, 10, how="by_class", seed=3, classes_per_client=classes_per_client)
+    parts = client_splits(LABELS, 10, how="by_class", seed=3, classes_per_client=classes_per_client)
     held = [len(LABELS[part].unique()) for part in parts]
     assert max(held) == classes_per_client
     assert {len(part) for part in parts} == {100}
@@ -77,7 +79,7 @@ def test_the_smaller_alpha_the_fewer_classes_a_client_has():
     largest = {
         alpha: torch.stack(
             [
-                shares(partition(LABELS, 10, how="dirichlet", seed=seed, alpha=alpha)).max(dim=1).values.mean()
+                shares(client_splits(LABELS, 10, how="dirichlet", seed=seed, alpha=alpha)).max(dim=1).values.mean()
                 for seed in range(20)
             ]
         ).mean()
@@ -92,15 +94,15 @@ def test_shares_have_the_variance_of_a_dirichlet_distribution():
     """A class's share at one of 5 clients at alpha 1 is Beta(1, 4): mean 1/5, variance 4/150."""
     drawn = []
     for seed in range(300):
-        parts = partition(LABELS, 5, how="dirichlet", seed=seed, alpha=1.0, smallest=0)
+        parts = client_splits(LABELS, 5, how="dirichlet", seed=seed, alpha=1.0, smallest=0)
         drawn.append(torch.stack([torch.bincount(LABELS[part], minlength=10) for part in parts]) / 100)
     spread = torch.stack(drawn).double().var()
     assert abs(spread - 4 / 150) < 0.002  # 15,000 shares, about 5 standard deviations, and rounding to 1/100
 
 
 def test_a_client_that_chance_left_poor_is_filled_from_the_largest():
-    without = partition(LABELS, 50, how="dirichlet", seed=0, alpha=0.01, smallest=0)
-    filled = partition(LABELS, 50, how="dirichlet", seed=0, alpha=0.01, smallest=10)
+    without = client_splits(LABELS, 50, how="dirichlet", seed=0, alpha=0.01, smallest=0)
+    filled = client_splits(LABELS, 50, how="dirichlet", seed=0, alpha=0.01, smallest=10)
     assert min(len(part) for part in without) == 0
     assert min(len(part) for part in filled) == 10
 
@@ -131,4 +133,4 @@ def test_who_gives_does_not_become_poor_in_turn():
 )
 def test_a_value_out_of_range_is_refused(changed, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        partition(LABELS, **{"clients": 10, "how": "iid", "seed": 0} | changed)
+        client_splits(LABELS, **{"clients": 10, "how": "iid", "seed": 0} | changed)
