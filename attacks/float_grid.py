@@ -1,17 +1,18 @@
 """Float grid: tells who took part by the last digits of a noisy sum, whatever the scale of the noise.
 
 Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein
-& Ohrimenko, "Are We There Yet? Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. Who knows
-everybody else's contribution can take it off the release, and the candidate's too. What is left is the noise if the
-guess was right, and the noise beside the place where it was drawn if it was wrong. Noise in single precision lies on
-grids: its digits end where float32 ends, it is a float32 number times a scale, and PyTorch's comes in pairs whose
-angle is one of 2^24. So for both guesses the attack asks how much better what is left fits such a grid than a
-continuum, and the score is the difference. The size of what is left, which is all that the Gaussian tests look at,
-does not count.
+& Ohrimenko, "Are We There Yet? Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. The
+adversary of differential privacy knows everybody's contribution but the candidate's, and subtracts it from the release.
+It subtracts the candidate's, too: if the candidate took part, the remainder is the noise, and if not, it is the noise
+shifted by the contribution. Floating-point noise in single precision takes few of all real values: multiples of the
+spacing of float32, a float32 number times a scale, or, from PyTorch, pairs whose angle is one of 2^24. A shifted value
+lies on no such grid. So the score is how much better the remainder fits a grid with the contribution subtracted than
+without, each in standard deviations of what continuous noise would give. The remainder's size, which is all that
+Gaussian tests look at, does not enter, so more noise is no defense.
 
-It finds membership in what PyTorch's `normal_` adds to float32 sums on the CPU, as most libraries of DP-SGD do, and in
-noise that is rounded to float32 before it is added. It finds nothing in sums that are rounded to a public grid after
-the noise was added. Noise drawn on a GPU, in pairs from 32 bits, shows by its digits alone.
+It finds membership where PyTorch's `normal_` adds noise to float32 sums on the CPU, as most libraries of DP-SGD do, and
+where noise is rounded to float32 before it is added. It finds nothing in sums that are rounded to a public grid after
+the noise was added. Noise drawn on a GPU, in pairs from 32 bits, shows by its float32 spacing alone.
 """
 
 import math
@@ -24,22 +25,22 @@ from torch import Tensor, nn
 from .core import Access, Examples, Knows, MembershipScores, Observation, attack, granted
 
 BLOCK = 16
-"""Numbers that PyTorch draws together on the CPU: the first eight with the last eight, by Box and Muller's formula."""
+"""Normal numbers that PyTorch draws together on the CPU: the first eight pair with the last eight, by Box-Muller."""
 
 UNIFORMS = 2**24
 """Values that a uniform number in single precision can have."""
 
 WINDOW = 64
-"""Blocks that are taken to be aligned alike."""
+"""Blocks that share one alignment: each tensor that noise was drawn for begins a block of its own."""
 
 CHANCE = 5.0
-"""Standard deviations that are no evidence: all candidates share a step's noise, and what it happens to fit as well."""
+"""Standard deviations that are no evidence: all candidates share a step's noise, and its chance fit to a grid."""
 
-# Mean and standard deviation of what the best of 16 alignments gives a continuum, simulated; neighbours share seven
-# places of eight.
+# The largest of 16 standard normals is not standard: mean and standard deviation of the best of 16 alignments on
+# continuous noise, simulated, because neighbouring alignments share seven positions of eight.
 _LARGEST = (1.098, 0.817)
-_TOGETHER = 32  # candidates whose contributions are worked out together
-_AT_ONCE = 2**20  # numbers of supposed noise that are worked on at a time
+_TOGETHER = 32  # candidates a call of `contributions`
+_AT_ONCE = 2**20  # numbers worked on at a time: bounds memory
 
 
 @attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
@@ -56,6 +57,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     """
     candidates = granted(target.candidates)
     std = granted(target.noise_std)
+    # A coordinate without noise has no grid; the likelihood ratio decides there.
     noisy = std > 0
     std = std[noisy].double()
     remainder = granted(target.others_removed)().detach()[:, noisy]
@@ -72,18 +74,19 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
 def evidence(
     noise: Float[Tensor, "n m"], sums: Float[Tensor, "#n m"], std: Float[Tensor, " m"]
 ) -> Float[Tensor, "grids n"]:
-    """How well supposed noise fits each of four grids.
+    """How well supposed noise fits each of four grids: float32, two of scaled float32, Box-Muller pairs.
 
     Args:
-        noise: on the undivided sums, one supposition a row; float64.
-        sums: the undivided release, of each supposition or of all; its own rounding is what blurs the grid.
+        noise: supposed noise on the undivided sums, one hypothesis a row; float64.
+        sums: the undivided release, of each hypothesis or of all; its own rounding is what blurs the grid.
         std: of the noise.
 
     Returns:
-        In standard deviations of what noise from a continuum would give, around 0 for it, whatever the noise's size;
-        minus infinity for a grid that no number would show.
+        In standard deviations of what continuous noise would give, around 0 for it, whatever the noise's size; minus
+        infinity for a grid that is finer than the release's rounding at every coordinate.
     """
-    # The release was rounded once, and the attacker's idea of the sum without noise is off by a few of its last digits.
+    # The release was rounded once (half a spacing); the attacker's own sum without noise may have been added up in
+    # another order, which moves it by a few of its last digits.
     blur = _spacing(sums) / 2 + 2 * _spacing(sums - noise)
     scaled = std * _spacing(noise / std)
     rounded = blur + _spacing(noise) / 2
@@ -98,6 +101,7 @@ def evidence(
 
 def _alike(contributions: Callable[..., Tensor], candidates: Examples) -> Float[Tensor, "n m"]:
     """Contributions in batches of one size, so that their last digits do not depend on how many are asked about."""
+    # Matrix products of other shapes add up in another order; the last batch repeats the last candidate to be full.
     rows = []
     for start in range(0, len(candidates), _TOGETHER):
         indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
@@ -107,38 +111,42 @@ def _alike(contributions: Callable[..., Tensor], candidates: Examples) -> Float[
 
 
 def compared(with_it: Float[Tensor, "grids n"], without: Float[Tensor, "grids n"]) -> Float[Tensor, " n"]:
-    """By how much more one supposition fits a grid than the other, beyond what chance gives.
+    """By how much more one hypothesis fits a grid than the other, beyond what chance gives.
 
     Args:
         with_it: evidence where the candidate's contribution was taken off.
         without: evidence where it was not.
     """
-    # The grid is the one that either supposition fits best, whichever that is.
+    # One grid for both hypotheses, the one that either fits best: which generator drew the noise is not known.
     grid = torch.maximum(with_it, without).argmax(dim=0, keepdim=True)
     first, second = ((fit.gather(0, grid)[0] - CHANCE).clamp(min=0) for fit in (with_it, without))
     return first - second
 
 
 def _multiples(noise: Float[Tensor, "n m"], step: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
-    """How well numbers fit multiples of a step, blurred by rounding of at most so much, [n]."""
+    """How well numbers fit multiples of a step, [n], where rounding moves each by at most `blur`."""
+    # A cosine averaged over a uniform error of at most b is multiplied by sinc(2 b / step).
     return _resonance(noise / step, torch.sinc(2 * (blur / step).clamp(max=0.5)))
 
 
 def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
-    """How well standard noise fits pairs whose angle is 2 pi k / 2^24, computed in single precision, [n].
+    """How well standard noise fits Box-Muller pairs, whose angle is 2 pi k / 2^24 in single precision, [n].
 
-    Each tensor that noise was drawn for begins a block of its own, so every window of blocks may be aligned anew.
+    The blocks of a tensor begin where the tensor does, which the attacker is not told: every window of blocks may be
+    aligned anew.
     """
     if noise.shape[1] < BLOCK:
         return noise.new_full((len(noise),), -math.inf)
     half = BLOCK // 2
     first, second = noise[:, :-half], noise[:, half:]
     angle = torch.atan2(second, first).remainder(2 * math.pi)
-    # The angle was made in float32; what has been rounded since is seen from the pair's distance from 0.
+    # Two errors of the angle: it was computed in float32, and rounding since moved the pair by `blur`, an angle of
+    # blur / distance from 0.
     spread = torch.maximum(blur[:, :-half], blur[:, half:]) / torch.hypot(first, second).clamp(min=1e-30)
     fading = torch.sinc(UNIFORMS / math.pi * _spacing(angle) / 2) * torch.sinc(UNIFORMS / math.pi * spread)
     agreement = fading * torch.cos(angle * UNIFORMS)
-    # Pairs begin in eight of sixteen places that follow one another; which, decides where blocks begin.
+    # In a block the first eight positions begin a pair and the last eight end one. So of 16 alignments the right one
+    # sums over eight consecutive positions (cyclic) that all agree.
     by_position = (_by_position(x) for x in (agreement, fading.square()))
     found = _standard(
         *(torch.cat([x, x[..., : half - 1]], dim=-1).unfold(-1, half, 1).sum(dim=-1) for x in by_position)
@@ -151,17 +159,17 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
 
 
 def _by_position(values: Float[Tensor, "n m"]) -> Float[Tensor, "n windows positions"]:
-    """Sums over the blocks of a window, by place within the block."""
+    """Sums over the blocks of a window, by position within the block."""
     missing = -values.shape[1] % (BLOCK * WINDOW)
     return nn.functional.pad(values, (0, missing)).unflatten(1, (-1, WINDOW, BLOCK)).sum(dim=2)
 
 
 def _resonance(phase: Float[Tensor, "n m"], fading: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
-    """How well phases agree with whole numbers, in standard deviations of what a continuum would give.
+    """How well phases agree with whole numbers, in standard deviations of what continuous noise would give.
 
     Args:
-        phase: a number's place on the grid, in steps.
-        fading: what rounding leaves of the agreement, on average; numbers with 0 tell nothing.
+        phase: a number in units of the grid's step.
+        fading: factor by which rounding reduces the mean agreement; numbers with 0 tell nothing.
     """
     agreement = fading * torch.cos(2 * math.pi * phase)
     return _standard(agreement.sum(dim=1), fading.square().sum(dim=1))
@@ -169,6 +177,7 @@ def _resonance(phase: Float[Tensor, "n m"], fading: Float[Tensor, "n m"]) -> Flo
 
 def _standard(agreement: Float[Tensor, "*shape"], weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """A sum of weighted cosines in standard deviations, by the sum of its squared weights."""
+    # A cosine of a uniform phase has variance 1/2.
     return torch.where(weight > 1e-9, agreement / (weight / 2).sqrt(), -math.inf)
 
 

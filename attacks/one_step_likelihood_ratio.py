@@ -1,7 +1,7 @@
 """Exact likelihood-ratio membership test on one shared update.
 
 Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
-USENIX Security 2023 (arXiv:2302.07956) for the adversary, here with a single step to look at.
+USENIX Security 2023 (arXiv:2302.07956) for the adversary, which here sees a single step.
 """
 
 import torch

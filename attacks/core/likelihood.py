@@ -1,21 +1,22 @@
 """The exact likelihood ratio of "took part" against "did not", for releases with Gaussian noise.
 
-With everybody else's contributions removed, what is left of the undivided noisy sums is r ~ N(0, diag(s^2))
-if the candidate did not take part and r ~ N(v, diag(s^2)) if it did, v being its own encoded and bounded
-contribution. Then
+The remainder r is the undivided noisy sums less everybody else's contributions. It is distributed as
+N(0, diag(s^2)) if the candidate did not take part and as N(v, diag(s^2)) if it did, with v its own encoded and bounded
+contribution and s the standard deviation of the noise. Then
 
     Lambda = sum_j v_j r_j / s_j^2 - v_j^2 / (2 s_j^2),
 
 with signal-to-noise ratio mu = ||v / s|| <= 1 / noise_multiplier: AUC Phi(mu / sqrt 2), TPR Phi(Phi^-1(FPR) +
 mu). By Neyman and Pearson no test is more powerful. Dense, masked, projected and two-part releases differ
-only in v and s. Over steps the ratios multiply, although v_t depends on what was released before, because the
-noise of a step is fresh given the past; under Poisson sampling with known rate q a step's ratio is 1 - q + q
-exp(Lambda). Only there, and where participation is known, is the product the ratio of the whole run: under batches
-of a fixed size the others tell whether there is room for one more, and a record that is dealt once an epoch cannot
-join two of its steps. The product is then a strong test and not the most powerful one.
+only in v and s.
 
-Where a coordinate carries signal and no noise there is no ratio but a decision: r equals v there, or it does
-not.
+Over steps the ratios multiply, although v_t depends on what was released before, because the noise of a step is fresh
+given the past. Under Poisson sampling with known rate q the ratio of a step is 1 - q + q exp(Lambda). The product is
+the ratio of the whole run under Poisson sampling and where participation is known, and nowhere else: with batches of a
+fixed size, the others in the batch tell whether there is room for one more, and a record that is used once an epoch
+cannot join two of its steps. The product is then a strong test, but not the most powerful one.
+
+A coordinate that carries signal and no noise has no ratio. It decides: r equals v there, or it does not.
 """
 
 import math
@@ -121,6 +122,7 @@ class Evidence:
                     f"{name} must have shape [candidates, coordinates] = "
                     f"{[len(self._log_ratio), len(noise_std)]}, got {list(rows.shape)}"
                 )
+        # A release of two parts may leave one of them without noise; most have noise everywhere or nowhere.
         bare = noise_std == 0
         if bare.any():
             everywhere = bool(bare.all())
@@ -154,6 +156,7 @@ class Evidence:
             exactly this candidate; -1: none does), and for a candidate that no step could decide so minus its
             posterior probability of being a non-member at even odds (-1/2: no evidence).
         """
+        # Candidates are compared with one another, so the undecided are brought to the scale of decisions.
         decided = self._closest.isfinite()
         if not decided.any():
             return self._log_ratio, False

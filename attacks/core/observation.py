@@ -1,9 +1,9 @@
-"""What attackers are given: one shared update, a whole transcript, or a model to ask.
+"""Targets, which are all that an attack sees: one shared update, the transcript of a run, or a model to query.
 
-These are the only things an attack sees, and none of them holds what is to be found out: no private inputs,
-no membership. A field that needs more than access carries its need in its metadata; `narrow` withholds it
-from attacks that did not declare the need. A defense is described by functions (`simulate`, `contributions`,
-`residual`), so that an attack is written once for dense, masked, projected and two-part releases.
+None holds what is to be found out, private inputs or membership. A field that needs more than access, such as the
+labels, carries its need in its metadata, and `narrow` withholds it from attacks that did not declare the need. A
+defense appears as functions (`simulate`, `contributions`, `residual`), so that an attack is written once for dense,
+masked, projected and two-part releases.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What is known of an image before anything is released: it is smooth, and its pixels lie in a box."""
+"""Priors of images, which hold before anything is released: total variation is small, and pixels lie in a box."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -1,7 +1,7 @@
 """What an attack needs: the access it has, what it knows beside, and what it controls.
 
-Nobody's threat model is in a comment: the decorator `attack` attaches one `Requirements` to every attack, the
-target it is called with is narrowed to it, and a record states it beside the numbers.
+A threat model is data, not a comment: the decorator `attack` attaches `Requirements` to every attack and narrows the
+target to them, and a record states them beside the numbers.
 """
 
 from dataclasses import dataclass, field

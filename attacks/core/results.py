@@ -1,7 +1,7 @@
-"""What attacks return, and whether it answers the question. Nothing here has seen the truth; a scorer has.
+"""Results of attacks, and the checks that make them fit to be scored; the truth is with the scorers, not here.
 
-An answer is copied before it is compared with anything: a tensor of a class of its own would be shown what it is
-compared with, and could change its values then.
+A result is copied into plain tensors before anything is compared with it. A tensor subclass that an attack returned
+would be handed the truth in the comparison, by `__torch_function__`, and could change its values then.
 """
 
 import math
@@ -131,10 +131,11 @@ def checked_scores(result: object, ids: Tensor) -> MembershipScores:
             f"ids must be those of the {len(ids)} candidates, each once, got {len(found)}: "
             f"{unknown} are of no candidate, and {unanswered} candidates have no score"
         )
-    place = found.argsort()[ids.argsort().argsort()]
+    # argsort twice is the rank: the k-th smallest id found belongs to the k-th smallest candidate.
+    order = found.argsort()[ids.argsort().argsort()]
     return MembershipScores(
-        ids=found[place],
-        scores=scores[place],
+        ids=found[order],
+        scores=scores[order],
         exact=own.exact,
         deterministic=own.deterministic,
         dependence=own.dependence,

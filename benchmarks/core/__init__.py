@@ -1,4 +1,4 @@
-"""What the data sets and the architectures share."""
+"""Shared machinery of data sets and architectures: the catalogue, splits, shapes."""
 
 from .catalogue import Catalogue
 from .data.client_splits import client_splits

@@ -1,4 +1,4 @@
-"""Imports what an extra brings, with a sentence that names the extra where it is not there."""
+"""Imports of optional dependencies, with an error that names the extra that brings them."""
 
 import importlib
 from typing import Any

@@ -1,7 +1,7 @@
-"""Networks of the user's own: `nets/mine.py:build` is the function `build` of that file.
+"""Factories of a user's own networks: `nets/mine.py:build` is the function `build` of that file.
 
-The function is called with what its signature takes of `input_shape`, `classes` and the settings, and returns an
-`nn.Module`. The file is run every time, as a script would be: its own folder can be imported from.
+The function is called with those of `input_shape`, `classes` and the settings that its signature takes, and returns an
+`nn.Module`. The file is run anew for every model, as a script would be, so it may import from its own folder.
 """
 
 import hashlib
@@ -105,7 +105,8 @@ def _arguments(
 @contextmanager
 def _running(name: str, path: Path) -> Iterator[Any]:
     """The user's file as a module, importable by its classes and from its own folder while it is in use."""
-    # A name that no other module has, which stays: dataclasses and pickle look modules up when a model is copied.
+    # The module stays in sys.modules, under a name that no other has: dataclasses and pickle look the module of a class
+    # up by name when a model is copied.
     label = f"leakbench_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:

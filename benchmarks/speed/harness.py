@@ -1,8 +1,8 @@
-"""Compares ways of doing one thing: in one process, in turn, round by round.
+"""Comparison of the speed of several ways of doing one thing, in one process, in turn, round by round.
 
-A machine is slower in one minute than in the next by more than what is to be told apart. So each way runs once in
-every round, in an order that rotates, and two ways are compared by the median of their ratios within a round, in
-which drift cancels. A way that fails has no number but a reason, in one sentence.
+The speed of a machine drifts from minute to minute by more than the differences that are to be measured. So each way
+runs once in every round, in an order that rotates, and two ways are compared by the median of their ratios within a
+round, in which drift cancels. A way that fails has no number but a reason, in one sentence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Peak memory of a callable, in a fresh process each: what it needs beyond what is there before its first call.
+"""Peak memory of a callable, in a process of its own: what it needs beyond what is there before its first call.
 
 On a CPU the kernel's high-water mark of the resident set (Linux only), on CUDA the allocator's. The mark also rises
 for what an allocator keeps for later, which a machine has to have all the same. Libraries are woken up first by work

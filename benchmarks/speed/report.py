@@ -1,4 +1,4 @@
-"""Writes down what came out: JSON with every round, tables for the terminal and in Markdown, and where it came from.
+"""Reports of measurements: JSON with every round, tables for the terminal and in Markdown, and the environment.
 
 A document is a dict of a benchmark's name, title, environment and settings, with some of: `comparisons`, `targets`,
 `sweeps` (family -> axis and comparisons), `cases` (timings that a benchmark took by itself, way by way).

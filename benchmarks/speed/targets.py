@@ -1,4 +1,4 @@
-"""What the figures are to reach, and whether they do in this run; a miss is shown, and is no error."""
+"""Targets: limits on ratios, and whether a run keeps them; a miss is shown, and is no error."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.05
 
-Step = Callable[[], object]
 StepBuilder = Callable[[nn.Module, Tensor, Tensor, float], TimedCall]
 """(model, inputs, labels, noise multiplier) -> one step on them."""
 

@@ -1,4 +1,4 @@
-"""Divides the examples of a pool among the clients of federated learning: alike, by class, or in between.
+"""Client splits: the examples of a pool divided among the clients of federated learning, evenly, by class, or between.
 
 - "iid": at random, sizes within one of each other.
 - "by_class": sorted by class and cut into shards, `classes_per_client` of them to a client: McMahan et al.,

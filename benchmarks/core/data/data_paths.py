@@ -1,4 +1,4 @@
-"""Where data lie: the folder of data sets, files of one's own, and how a data set's address is written."""
+"""Paths of data: the folder of data sets, a user's own files, and the syntax of a data set's address."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def data_folder() -> Path:
 
 
 def existing(path: str, *, what: str, file: bool | None = None) -> Path:
-    """The absolute path of what lies at `path`, which may start with ~.
+    """The absolute path of a file or folder that is there; `path` may start with ~.
 
     Args:
         path: as the user wrote it.
@@ -94,5 +94,8 @@ def refuse_pointer(file: Path) -> None:
 
 
 def stamp(files: list[Path]) -> int:
-    """Changes when one of the files does: what was decoded is kept only as long as they stay as they were."""
+    """A key of the files' state for caches of decoded images: it changes when a file does.
+
+    Size and time of change stand for the content, so that a cached data set is used without reading its files again.
+    """
     return hash(tuple((str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in files))

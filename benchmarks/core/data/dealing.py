@@ -1,4 +1,4 @@
-"""A whole data set as it lies in memory, once, and how its three pools are dealt from it."""
+"""A whole data set in memory, and how its private, non-member and public pools are dealt from it."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -77,16 +77,17 @@ class LabelledImages:
 
     @cached_property
     def _looks(self) -> Int64[Tensor, " train"]:
-        """A number for each training image, the same for equal ones."""
+        """A hash of each training image, by which copies of one image are found."""
+        # Of the exact pixels: near copies, another crop of one photograph, count as other images.
         content = self.pixels[: self.train].numpy()
         return torch.tensor([hash(image.tobytes()) for image in content], dtype=torch.int64)
 
     def deal(self, *, name: str, about: str, seed: int, sizes: Sizes, defaults: Sizes | None = None) -> Splits:
         """Deals all three pools from the training part, so that members and non-members are exchangeable.
 
-        The public pool is dealt first, by the data set alone: it is the same under every seed, so that what is
-        tuned on it under one seed has seen no member of another. The seed then deals the rest, without images that
-        equal a public one: nobody is private whose image is public.
+        The public pool is dealt first and does not depend on the seed: settings that were tuned on it under one seed
+        have then seen no member of another. The seed deals the rest, less the images that equal a public one: an
+        image that anybody may know is nobody's secret.
 
         Args:
             name: of the data set.
@@ -100,7 +101,7 @@ class LabelledImages:
         """
         tested = torch.arange(self.train, len(self.labels))
         counts = pool_sizes(sizes, defaults, available=self.train, name=name, tested=len(tested) > 0)
-        # Not by the path of one's own data: moving a folder moves nobody from pool to pool.
+        # The salt has the kind and not the path of a user's data, so that moving a folder changes no pool.
         salt = name.partition(":")[0]
         everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
@@ -130,8 +131,8 @@ class LabelledImages:
 def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: str, tested: bool) -> dict[str, int]:
     """The number of examples in each pool: what is asked for, and of the others what there is room for.
 
-    Pools that are not asked for have their default size, or shrink in proportion to what is left; none of them shrinks
-    to nothing, because an empty pool changes what a figure means: it has to be asked for, with 0.
+    A pool that is not asked for has its default size, or shrinks in proportion to what is left. It never shrinks to
+    nothing, because an empty pool changes what a figure means: that has to be asked for, with 0.
 
     Args:
         sizes: what is asked for.
@@ -164,7 +165,7 @@ def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: st
     if sum(others.values()) > left:
         total = sum(others.values())
         others = {pool: max(1, left * count // total) for pool, count in others.items()}
-        # A pool that was lifted to one example takes it from the largest.
+        # Rounding a pool up to one example may exceed what is left; the largest pool gives it.
         while sum(others.values()) > left:
             others[max(others, key=lambda pool: others[pool])] -= 1
     return asked | others

@@ -1,8 +1,8 @@
-"""Data sets that torchvision reads: from the data folder where they are there, otherwise downloaded into it.
+"""Data sets that torchvision reads from the data folder, or downloads into it.
 
-torchvision checks the MD5 sums of what it reads of CIFAR and SVHN each time. Of MNIST and its like it knows only those
-of the packed files, and takes whatever lies unpacked: so the packed ones are checked and unpacked afresh, into a folder
-that does not outlast the reading. A download that was cut off leaves nothing that passes for the data.
+torchvision checks the MD5 sums of CIFAR and SVHN whenever it reads them. Of MNIST and its like it has sums of the
+packed files alone, and reads unpacked files unchecked. So the packed files are checked and unpacked afresh, into a
+temporary folder. A download that was cut off leaves nothing that passes for the data.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Encoded images to one array of bytes: all of one size and one mode, or refused with the first that is not.
+"""Decoding of images into one array of bytes; the first image of another size or mode than the others is refused.
 
 Decoders are Pillow's. What is stored sideways with an orientation tag stays sideways, as in torchvision.
 """
@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
-"""What is tried on bytes; Pillow knows others, of which some run programs of their own."""
+"""Formats that bytes are tried as; some of Pillow's others, such as PostScript, run programs of their own."""
 
 MODES = ("L", "RGB")
 # Below this many pixels an image decodes faster than threads take turns.

@@ -1,8 +1,8 @@
 """Fixed splits of a data set into members, non-members and public examples, with checks of their content.
 
-A leakage figure means something only if members and non-members are drawn alike, if nobody is in two pools,
-and if the next person has the same pixels. So the pools are exchangeable where they are compared, disjoint by
-construction, and named by a digest that is written into every record.
+A leakage figure means something only if members and non-members come from one distribution, if no example is in two
+pools, and if the next person has the same pixels. So the pools are exchangeable where they are compared, disjoint by
+construction, and identified by a digest that is written into every record.
 """
 
 import hashlib
@@ -128,7 +128,7 @@ class Splits:
         stand_in = len(pools[1]) == 0
         if stand_in and test is None:
             raise ValueError(f"non_member of {name} must be at least 1, got 0: it has no official test set to stand in")
-        # Copied once, in the order of the pools, so that each of them is a slice of it.
+        # One copy in the order of the pools, of which each pool is a slice: a copy a pool would double the memory.
         chosen, classed = inputs[order], labels[order]
         if chosen.dtype == torch.uint8:
             chosen = chosen.float().div_(255)

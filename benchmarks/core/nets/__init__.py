@@ -1,1 +1,1 @@
-"""What architectures share: blocks, shapes, starts of weights."""
+"""Shared machinery of architectures: blocks, shapes, initial weights."""

@@ -62,8 +62,8 @@ class Scattering(nn.Module):
         spectrum = torch.fft.fft2(padded)
         fine = torch.fft.ifft2(_times(spectrum, self.fine)).abs()
         averages = [self.down @ signals @ self.across for signals in (padded, fine)]
-        # Second order goes from fine to coarse only: the other way there is next to no energy. One angle at a time,
-        # because numbers that stay in the cache are worth more than long batches.
+        # Second order goes from fine to coarse only, because there is next to no energy the other way. One angle at a
+        # time, because then the numbers stay in the processor's cache, which saves more than long batches do.
         for before in (spectrum, *torch.fft.fft2(fine).split(1, dim=2)):
             coarse = torch.fft.ifft2(_halved(_times(before, self.coarse))).abs()
             averages.append(self.down_halved @ coarse @ self.across_halved)
@@ -113,7 +113,7 @@ def scattering(input_shape: tuple[int, int, int], *, groups: int) -> nn.Sequenti
 
 
 def _times(spectrum: Tensor, filters: Tensor) -> Tensor:
-    """Complex numbers times real ones, as real numbers: a complex product, or a mean, takes torch far longer."""
+    """Complex numbers times real ones, as a product of real numbers, which torch computes far faster."""
     return torch.view_as_complex(torch.view_as_real(spectrum) * filters)
 
 

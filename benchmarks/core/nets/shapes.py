@@ -1,4 +1,4 @@
-"""What inputs an architecture is for and takes, and how many features leave a stack of layers."""
+"""Shapes: the input that an architecture is quoted for, inputs that fit, and the features that layers put out."""
 
 import math
 from collections.abc import Mapping
