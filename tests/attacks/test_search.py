@@ -14,7 +14,7 @@ from . import toys
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE)
-def dlg(target: Observation, coins: torch.Generator, *, iterations: int = 600, restarts: int = 2) -> Reconstruction:
+def dlg(target: Observation, coins: torch.Generator, *, iterations: int = 250, restarts: int = 2) -> Reconstruction:
     """Deep Leakage from Gradients (Zhu, Liu & Han, NeurIPS 2019) by this search: labels are found, too."""
     box, distance, size = Box(target.input_low, target.input_high), squared_distance(target), granted(target.batch_size)
 
