@@ -3,7 +3,7 @@
 from .decorator import Attack, attack
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .narrow import narrow
-from .observation import Examples, ModelAccess, Observation, Participation, Steps, Target, SeenTranscript
+from .observation import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
 from .priors import Box, total_variation
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
 from .results import RESULTS, MembershipScores, Reconstruction, ResultType, checked_reconstruction, checked_scores
@@ -25,9 +25,9 @@ __all__ = [
     "Reconstruction",
     "Requirements",
     "ResultType",
+    "SeenTranscript",
     "Steps",
     "Target",
-    "SeenTranscript",
     "attack",
     "checked_reconstruction",
     "checked_scores",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.resources
-import inspect
 import tomllib
 from dataclasses import dataclass
 from typing import Any
