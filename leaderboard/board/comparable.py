@@ -6,6 +6,7 @@ treated alike: by `--set`, a changed suite file, or another version of the code 
 
 from collections.abc import Iterable
 
+from ..kinds import KINDS
 from ..records.labels import key_of
 from ..records.record import Record
 
@@ -30,7 +31,8 @@ def faced(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
     found = {}
     for record in records:
         if record.attack is not None and record.status != "skipped":
-            share = {key: record.task.get(key) for key in SHARE} if record.kind == "reconstruction" else None
+            own = KINDS[record.kind].own_task
+            share = {key: record.task.get(key) for key in SHARE} if own else None
             key = key_of((record.kind, record.attack.name, record.attack.settings, share))
             found[key] = (record.kind, record.attack.name)
     return found
@@ -42,7 +44,7 @@ def dealt_alike(records: Iterable[Record]) -> bool:
     Args:
         records: of one section.
     """
-    tasks = [(record.seed, record.task) for record in records if record.kind != "reconstruction"]
+    tasks = [(record.seed, record.task) for record in records if not KINDS[record.kind].own_task]
     tables = {key_of({key: task.get(key) for key in TASK}) for _, task in tasks}
     deals = {(seed, task.get("digest")) for seed, task in tasks}
     return len(tables) <= 1 and len(deals) == len({seed for seed, _ in deals})

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from .axes import Axis
 
-Box = tuple[float, float, float, float]
+Rectangle = tuple[float, float, float, float]
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
 INFINITY_WIDTH = 46.0
@@ -274,7 +274,7 @@ def _labels(
     frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]], chance: float | None
 ) -> Markup:  # fmt: skip
     """Puts each label where it covers no mark and no other label; one without such a place is left to the legend."""
-    taken: list[Box] = []
+    taken: list[Rectangle] = []
     for point in points:
         x, y = frame.place(point)
         taken.append((x - 7, y - 7, x + 7, y + 7))
@@ -305,5 +305,5 @@ def _labels(
     return Markup("").join(drawn)
 
 
-def _overlap(a: Box, b: Box) -> bool:
+def _overlap(a: Rectangle, b: Rectangle) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -14,7 +14,7 @@ from .manifest import Expected, Manifest, missing_from, read_manifests
 from .record import Record, folder_of, read_all
 from .validation import RecordError
 
-Verify = Callable[[Record, Path], str]
+ScoreCheck = Callable[[Record, Path], str]
 """(record, folder) -> in a sentence, where its numbers are not those of its scores; empty where they are."""
 
 
@@ -60,7 +60,7 @@ class Folder:
     path: Path
 
 
-def read_folder(results: str | os.PathLike[str], verify: Verify | None = None) -> Folder:
+def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Folder:
     """Reads a folder of results and checks every record's arrays.
 
     Args:

@@ -9,7 +9,7 @@ import pytest
 
 from leaderboard.records.folder import Completeness
 from leaderboard.records.manifest import Expected, Manifest
-from leaderboard.records.record import Claim, MethodUsed, Metric, Provenance, Record
+from leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim
 
 
 def metric(value: float | None, half: float | None = None, **fields: Any) -> Metric:
@@ -85,9 +85,9 @@ def record(kind: str = "membership", **fields: Any) -> Record:
     return Record(**{"id": identifier, **filled})
 
 
-def claim(epsilon: float | None = 3.0, **fields: Any) -> Claim:
+def claim(epsilon: float | None = 3.0, **fields: Any) -> RecordedClaim:
     """A claim under Poisson sampling; infinite for None."""
-    return Claim(
+    return RecordedClaim(
         **{
             "epsilon": epsilon,
             "delta": 1e-5,
@@ -111,5 +111,5 @@ def _metric() -> Callable[..., Metric]:
 
 
 @pytest.fixture(name="claim")
-def _claim() -> Callable[..., Claim]:
+def _claim() -> Callable[..., RecordedClaim]:
     return claim
