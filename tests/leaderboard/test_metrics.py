@@ -49,7 +49,7 @@ def test_a_row_more_is_a_column_of_text_markdown_and_latex(run):
     for form in (board.to_text(width=300), board.to_markdown(), board.to_latex()):
         words = " ".join(form.split())
         assert "P@10" in words
-        assert "0.8 " in words and "0.7, 0.9]" in words  # two digits and the interval, as its row says
+        assert "0.8 " in words and "0.7, 1.0]" in words  # one digit, as its row says; the interval is of two looks
         assert "Chance: AUC 0.5, TPR 0.01, precision 0.5. Higher AUC, TPR, precision and PSNR leak more." in words
         assert "by P@10 the strongest is loss" in words
 
