@@ -110,6 +110,7 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1) -> Estimate:
     values = [m.value for m in measured.values() if m.value is not None]
     center = min(max(fmean(values), min(values)), max(values))  # rounding must not leave the values' range
     ends, kind = student(values, looks=looks), "seeds"
+    # Equal values have no spread over seeds, and t would claim certainty: each record's own interval does not.
     if ends is None:
         ends, kind = _own_interval(list(measured.values()), looks), "own"
     if ends is None:
@@ -139,6 +140,7 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         reasons = [over_seeds(name, cell).reason for cell in cells]
         reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing
         return Estimate(metric=name, value=None, reason=reason)
+    # Again, and wider: the maximum of k means is beyond its own interval up to k times as often (Bonferroni).
     found = [over_seeds(name, cell, looks=looks) for cell in cells]
     found = [estimate for estimate in found if estimate.value is not None]
     sign = 1 if _better(name, cells) == "lower" else -1

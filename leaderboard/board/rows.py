@@ -300,7 +300,7 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
 def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: bool) -> dict[str, Estimate]:
     """The number of every column, in their order; `noiseless` defenses have nothing in a variant that needs noise."""
     found = {}
-    # Worst cases first: they say which attack leads.
+    # Worst cases before the numbers that are taken from the leading attack, since they say which one leads.
     for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
         seen = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
@@ -356,6 +356,7 @@ def _attack_labels(firsts: list[Record]) -> list[str | None]:
 
 def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
     """The largest claim, and whether claims differ; the training's, not that of a simulated update."""
+    # Trainings before shared updates, and among these the release with its noise before the one without.
     rank = [(_own_task(r) + (r.task.get("noise") == "none"), r.claim) for r in records if r.claim]
     claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]
     if not claims:

@@ -21,8 +21,9 @@ from ..records.folder import Completeness, ScoreCheck, read_folder
 from ..records.record import Record
 from . import text_formats as forms
 from .aggregate import BoardCell, BoardError, Estimate, over_seeds
-from .content import Sheet, alarms, gaps, sheet
+from .content import Sheet, sheet
 from .controls import ControlResult, Violation, check_controls, find_violations
+from .notes import alarms, gaps
 from .rows import Row, rows_from
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]

@@ -16,8 +16,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..board.content import (
-    Footnotes,
+from ..board.content import Footnotes
+from ..board.notes import (
     alarms,
     and_words,
     leak_words,
