@@ -61,6 +61,7 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
             f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({some}). "
             f"Compute them with: {manifest.command_for(complete.results)}"
         )
+    # A record whose arrays were altered counts as failed too, so that one sentence covers both.
     if spoiled := [record for record in records if record.status == "failed"]:
         said.append(
             f"INCOMPLETE: {len(spoiled)} of {len(records)} records failed or are not their scores', "

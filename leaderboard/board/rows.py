@@ -19,7 +19,7 @@ from ..records.labels import differences, key_of, public, without
 from ..records.manifest import Expected, belongs
 from ..records.record import Record
 from .aggregate import BoardCell, BoardError, Estimate, worst_case
-from .comparable import dealt_alike, faced, mixed
+from .comparable import attacks_tried, mixed, same_splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +164,18 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     for row in rows:
         if row.control is None:
             sections.setdefault(row.section, []).append(row)
-    dealt = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
-    uneven = {key for key, records in dealt.items() if not dealt_alike(records)}
+    of_section = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
+    uneven = {key for key, records in of_section.items() if not same_splits(records)}
     found = []
     for row in rows:
         others = sections.get(row.section, []) if row.control is None else []
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
         if any(set(other.seeds) - set(row.seeds) for other in others):
             flags["uneven_seeds"] = None
-        tried = {key: attack for other in others for key, attack in faced([*other.records, *other.unranked]).items()}
-        if absent := tried.keys() - faced([*row.records, *row.unranked]).keys():
+        tried = {
+            key: attack for other in others for key, attack in attacks_tried([*other.records, *other.unranked]).items()
+        }
+        if absent := tried.keys() - attacks_tried([*row.records, *row.unranked]).keys():
             flags["uneven_attacks"] = None
             lacks |= {tried[key][0] for key in absent}
         if row.control is None and row.section in uneven:

@@ -180,6 +180,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "budget": _json(row.budget),
         "task": _json(row.task),
         "control": row.control,
+        # An empty field is what was not measured, and an infinite claim is known.
         "epsilon": None if claim is None else "inf" if claim.epsilon is None else claim.epsilon,
         "epsilon_rdp": claim and claim.epsilon_rdp,
         "epsilon_as_if_poisson": claim and claim.as_if_poisson,

@@ -36,7 +36,7 @@ from ..records.record import Record, RecordError
 from . import remarks
 from .figures import Figure, figures
 from .plots import styles
-from .reconstructions import Exhibit, Purse, Shot, exhibits
+from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
 from .tables import FLAGS, Section, sections
 
 PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
@@ -107,13 +107,13 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     records = sorted(records, key=lambda record: record.id)
-    notes, purse = Footnotes(), Purse()
+    notes, allowance = Footnotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
     parts = [
         Part(
             section=section,
             figures=tuple(figures(section.rows, style, section.name)),
-            exhibits=tuple(exhibits(section.rows, folder, style, notes, purse)),
+            exhibits=tuple(exhibits(section.rows, folder, style, notes, allowance)),
         )
         for section in sections(board.rows, style, notes)
     ]

@@ -261,6 +261,7 @@ def _shape(shape: str, x: float, y: float, hollow: bool) -> Markup:
 def _lines(frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]]) -> Markup:
     drawn = []
     for path in dict.fromkeys(point.path for point in points if point.path):
+        # By x, so that the line runs with the budget, in whatever order the rows come.
         members = sorted((p for p in points if p.path == path), key=lambda p: (p.x, p.y))
         if len(members) > 1:
             places = " ".join("{:.1f},{:.1f}".format(*frame.place(p)) for p in members)
@@ -274,6 +275,7 @@ def _labels(
     frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]], chance: float | None
 ) -> Markup:  # fmt: skip
     """Puts each label where it covers no mark and no other label; one without such a place is left to the legend."""
+    # Marks, their bars and the line of chance are obstacles before any label is placed; each label is one after.
     taken: list[Rectangle] = []
     for point in points:
         x, y = frame.place(point)
@@ -289,6 +291,7 @@ def _labels(
         if not point.label:
             continue
         (x, y), wide = frame.place(point), CHARACTER * len(point.label)
+        # Nearest first: beside the mark, then above and below, then farther off, where the eye may lose it.
         places = [
             (x + 10, y + 4), (x + 10, y - 8), (x + 10, y + 16), (x - 10 - wide, y + 4), (x - 10 - wide, y - 8),
             (x - 10 - wide, y + 16), (x - wide / 2, y - 12), (x - wide / 2, y + 20), (x + 10, y - 20), (x + 10, y + 28),

@@ -89,22 +89,24 @@ class Exhibit:
     strips: tuple[PictureStrip, ...]
 
 
-class Purse:
-    """What is left of the bytes that pictures may take on a page; a picture shown twice is paid twice."""
+class PictureAllowance:
+    """Bytes that pictures may still take on a page; one that is shown twice counts twice, because it is written twice."""
 
     def __init__(self, bytes_: int = BYTES) -> None:
-        """Fills it."""
+        """Starts with all of them."""
         self.left = bytes_
 
-    def pay(self, cost: int) -> bool:
-        """Whether there was enough, which is then gone."""
+    def take(self, cost: int) -> bool:
+        """Whether so many were left; they are then taken."""
         enough = cost <= self.left
         if enough:
             self.left -= cost
         return enough
 
 
-def exhibits(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, purse: Purse) -> list[Exhibit]:
+def exhibits(
+    rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, allowance: PictureAllowance
+) -> list[Exhibit]:
     """The pictures of one section.
 
     Args:
@@ -112,7 +114,7 @@ def exhibits(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, 
         folder: where records and arrays lie.
         style: method -> (colour, marker).
         notes: takes the reasons of what was not measured.
-        purse: shared by all sections.
+        allowance: shared by all sections.
 
     Returns:
         One for each row and kind of attack that found pictures.
@@ -133,7 +135,7 @@ def exhibits(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, 
                     control=row.control or "",
                     key=marker(*style[row.method]),
                     epsilon=epsilon_words(row),
-                    strips=tuple(_strip(name, attacks[name], row, kind, folder, notes, purse) for name in names),
+                    strips=tuple(_strip(name, attacks[name], row, kind, folder, notes, allowance) for name in names),
                 )
             )
     return found
@@ -146,7 +148,7 @@ def _strip(
     kind: KindOfResult,
     folder: Path,
     notes: Footnotes,
-    purse: Purse,
+    allowance: PictureAllowance,
 ) -> PictureStrip:
     shown = [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
     strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
@@ -166,7 +168,7 @@ def _strip(
     # Images before seeds, so that what is seen at once is of all seeds.
     for key in sorted(made)[:MOST]:
         tile = _tile(key, made[key], cells, variants, several=several)
-        if not purse.pay(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
+        if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
     if left := len(made) - len(strip.tiles) - len(strip.folded):

@@ -237,7 +237,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         wanted.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
     strongest = Column(key="attack", title="Strongest attack", number=False)
     first, second = (_tried(half, rows) for half in halves())
-    # It stands behind the first kind of attack, as in text, and at the end where a section has none of that kind.
+    # Behind the first kind of attack, as in text, and at the end where a section has none of that kind.
     attack_first = any(column.key in first for metric, column in columns(written=True) if metric.of_attack)
     wanted += [*first.values(), *([strongest] if attack_first else []), *second.values()]
     if not attack_first and any(strongest_words(row)[0] for row in rows):

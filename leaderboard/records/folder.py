@@ -86,6 +86,7 @@ def arrays_fault(record: Record, folder: Path) -> str:
     if record.arrays is None or record.arrays_digest is None:
         return ""
     path = folder / record.arrays
+    # A dangling link does not exist either, and is refused below with the sentence about links.
     if not path.exists() and not path.is_symlink():
         return f"its arrays {record.arrays} are not beside it"
     try:
