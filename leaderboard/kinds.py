@@ -7,7 +7,7 @@ kind is another row here, besides its metrics (`metrics.py`) and whatever comput
 from dataclasses import dataclass
 from typing import Literal
 
-Control = Literal["positive", "negative"]
+ControlRole = Literal["positive", "negative"]
 """A row that must leak, or one that must not."""
 
 
@@ -60,7 +60,7 @@ class KindOfResult:
     question: str = ""
     absent: str = ""
     powerless: str = ""
-    controls: tuple[Control, ...] = ("positive", "negative")
+    controls: tuple[ControlRole, ...] = ("positive", "negative")
     pictured: bool = False
 
     @property

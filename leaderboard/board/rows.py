@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..kinds import KINDS, Control, KindOfResult
+from ..kinds import KINDS, ControlRole, KindOfResult
 from ..metrics import METRICS, BoardColumn, KnownMetric, columns
 from ..records.fields import MethodUsed, RecordedClaim
 from ..records.folder import Completeness
@@ -51,7 +51,7 @@ class Row:
     defense: MethodUsed
     budget: Mapping[str, Any]
     task: Mapping[str, Any]
-    control: Control | None
+    control: ControlRole | None
     details: str
     variant: str
     claim: RecordedClaim | None

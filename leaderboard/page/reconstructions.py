@@ -90,7 +90,7 @@ class Exhibit:
 
 
 class PictureAllowance:
-    """Bytes that pictures may still take on a page; one that is shown twice counts twice, because it is written twice."""
+    """Bytes that pictures may still take on a page; one that is shown twice is written twice, and counts twice."""
 
     def __init__(self, bytes_: int = BYTES) -> None:
         """Starts with all of them."""

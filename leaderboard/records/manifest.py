@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..kinds import KINDS, Control
+from ..kinds import KINDS, ControlRole
 from .fields import MethodUsed, check_kind
 from .files import digest_of_bytes, read_bytes, write_bytes
 from .labels import key_of, public
@@ -45,7 +45,7 @@ class Expected:
 
     id: str
     kind: str
-    control: Control | None
+    control: ControlRole | None
     defense: MethodUsed
     attack: MethodUsed | None
     budget: dict[str, Any] = field(default_factory=dict)

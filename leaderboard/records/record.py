@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..kinds import KINDS, Control
+from ..kinds import KINDS, ControlRole
 from .fields import MethodUsed, Metric, Provenance, RecordedClaim, Reported, check_kind, check_known
 from .files import digest_of_bytes, read_bytes, refuse_links, write_bytes
 from .validation import RecordError, build, conform
@@ -47,7 +47,7 @@ class Record:
     suite: str
     suite_digest: str
     kind: str
-    control: Control | None = None
+    control: ControlRole | None = None
     defense: MethodUsed
     attack: MethodUsed | None = None
     task: dict[str, Any]
