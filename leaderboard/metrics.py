@@ -1,18 +1,63 @@
-"""The one table of metrics: what each number is called, its kind, unit and range, and which direction is good.
+"""The one table of metrics: name, kind of result, direction, range and unit of each number, and where it is shown.
 
-Scorers, records, boards, pages and suite files read it; a metric of another name is allowed in a record, unchecked, and
-can be no paper's figure. Standard library only.
+Scorers, records, boards, pages and suite files read it, so another metric is one more row here and the scorer that
+computes it. Records may hold metrics of other names, which are not checked, are in no column, and can be no paper's
+figure. Standard library only.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from .kinds import KINDS
 
 Better = Literal["higher", "lower"]
 """Which direction is good for the defender."""
 
-Kind = Literal["utility", "membership", "reconstruction", "claim"]
-"""The records that have it; `claim` is the ledger's figure, which stands in the claim of every record of a training."""
+CLAIM = "claim"
+"""In place of a kind: the ledger's figure, which stands in the claim of every record of a training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardColumn:
+    """A column of the board.
+
+    Attributes:
+        key: unique among the columns, also those that are no metric's ("defense", "rank", "epsilon", "attack", ...).
+        field: name in CSV and JSON; the key where empty.
+        variant: `task.noise` of the records that it is over; None for all.
+        header: parts of its header in text, Markdown and LaTeX; empty for a column of CSV and JSON alone.
+        digits: behind the point in these forms, which have to fit a terminal.
+        title: of the page's column; the parts of the header where empty.
+        unit: after that title, in small print.
+        hint: tooltip of that title.
+    """
+
+    key: str
+    field: str = ""
+    variant: str | None = None
+    header: tuple[str, ...] = ()
+    digits: int = 2
+    title: str = ""
+    unit: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """What a guess without any attack reaches, measured in the same record.
+
+    Attributes:
+        metric: that says how much.
+        of: whose it is, as "the mean public image".
+        margin: in the metric's unit, what a positive control must gain over it on average, and what a single seed of a
+            negative one may gain by chance.
+    """
+
+    metric: str
+    of: str
+    margin: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,59 +66,148 @@ class KnownMetric:
 
     Attributes:
         name: in records, suite files and CSV.
-        kind: of the records that have it.
+        kind: of the records that have it, or `CLAIM`.
         label: for a reader.
+        short: for a reader who knows which; the label where empty.
         unit: of its values; empty for fractions and counts.
         better: direction that is good for the defender.
         least: end of the range of its values.
         most: other end.
-        digits: behind the point, where a reader sees it.
+        digits: behind the point, on the page and in sentences.
+        chance: value of an attack that knows nothing; None where that is no single number.
+        floor: what takes the place of chance where it differs from record to record.
+        over_attacks: "worst" over the attacks tried, or of the "leading" one, for what no attack decides.
+        columns: of the board; none where only JSON and the page's details have it.
+        scale: ends of its strips on the page; values beyond them move the ends.
         reported: whether papers report it, so that a figure of theirs can stand beside ours.
+        pictured: whether it stands beside the pictures of an attack.
+        in_violations: whether the sentence about a refuted claim says it.
     """
 
     name: str
-    kind: Kind
+    kind: str
     label: str
+    short: str = ""
     unit: str = ""
     better: Better
     least: float = 0.0
     most: float = 1.0
     digits: int = 3
+    chance: float | None = None
+    floor: Floor | None = None
+    over_attacks: Literal["worst", "leading"] = "worst"
+    columns: tuple[BoardColumn, ...] = ()
+    scale: tuple[float, float] = (0.0, 1.0)
     reported: bool = True
+    pictured: bool = False
+    in_violations: bool = False
 
     @property
     def title(self) -> str:
         """Label and unit, as "PSNR, dB"."""
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
+    @property
+    def name_in_notes(self) -> str:
+        """The short name, else the label."""
+        return self.short or self.label
+
+    @property
+    def of_attack(self) -> bool:
+        """Whether an attack has it, and not the training or its claim."""
+        return self.kind != CLAIM and KINDS[self.kind].attacked
+
+    @property
+    def leak_sign(self) -> int:
+        """1 where larger values leak more, else -1."""
+        return 1 if self.better == "lower" else -1
+
     def clip(self, value: float) -> float:
         """The value, moved into the range where it is outside."""
         return min(max(value, self.least), self.most)
 
+    def words(self, value: float) -> str:
+        """The value with its unit, as "7.7 dB"."""
+        return self.with_unit(f"{value:.{self.digits}f}")
+
+    def with_unit(self, words: str) -> str:
+        """A number in words, and its unit."""
+        return f"{words} {self.unit}" if self.unit else words
+
 
 _TABLE = (
-    KnownMetric(name="accuracy", kind="utility", label="accuracy", better="higher"),
-    KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
-    KnownMetric(name="epsilon", kind="claim", label="claimed ε", better="lower", most=math.inf, digits=2),
-    KnownMetric(name="auc", kind="membership", label="AUC", better="lower"),
-    KnownMetric(name="tpr_at_1pct_fpr", kind="membership", label="TPR at 1 % FPR", better="lower"),
-    KnownMetric(name="tpr_at_0.1pct_fpr", kind="membership", label="TPR at 0.1 % FPR", better="lower"),
-    KnownMetric(name="advantage", kind="membership", label="advantage", better="lower", least=-1.0),
-    KnownMetric(name="balanced_accuracy", kind="membership", label="balanced accuracy", better="lower"),
     KnownMetric(
-        name="implied_epsilon", kind="membership", label="implied ε", better="lower", most=math.inf, reported=False
+        name="accuracy", kind="utility", label="accuracy", better="higher", scale=(0.9, 1.0),
+        columns=(
+            BoardColumn(
+                key="accuracy", header=("accuracy",), title="Accuracy", hint="On held-out data; higher is more useful."
+            ),
+        ),
+    ),
+    KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
+    KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
+    KnownMetric(
+        name="auc", kind="membership", label="AUC", better="lower", chance=0.5, scale=(0.4, 1.0), in_violations=True,
+        columns=(
+            BoardColumn(
+                key="auc", header=("worst", "AUC"), title="Worst AUC",
+                hint="Of the strongest membership attack; 0.5 is chance, 1 tells all.",
+            ),
+        ),
     ),
     KnownMetric(
-        name="psnr", kind="reconstruction", label="PSNR", unit="dB", better="lower", most=math.inf, digits=1
+        name="tpr_at_1pct_fpr", kind="membership", label="TPR at 1 % FPR", short="TPR", better="lower", chance=0.01,
+        scale=(0.0, 0.1), in_violations=True,
+        columns=(
+            BoardColumn(
+                key="tpr", field="tpr_at_1pct_fpr", header=("worst", "TPR@1%FPR"), digits=3, title="Worst TPR",
+                unit="at 1 % FPR", hint="Members found at one false alarm in a hundred; chance is 0.01.",
+            ),
+        ),
+    ),
+    KnownMetric(
+        name="tpr_at_0.1pct_fpr", kind="membership", label="TPR at 0.1 % FPR", better="lower", chance=0.001,
+        scale=(0.0, 0.1),
+    ),
+    KnownMetric(name="advantage", kind="membership", label="advantage", better="lower", least=-1.0, chance=0.0),
+    KnownMetric(
+        name="balanced_accuracy", kind="membership", label="balanced accuracy", better="lower", chance=0.5,
+        scale=(0.4, 1.0),
+    ),
+    KnownMetric(
+        name="implied_epsilon", kind="membership", label="implied ε", better="lower", most=math.inf, chance=0.0,
+        reported=False,
+    ),
+    KnownMetric(
+        name="psnr", kind="reconstruction", label="PSNR", unit="dB", better="lower", most=math.inf, digits=1,
+        # 3 dB is half the error of the mean public image.
+        floor=Floor(metric="psnr_floor", of="the mean public image", margin=3.0), pictured=True,
+        columns=(
+            BoardColumn(
+                key="psnr_free", field="psnr_without_noise", variant="none", header=("PSNR, dB,", "no noise"), digits=1,
+                title="PSNR", unit="no noise, dB",
+                hint="Of images found in one update without its noise; higher leaks more.",
+            ),
+            BoardColumn(
+                key="psnr_noisy", field="psnr_with_noise", variant="calibrated", header=("PSNR, dB,", "with noise"),
+                digits=1, title="PSNR", unit="with noise, dB",
+                hint="Of images found in one update as it is released; higher leaks more.",
+            ),
+        ),
     ),
     KnownMetric(
         name="psnr_floor", kind="reconstruction", label="PSNR of the mean public image", unit="dB", better="lower",
-        most=math.inf, digits=1, reported=False,
+        most=math.inf, digits=1, over_attacks="leading", reported=False,
+        columns=(BoardColumn(key="floor", field="psnr_floor", digits=1),),
     ),
     KnownMetric(name="mse", kind="reconstruction", label="MSE", better="higher", most=math.inf, digits=4),
-    KnownMetric(name="ssim", kind="reconstruction", label="SSIM", better="lower", least=-1.0),
-    KnownMetric(name="lpips", kind="reconstruction", label="LPIPS", better="higher", most=math.inf),
-    KnownMetric(name="label_accuracy", kind="reconstruction", label="labels", better="lower", digits=2),
+    KnownMetric(name="ssim", kind="reconstruction", label="SSIM", better="lower", least=-1.0, pictured=True),
+    KnownMetric(
+        name="lpips", kind="reconstruction", label="LPIPS", better="higher", most=math.inf, pictured=True
+    ),
+    KnownMetric(
+        name="label_accuracy", kind="reconstruction", label="labels", better="lower", digits=2, pictured=True
+    ),
     KnownMetric(
         name="objective", kind="reconstruction", label="objective", better="higher", least=-math.inf, most=math.inf,
         reported=False,
@@ -81,7 +215,22 @@ _TABLE = (
 )  # fmt: skip
 
 METRICS = {metric.name: metric for metric in _TABLE}
-"""Name -> what is known of it."""
+"""Name -> what is known of it, in the order in which a kind's metrics are shown. Read where it is used, never
+copied at import, so that a row added while a program runs is seen everywhere."""
 
-REPORTED = tuple(metric.name for metric in _TABLE if metric.reported)
-"""Names that a paper's figure can have."""
+
+def reported() -> tuple[str, ...]:
+    """Names that a paper's figure can have."""
+    return tuple(metric.name for metric in METRICS.values() if metric.reported)
+
+
+def columns(*, written: bool = False) -> Iterator[tuple[KnownMetric, BoardColumn]]:
+    """The metrics' columns of the board, by kinds in their order.
+
+    Args:
+        written: only those that a reader sees in text and on the page, without those of CSV and JSON alone.
+    """
+    for kind in KINDS.values():
+        for metric in METRICS.values():
+            if metric.kind == kind.name:
+                yield from ((metric, column) for column in metric.columns if column.header or not written)

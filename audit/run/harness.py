@@ -18,7 +18,7 @@ import torch
 
 from leaderboard.records.files import refuse_links, sweep
 from leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
-from leaderboard.records.record import Claim, MethodUsed, Provenance, Record, RecordError, Reported, write
+from leaderboard.records.record import MethodUsed, Provenance, Record, RecordedClaim, RecordError, Reported, write
 
 from ..catalog import methods as catalog
 from ..plan import expand as planning
@@ -318,7 +318,7 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
         task=request.task | outcome.task,
         budget=request.budget.to_dict(),
         requires=None if attack is None else catalog.attack(attack.name).requires.to_dict(),
-        claim=None if claim is None else Claim(**claim),
+        claim=None if claim is None else RecordedClaim(**claim),
         noise_multiplier=outcome.noise_multiplier,
         noise=outcome.noise,
         metrics=outcome.metrics,

@@ -30,7 +30,7 @@ from .utility import mean_metric
 BETTER: dict[str, Better] = {
     metric.name: metric.better
     for metric in METRICS.values()
-    if metric.kind == "reconstruction" and metric.name != "psnr_floor"
+    if metric.kind == "reconstruction" and metric.over_attacks == "worst"
 }
 """What is measured -> which direction is good for the defender."""
 

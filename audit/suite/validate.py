@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks import data as datasets
 from benchmarks import models
-from leaderboard.metrics import METRICS, REPORTED
+from leaderboard.metrics import METRICS
+from leaderboard.metrics import reported as reported_metrics
 
 from ..catalog import methods as catalog
 from ..catalog.messages import no_such, way_out
@@ -126,8 +127,8 @@ def wrong_reported(
         if isinstance(attack, str) and attack not in known_attacks and attack not in _names(raw, "attack"):
             wrong.append((f"{path}.attack", no_such("attack", attack, sorted(known_attacks)) + " in this suite"))
         metric = row.get("metric")
-        if isinstance(metric, str) and metric not in REPORTED:
-            wrong.append((f"{path}.metric", no_such("metric", metric, REPORTED)))
+        if isinstance(metric, str) and metric not in (metrics := reported_metrics()):
+            wrong.append((f"{path}.metric", no_such("metric", metric, metrics)))
         elif isinstance(metric, str) and (problem := _misplaced(metric, attack)):
             wrong.append((f"{path}.metric", problem))
         for key in row:
@@ -138,8 +139,8 @@ def wrong_reported(
 
 def _misplaced(metric: str, attack: Any) -> str:
     """Why a figure stands beside no cell's number: its kind of record has no such metric."""
-    kind = METRICS[metric].kind
-    if kind in ("utility", "claim"):
+    known = METRICS[metric]
+    if not known.of_attack:
         return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""
     if attack is None:
         return f"{metric!r} is an attack's, so attack must name one, got none"
@@ -148,7 +149,7 @@ def _misplaced(metric: str, attack: Any) -> str:
             found = catalog.attack(attack).kind
         except CatalogError:
             return ""  # said where the attack is listed
-        return "" if found == kind else f"{metric!r} is of {kind}, and {attack} is of {found}"
+        return "" if found == known.kind else f"{metric!r} is of {known.kind}, and {attack} is of {found}"
     return ""
 
 

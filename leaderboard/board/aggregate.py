@@ -22,17 +22,17 @@ class BoardError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class BoardCell:
     """One defense against one attack (or its utility, without one) at one task, over seeds.
 
     Attributes:
         kind: as in the records.
         attack: the attack's label, with settings where attacks of one name differ; None for utility.
-        noise: reconstruction only: "none" is the release without its noise.
+        noise: the variant, where its kind has several: "none" is the release without its noise.
         records: the "ok" record of each seed.
     """
 
-    kind: Literal["utility", "membership", "reconstruction"]
+    kind: str
     attack: str | None
     noise: str | None
     records: Mapping[int, Record]
@@ -86,7 +86,7 @@ class Estimate:
         return value if self.ends is None else f"{value} [{self.ends[0]:.{digits}f}, {self.ends[1]:.{digits}f}]"
 
 
-def over_seeds(name: str, cell: Cell, *, looks: int = 1) -> Estimate:
+def over_seeds(name: str, cell: BoardCell, *, looks: int = 1) -> Estimate:
     """The mean of a metric over the seeds of a cell, with a 95 % interval.
 
     The interval is Student's t over seeds. With one seed, or with seeds that agree to the last digit (where t
@@ -110,6 +110,7 @@ def over_seeds(name: str, cell: Cell, *, looks: int = 1) -> Estimate:
     values = [m.value for m in measured.values() if m.value is not None]
     center = min(max(fmean(values), min(values)), max(values))  # rounding must not leave the values' range
     ends, kind = student(values, looks=looks), "seeds"
+    # Equal values have no spread over seeds, and t would claim certainty: each record's own interval does not.
     if ends is None:
         ends, kind = _own_interval(list(measured.values()), looks), "own"
     if ends is None:
@@ -123,7 +124,7 @@ def over_seeds(name: str, cell: Cell, *, looks: int = 1) -> Estimate:
     )  # fmt: skip
 
 
-def worst_case(name: str, cells: list[Cell], *, missing: str) -> Estimate:
+def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
     """The strongest attack's mean, with an interval that covers the strongest whichever it is.
 
     Args:
@@ -139,6 +140,7 @@ def worst_case(name: str, cells: list[Cell], *, missing: str) -> Estimate:
         reasons = [over_seeds(name, cell).reason for cell in cells]
         reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing
         return Estimate(metric=name, value=None, reason=reason)
+    # Again, and wider: the maximum of k means is beyond its own interval up to k times as often (Bonferroni).
     found = [over_seeds(name, cell, looks=looks) for cell in cells]
     found = [estimate for estimate in found if estimate.value is not None]
     sign = 1 if _better(name, cells) == "lower" else -1
@@ -179,7 +181,7 @@ def _pessimistic(estimate: Estimate, sign: int) -> float:
     return end if end is not None else (estimate.value or 0.0)
 
 
-def _better(name: str, cells: list[Cell]) -> str:
+def _better(name: str, cells: list[BoardCell]) -> str:
     if name in METRICS:
         return METRICS[name].better
     said = {r.metrics[name].better for cell in cells for r in cell.records.values() if name in r.metrics}

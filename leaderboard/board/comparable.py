@@ -1,11 +1,12 @@
-"""Whether records can stand in one table: attacked by the same attacks, trained on the same deal of data, by one code.
+"""Whether records can stand in one table: attacked by the same attacks, trained on the same split, by one code.
 
-A folder may hold several requests of one suite, and each of them can be complete while the defenses in it were not
-treated alike: by `--set`, a changed suite file, or another version of the code for a part of the seeds.
+A folder may hold several requests of one suite, each of them complete, under which defenses were trained or attacked
+differently: by `--set`, a changed suite file, or another version of the code for a part of the seeds.
 """
 
 from collections.abc import Iterable
 
+from ..kinds import KINDS
 from ..records.labels import key_of
 from ..records.record import Record
 
@@ -19,10 +20,10 @@ SHARE = ("data", "model", "model_settings", "model_digest", "step", "steps", "ba
 """What it decides about shared updates."""
 
 
-def faced(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
+def attacks_tried(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
     """The attacks that were run, also those that failed: (kind, name) by all of their settings.
 
-    One that was skipped, as where an extra is not installed, tried nothing; what cannot be run in any row divides none.
+    A skipped attack, as where an extra is not installed, measured nothing, so a row without it lacks nothing.
 
     Args:
         records: of one row, of any status.
@@ -30,22 +31,24 @@ def faced(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
     found = {}
     for record in records:
         if record.attack is not None and record.status != "skipped":
-            share = {key: record.task.get(key) for key in SHARE} if record.kind == "reconstruction" else None
+            # The same attack on another batch or step is another question.
+            own = KINDS[record.kind].own_task
+            share = {key: record.task.get(key) for key in SHARE} if own else None
             key = key_of((record.kind, record.attack.name, record.attack.settings, share))
             found[key] = (record.kind, record.attack.name)
     return found
 
 
-def dealt_alike(records: Iterable[Record]) -> bool:
+def same_splits(records: Iterable[Record]) -> bool:
     """Whether all were trained on as many examples with the same model, and those of one seed on the same examples.
 
     Args:
         records: of one section.
     """
-    tasks = [(record.seed, record.task) for record in records if record.kind != "reconstruction"]
+    tasks = [(record.seed, record.task) for record in records if not KINDS[record.kind].own_task]
     tables = {key_of({key: task.get(key) for key in TASK}) for _, task in tasks}
-    deals = {(seed, task.get("digest")) for seed, task in tasks}
-    return len(tables) <= 1 and len(deals) == len({seed for seed, _ in deals})
+    splits = {(seed, task.get("digest")) for seed, task in tasks}
+    return len(tables) <= 1 and len(splits) == len({seed for seed, _ in splits})
 
 
 def mixed(records: Iterable[Record]) -> dict[str, list[str]]:

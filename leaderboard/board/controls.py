@@ -8,13 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ..kinds import KINDS, KindOfResult
+from ..metrics import METRICS, Floor, KnownMetric
 from ..records.record import Record
-from .aggregate import Cell, Estimate, over_seeds, student
+from .aggregate import BoardCell, Estimate, over_seeds, student
 from .rows import Row
-
-MARGIN = 3.0
-"""dB above the mean public image, half its error, that a positive control must gain on average, and that a single seed
-of a negative one may gain by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +46,11 @@ class Violation:
 def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[ControlResult, ...]:
     """Compares every control with what it must show.
 
-    A positive control must have a worst-case AUC whose interval lies above 0.5, and a mean PSNR above that of
-    the mean public image. A negative one must have no AUC interval above 0.5, and no PSNR significantly above
-    that floor (its mean difference over seeds, paired, has an interval above 0; with one seed, it exceeds 3 dB).
+    Each kind of result is judged by its main metric. Where chance is a single value (AUC: 0.5), the interval of some
+    attack on a positive control must lie beyond it, and that of none on a negative one. Where what anyone could guess
+    is measured beside it (PSNR: the mean public image's), a positive control must exceed it by the margin on average,
+    and a negative one must not exceed it significantly: the mean difference over seeds, paired, has an interval that
+    reaches 0; with one seed, it is within the margin.
 
     Args:
         rows: of the board.
@@ -67,10 +67,12 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
             continue
         name = f"{row.suite}: {row.label}"
         kinds = {cell.kind for cell in row.cells} | {r.kind for r in row.unranked if r.status == "failed"}
-        if "membership" in kinds:
-            results.append(_membership(name, row))
-        if "reconstruction" in kinds:
-            results.append(_reconstruction(name, row))
+        for kind in KINDS.values():
+            if kind.name in kinds and row.control in kind.controls:
+                floor = METRICS[kind.main].floor
+                results.append(
+                    _above_chance(name, row, kind) if floor is None else _above_floor(name, row, kind, floor)
+                )
         shown.add((row.suite, row.defense.name, row.control))
     for record in records:
         control = (record.suite, record.defense.name, record.control)
@@ -110,58 +112,72 @@ def find_violations(records: Iterable[Record]) -> tuple[Violation, ...]:
     return tuple(_violation(record) for record in records if "claim_violated" in record.flags)
 
 
-def _membership(name: str, row: Row) -> ControlResult:
-    auc = row.auc
-    expected = "AUC above 0.5" if row.control == "positive" else "AUC not above 0.5"
-    attacks = [over_seeds("auc", cell, looks=auc.looks) for cell in row.cells if cell.kind == "membership"]
-    lows = [attack.low for attack in attacks if attack.value is not None]
-    if auc.value is None:
-        measured, ok = f"nothing: {auc.reason}", False
-    elif row.control == "positive":
-        measured, ok = _measured(auc), any(low is not None and low > 0.5 for low in lows)
+def leaks(metric: KnownMetric, estimate: Estimate) -> bool | None:
+    """Whether an interval lies beyond chance, on the side that leaks; None without an interval."""
+    end = estimate.low if metric.leak_sign > 0 else estimate.high
+    if end is None or metric.chance is None:
+        return None
+    return metric.leak_sign * end > metric.leak_sign * metric.chance
+
+
+def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
+    """Whether a worst case is told from chance, where chance is the same in every record."""
+    metric, worst = METRICS[kind.main], row.main(kind)[0]
+    expected = f"{metric.label} {_side(metric, row)} {metric.chance:g}"
+    attacks = [over_seeds(metric.name, cell, looks=worst.looks) for cell in row.cells if cell.kind == kind.name]
+    told = [leaks(metric, attack) for attack in attacks if attack.value is not None]
+    if worst.value is None:
+        measured, ok = f"nothing: {worst.reason}", False
     else:
-        measured, ok = _measured(auc), all(low is not None and low <= 0.5 for low in lows)
-    return ControlResult(name=f"{name}, membership", expected=expected, measured=measured, ok=ok)
+        ends = f" {worst.words(metric.digits).partition(' ')[2]}" if worst.ends else " without an interval"
+        measured = f"{metric.label} {metric.words(worst.value)}{ends} by {worst.attack}"
+        ok = any(told) if row.control == "positive" else all(leak is False for leak in told)
+    return ControlResult(name=f"{name}, {kind.name}", expected=expected, measured=measured, ok=ok)
 
 
-def _measured(auc: Estimate) -> str:
-    ends = "without an interval" if auc.low is None else f"[{auc.low:.3f}, {auc.high:.3f}]"
-    return f"AUC {auc.value:.3f} {ends} by {auc.attack}"
-
-
-def _reconstruction(name: str, row: Row) -> ControlResult:
-    cells = [cell for cell in row.cells if cell.kind == "reconstruction"]
-    gains = [(cell, _gains(cell)) for cell in cells]
+def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> ControlResult:
+    """Whether an attack gains on what anyone could guess, which is another number in every record."""
+    metric = METRICS[kind.main]
+    expected = f"{metric.label} {_side(metric, row)} {floor.of}'s"
+    name = f"{name}, {kind.name}"
+    gains = [(cell, _gains(cell, metric, floor)) for cell in row.cells if cell.kind == kind.name]
     gains = [(cell, pairs) for cell, pairs in gains if pairs]
-    word = "above" if row.control == "positive" else "not above"
-    expected = f"PSNR {word} the mean public image's"
-    name = f"{name}, reconstruction"
     if not gains:
-        why = row.psnr_free.reason or row.floor.reason or "no psnr with its psnr_floor"
+        reasons = (row.main(kind)[0].reason, *(row.estimates[c.key].reason for c in METRICS[floor.metric].columns))
+        why = next(filter(None, reasons), f"no {metric.name} with its {floor.metric}")
         return ControlResult(name=name, expected=expected, measured=f"nothing: {why}", ok=False)
-    best, pairs = max(gains, key=lambda gain: fmean(psnr - floor for psnr, floor in gain[1]))
-    psnr, floor = fmean(p for p, _ in pairs), fmean(f for _, f in pairs)
-    measured = f"PSNR {psnr:.1f} dB against {floor:.1f} dB by {best.attack}"
+    best, pairs = max(gains, key=lambda gain: fmean(metric.leak_sign * (found - free) for found, free in gain[1]))
+    found, free = fmean(f for f, _ in pairs), fmean(f for _, f in pairs)
+    measured = f"{metric.label} {metric.words(found)} against {metric.words(free)} by {best.attack}"
     if row.control == "positive":
-        return ControlResult(name=name, expected=expected, measured=measured, ok=psnr > floor + MARGIN)
-    leaks = any(_lower_end([p - f for p, f in pairs], looks=len(gains)) > 0 for _, pairs in gains)
-    return ControlResult(name=name, expected=expected, measured=measured, ok=not leaks)
+        ok = metric.leak_sign * found > metric.leak_sign * free + floor.margin
+        return ControlResult(name=name, expected=expected, measured=measured, ok=ok)
+    lower = [
+        _lower_end([metric.leak_sign * (f - g) for f, g in pairs], looks=len(gains), margin=floor.margin)
+        for _, pairs in gains
+    ]
+    return ControlResult(name=name, expected=expected, measured=measured, ok=not any(end > 0 for end in lower))
 
 
-def _gains(cell: Cell) -> list[tuple[float, float]]:
-    """(psnr, floor) of every seed that has both, dB."""
+def _side(metric: KnownMetric, row: Row) -> str:
+    side = "above" if metric.leak_sign > 0 else "below"
+    return side if row.control == "positive" else f"not {side}"
+
+
+def _gains(cell: BoardCell, metric: KnownMetric, floor: Floor) -> list[tuple[float, float]]:
+    """(what was found, its floor) of every seed that has both, in the metric's unit."""
     pairs = []
     for record in cell.records.values():
-        psnr, floor = record.metrics.get("psnr"), record.metrics.get("psnr_floor")
-        if psnr is not None and floor is not None and psnr.value is not None and floor.value is not None:
-            pairs.append((psnr.value, floor.value))
+        found, free = record.metrics.get(metric.name), record.metrics.get(floor.metric)
+        if found is not None and free is not None and found.value is not None and free.value is not None:
+            pairs.append((found.value, free.value))
     return pairs
 
 
-def _lower_end(values: list[float], *, looks: int) -> float:
+def _lower_end(values: list[float], *, looks: int, margin: float) -> float:
     ends = student(values, looks=looks)
     # One seed has no spread to go by: it then takes a margin that chance does not give.
-    return fmean(values) - MARGIN if ends is None else ends[0]
+    return fmean(values) - margin if ends is None else ends[0]
 
 
 def _violation(record: Record) -> Violation:
@@ -170,10 +186,10 @@ def _violation(record: Record) -> Violation:
     words = f"{record.defense.name} against {attack or 'nothing'}, seed {record.seed}"
     if claim is not None and claim.epsilon is not None:
         words += f", claims epsilon {claim.epsilon:.3g} at delta {claim.delta:g}"
-    for name in ("auc", "tpr_at_1pct_fpr"):
-        metric = record.metrics.get(name)
-        if metric is not None and metric.value is not None:
-            ends = "" if metric.low is None else f" [{metric.low:.3f}, {metric.high:.3f}]"
-            words += f", {name} {metric.value:.3f}{ends}"
+    for known in METRICS.values():
+        metric = record.metrics.get(known.name)
+        if known.in_violations and metric is not None and metric.value is not None:
+            ends = "" if metric.low is None else f" [{metric.low:.{known.digits}f}, {metric.high:.{known.digits}f}]"
+            words += f", {known.name} {metric.value:.{known.digits}f}{ends}"
     sentence = f"{words} (record {record.id})"
     return Violation(defense=record.defense.name, attack=attack, seed=record.seed, record=record.id, sentence=sentence)

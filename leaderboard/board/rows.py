@@ -1,6 +1,6 @@
 """Sorts records into the rows of a board: one for each suite, defense with its settings, budget and task.
 
-Reconstruction has a task of its own (one shared update of a fresh model), so its records join the rows of the
+Records of a kind with a task of its own (reconstruction: one shared update of a fresh model) join the rows of the
 same suite, defense, budget and control. What a seed decides (hashes of its split) does not divide a row, and
 neither does the suite's digest, because adding a cell to a suite changes no other cell.
 """
@@ -9,15 +9,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from ..records.fields import Claim, MethodUsed
+from ..kinds import KINDS, ControlRole, KindOfResult
+from ..metrics import METRICS, BoardColumn, KnownMetric, columns
+from ..records.fields import MethodUsed, RecordedClaim
 from ..records.folder import Completeness
 from ..records.labels import differences, key_of, public, without
 from ..records.manifest import Expected, belongs
 from ..records.record import Record
-from .aggregate import BoardError, Cell, Estimate, worst_case
-from .comparable import dealt_alike, faced, mixed
+from .aggregate import BoardCell, BoardError, Estimate, worst_case
+from .comparable import attacks_tried, mixed, same_splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,7 @@ class Row:
         claim: the largest claim of its records; None when there is none.
         noise_multiplier: noise std / sensitivity; None when not recorded or not one number.
         cells: all that was measured.
-        accuracy: utility on held-out data.
-        auc: worst-case membership, area under the ROC curve.
-        tpr: worst-case membership, true positive rate at 1 % false positive rate.
-        psnr_free: worst-case reconstruction from a release without its noise, dB.
-        psnr_noisy: worst-case reconstruction at the calibrated noise, dB.
-        floor: PSNR of the mean public image, which needs no update at all, dB.
+        estimates: key of a column -> its number, for every column of `metrics.columns`.
         flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks,
             uneven_tasks, mixed_code, claims_differ.
         unranked: its records that failed or were skipped.
@@ -54,18 +51,13 @@ class Row:
     defense: MethodUsed
     budget: Mapping[str, Any]
     task: Mapping[str, Any]
-    control: Literal["positive", "negative"] | None
+    control: ControlRole | None
     details: str
     variant: str
-    claim: Claim | None
+    claim: RecordedClaim | None
     noise_multiplier: float | None
-    cells: tuple[Cell, ...]
-    accuracy: Estimate
-    auc: Estimate
-    tpr: Estimate
-    psnr_free: Estimate
-    psnr_noisy: Estimate
-    floor: Estimate
+    cells: tuple[BoardCell, ...]
+    estimates: Mapping[str, Estimate]
     flags: tuple[str, ...]
     unranked: tuple[Record, ...]
     missing: tuple[Expected, ...] = ()
@@ -88,6 +80,20 @@ class Row:
         """The row in words."""
         control = f" ({self.control} control)" if self.control else ""
         return self.defense.name + (f" ({self.details})" if self.details else "") + control
+
+    @property
+    def accuracy(self) -> Estimate:
+        """What the defense costs, on held-out data."""
+        return self.estimates["accuracy"]
+
+    @property
+    def auc(self) -> Estimate:
+        """Worst case over the membership attacks, by which contestants are ranked."""
+        return self.estimates["auc"]
+
+    def main(self, kind: KindOfResult) -> list[Estimate]:
+        """The estimates of a kind's main metric, one for each column that it has."""
+        return [self.estimates[column.key] for column in METRICS[kind.main].columns]
 
     @property
     def records(self) -> list[Record]:
@@ -158,16 +164,18 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     for row in rows:
         if row.control is None:
             sections.setdefault(row.section, []).append(row)
-    dealt = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
-    uneven = {key for key, records in dealt.items() if not dealt_alike(records)}
+    of_section = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
+    uneven = {key for key, records in of_section.items() if not same_splits(records)}
     found = []
     for row in rows:
         others = sections.get(row.section, []) if row.control is None else []
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
         if any(set(other.seeds) - set(row.seeds) for other in others):
             flags["uneven_seeds"] = None
-        tried = {key: attack for other in others for key, attack in faced([*other.records, *other.unranked]).items()}
-        if absent := tried.keys() - faced([*row.records, *row.unranked]).keys():
+        tried = {
+            key: attack for other in others for key, attack in attacks_tried([*other.records, *other.unranked]).items()
+        }
+        if absent := tried.keys() - attacks_tried([*row.records, *row.unranked]).keys():
             flags["uneven_attacks"] = None
             lacks |= {tried[key][0] for key in absent}
         if row.control is None and row.section in uneven:
@@ -230,13 +238,13 @@ class _Draft:
 
 
 def _drafts(group: list[Record]) -> list[_Draft]:
-    """Splits the records of one defense by training task; reconstruction joins each of them."""
+    """Splits the records of one defense by training task; those with a task of their own join each of them."""
     ok = [record for record in group if record.status == "ok"]
     rest = [record for record in group if record.status != "ok"]
-    shared = [record for record in ok if record.kind == "reconstruction"]
+    shared = [record for record in ok if _own_task(record)]
     trained: dict[str, list[Record]] = {}
     for record in ok:
-        if record.kind != "reconstruction":
+        if not _own_task(record):
             trained.setdefault(key_of(public(record.task)), []).append(record)
     if not trained and shared:
         task = without(public(shared[0].task), "noise")
@@ -245,7 +253,7 @@ def _drafts(group: list[Record]) -> list[_Draft]:
     for key, own in trained.items():
         # A cell may fail before its task is resolved; it then counts against every row it may belong to.
         others = trained.keys() - {key}
-        failed = [r for r in rest if r.kind == "reconstruction" or key_of(public(r.task)) not in others]
+        failed = [r for r in rest if _own_task(r) or key_of(public(r.task)) not in others]
         drafts.append(_Draft(first=own[0], task=public(own[0].task), ok=own + shared, unranked=failed))
     return drafts
 
@@ -264,24 +272,12 @@ def _finish(family: list[_Draft]) -> list[Row]:
 
 def _row(draft: _Draft, details: str, variant: str) -> Row:
     cells = _cells(draft.ok)
-    membership = [cell for cell in cells if cell.kind == "membership"]
-    images = [cell for cell in cells if cell.kind == "reconstruction"]
-    free = [cell for cell in images if cell.noise == "none"]
-    noisy = [cell for cell in images if cell.noise != "none"]
-    why = {kind: _why_missing(kind, draft.unranked) for kind in ("utility", "membership", "reconstruction")}
-    why_free, why_noisy = (_why_missing("reconstruction", draft.unranked, n) for n in ("none", "calibrated"))
-    multipliers = {r.noise_multiplier for r in draft.ok if r.kind != "reconstruction"}
-    if multipliers == {0.0}:
-        why_noisy = "this defense adds no noise"
-    psnr_free = worst_case("psnr", free, missing=why_free)
-    psnr_noisy = worst_case("psnr", noisy, missing=why_noisy)
-    # Where attacks see several shared tasks, their labels differ, and so do the images and their floor.
-    floor_of = [cell for cell in images if cell.attack == (psnr_free.attack or psnr_noisy.attack)]
+    multipliers = {r.noise_multiplier for r in draft.ok if not _own_task(r)}
     claim, differ = _claim(draft.ok)
     flags = dict.fromkeys(flag for record in draft.ok + draft.unranked for flag in record.flags)
     if any(record.status == "failed" for record in draft.unranked):
         flags["incomplete"] = None
-    if any(len({tuple(cell.records) for cell in cells if cell.kind == kind}) > 1 for kind in why):
+    if any(len({tuple(cell.records) for cell in cells if cell.kind == kind}) > 1 for kind in KINDS):
         flags["uneven_seeds"] = None
     if differ:
         flags["claims_differ"] = None
@@ -294,26 +290,37 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
         details=details,
         variant=variant,
         claim=claim,
-        noise_multiplier=multipliers.pop() if len(multipliers) == 1 else None,
+        noise_multiplier=next(iter(multipliers)) if len(multipliers) == 1 else None,
         cells=tuple(cells),
-        accuracy=worst_case("accuracy", [c for c in cells if c.kind == "utility"], missing=why["utility"]),
-        auc=worst_case("auc", membership, missing=why["membership"]),
-        tpr=worst_case("tpr_at_1pct_fpr", membership, missing=why["membership"]),
-        psnr_free=psnr_free,
-        psnr_noisy=psnr_noisy,
-        floor=worst_case("psnr_floor", floor_of[:1], missing=why["reconstruction"]),
+        estimates=_estimates(cells, draft.unranked, noiseless=multipliers == {0.0}),
         flags=tuple(flags),
         unranked=tuple(draft.unranked),
         lacks=frozenset(record.kind for record in draft.unranked if record.status == "failed"),
     )
 
 
-def _cells(records: list[Record]) -> list[Cell]:
+def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: bool) -> dict[str, Estimate]:
+    """The number of every column, in their order; `noiseless` defenses have nothing in a variant that needs noise."""
+    found = {}
+    # Worst cases before the numbers that are taken from the leading attack, since they say which one leads.
+    for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
+        seen = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
+        if metric.over_attacks == "leading":
+            # Where attacks see several shared tasks, their labels differ, and so do the images and their floor.
+            main = [found[other.key] for other in METRICS[KINDS[metric.kind].main].columns]
+            lead = next((estimate.attack for estimate in main if estimate.attack), None)
+            seen = [cell for cell in seen if cell.attack == lead][:1]
+        missing = _why_missing(metric, column, unranked, noiseless=noiseless)
+        found[column.key] = worst_case(metric.name, seen, missing=missing)
+    return {column.key: found[column.key] for _, column in columns()}
+
+
+def _cells(records: list[Record]) -> list[BoardCell]:
     """One cell for each attack (with its settings, and its shared task), each with its seeds in order."""
     found: dict[str, list[Record]] = {}
     for record in records:
         attack = None if record.attack is None else (record.attack.name, record.attack.settings)
-        task = public(record.task) if record.kind == "reconstruction" else None
+        task = public(record.task) if _own_task(record) else None
         found.setdefault(key_of((record.kind, attack, task)), []).append(record)
     groups = list(found.values())
     labels = _attack_labels([group[0] for group in groups])
@@ -327,8 +334,8 @@ def _cells(records: list[Record]) -> list[Cell]:
                     f"{cell} is recorded twice, as {other.id} (code {other.provenance.code}) "
                     f"and {record.id} (code {record.provenance.code}); remove one"
                 )
-        noise = group[0].task.get("noise") if group[0].kind == "reconstruction" else None
-        cells.append(Cell(kind=group[0].kind, attack=label, noise=noise, records=seeds))
+        noise = group[0].task.get("noise") if KINDS[group[0].kind].variants else None
+        cells.append(BoardCell(kind=group[0].kind, attack=label, noise=noise, records=seeds))
     return cells
 
 
@@ -342,17 +349,17 @@ def _attack_labels(firsts: list[Record]) -> list[str | None]:
     for (kind, name), places in same.items():
         settings = differences([a.settings for i in places if (a := firsts[i].attack) is not None])
         tasks = [without(public(firsts[i].task), "noise") for i in places]
-        extra = differences(tasks) if kind == "reconstruction" else [""] * len(places)
+        extra = differences(tasks) if KINDS[kind].own_task else [""] * len(places)
         for i, words in zip(places, zip(settings, extra, strict=True), strict=True):
             text = ", ".join(filter(None, words))
             labels[i] = f"{name} ({text})" if text else name
     return labels
 
 
-def _claim(records: list[Record]) -> tuple[Claim | None, bool]:
+def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
     """The largest claim, and whether claims differ; the training's, not that of a simulated update."""
-    order = {"utility": 0, "membership": 0, "reconstruction": 1}
-    rank = [(order[r.kind] + (r.task.get("noise") == "none"), r.claim) for r in records if r.claim]
+    # Trainings before shared updates, and among these the release with its noise before the one without.
+    rank = [(_own_task(r) + (r.task.get("noise") == "none"), r.claim) for r in records if r.claim]
     claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]
     if not claims:
         return None, False
@@ -360,8 +367,15 @@ def _claim(records: list[Record]) -> tuple[Claim | None, bool]:
     return largest, len({(claim.epsilon, claim.delta) for claim in claims}) > 1
 
 
-def _why_missing(kind: str, unranked: list[Record], noise: str | None = None) -> str:
-    of_kind = [r for r in unranked if r.kind == kind and (noise is None or r.task.get("noise", noise) == noise)]
+def _why_missing(metric: KnownMetric, column: BoardColumn, unranked: list[Record], *, noiseless: bool) -> str:
+    noise, variant = column.variant, KINDS[metric.kind].variant(column.variant)
+    if variant is not None and variant.needs_noise and noiseless:
+        return "this defense adds no noise"
+    of_kind = [r for r in unranked if r.kind == metric.kind and (noise is None or r.task.get("noise", noise) == noise)]
     reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)
-    what = {"none": "noise-free ", "calibrated": "noisy ", None: ""}[noise] + kind
+    what = metric.kind if variant is None else f"{variant.adjective} {metric.kind}"
     return "; ".join(reasons) or f"no {what} record"
+
+
+def _own_task(record: Record) -> bool:
+    return KINDS[record.kind].own_task

@@ -15,24 +15,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..records.folder import Completeness, Verify, read_folder
+from ..kinds import attacked
+from ..metrics import columns
+from ..records.folder import Completeness, ScoreCheck, read_folder
 from ..records.record import Record
 from . import text_formats as forms
-from .aggregate import BoardError, Cell, Estimate, over_seeds
-from .content import Sheet, alarms, gaps, sheet
+from .aggregate import BoardCell, BoardError, Estimate, over_seeds
+from .content import Sheet, sheet
 from .controls import ControlResult, Violation, check_controls, find_violations
+from .notes import alarms, gaps
 from .rows import Row, rows_from
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
-
-_ESTIMATES = {
-    "accuracy": "accuracy",
-    "auc": "auc",
-    "tpr": "tpr_at_1pct_fpr",
-    "psnr_free": "psnr_without_noise",
-    "psnr_noisy": "psnr_with_noise",
-    "floor": "psnr_floor",
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class Board:
         )
 
     @classmethod
-    def from_folder(cls, results: str | os.PathLike[str], verify: Verify | None = None) -> "Board":
+    def from_folder(cls, results: str | os.PathLike[str], verify: ScoreCheck | None = None) -> "Board":
         """The board of a folder of results, held against the arrays and the manifests that lie there.
 
         Args:
@@ -186,6 +180,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "budget": _json(row.budget),
         "task": _json(row.task),
         "control": row.control,
+        # An empty field is what was not measured, and an infinite claim is known.
         "epsilon": None if claim is None else "inf" if claim.epsilon is None else claim.epsilon,
         "epsilon_rdp": claim and claim.epsilon_rdp,
         "epsilon_as_if_poisson": claim and claim.as_if_poisson,
@@ -198,8 +193,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "epsilon_unverified": "; ".join(row.claim.unverified) if row.claim else None,
         "noise_multiplier": row.noise_multiplier,
     }
-    for attribute, name in _ESTIMATES.items():
-        estimate: Estimate = getattr(row, attribute)
+    for name, estimate in _by_field(row).items():
         line |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         line |= {
             f"{name}_n": estimate.n,
@@ -208,9 +202,18 @@ def _flat(row: Row) -> dict[str, Any]:
         }
     statuses = Counter(record.status for record in row.unranked)
     line |= {"failed": statuses["failed"], "skipped": statuses["skipped"], "missing": len(row.missing)}
-    line["at_least"] = " ".join(sorted(row.lacks & {"membership", "reconstruction"}))
+    line["at_least"] = " ".join(_at_least(row))
     line |= {"seeds": " ".join(map(str, row.seeds)), "flags": " ".join(row.flags)}
     return line
+
+
+def _by_field(row: Row) -> dict[str, Estimate]:
+    return {column.field or column.key: row.estimates[column.key] for _, column in columns()}
+
+
+def _at_least(row: Row) -> list[str]:
+    """Kinds of attack whose worst case may be worse than what is shown."""
+    return sorted(row.lacks & {kind.name for kind in attacked()})
 
 
 def _tree(row: Row) -> dict[str, Any]:
@@ -224,13 +227,13 @@ def _tree(row: Row) -> dict[str, Any]:
         "control": row.control,
         "rank": row.rank,
         "rank_reason": row.unplaced or None,
-        "at_least": sorted(row.lacks & {"membership", "reconstruction"}),
+        "at_least": _at_least(row),
         "missing": [cell.id for cell in row.missing],
         "epsilon": row.claim and row.claim.epsilon,
         "epsilon_reason": _epsilon_reason(row),
         "claim": row.claim and dataclasses.asdict(row.claim),
         "noise_multiplier": row.noise_multiplier,
-        **{name: _estimate(getattr(row, attribute)) for attribute, name in _ESTIMATES.items()},
+        **{name: _estimate(estimate) for name, estimate in _by_field(row).items()},
         "attacks": [_cell(cell) for cell in row.cells],
         "seeds": list(row.seeds),
         "flags": list(row.flags),
@@ -239,7 +242,7 @@ def _tree(row: Row) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: BoardCell) -> dict[str, Any]:
     names = dict.fromkeys(name for record in cell.records.values() for name in record.metrics)
     first = next(iter(cell.records.values()))
     return {

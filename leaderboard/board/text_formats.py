@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from .content import COLUMNS, MEMBERSHIP, RECONSTRUCTION, SUPERSCRIPTS, Cell, Sheet, superscript
+from .content import SUPERSCRIPTS, CellWords, Sheet, superscript
 
 # Words; they may wrap. All other columns are numbers, which may not.
 _LEFT = ("defense", "attack", "flags")
@@ -27,7 +27,7 @@ def text(page: Sheet, *, width: int, color: bool = False) -> str:
     Returns:
         Lines, the last one ended.
     """
-    layouts = [((COLUMNS,), " "), ((MEMBERSHIP, RECONSTRUCTION), " "), ((MEMBERSHIP, RECONSTRUCTION), "\n")]
+    layouts = [((tuple(page.headers),), " "), (page.halves, " "), (page.halves, "\n")]
     ruler = Console(width=1000, file=io.StringIO())
     tables: list[tuple[str, list[Table]]] = []
     need = width
@@ -73,7 +73,7 @@ def markdown(page: Sheet) -> str:
     """
     lines = [line for alarm in page.alarms for line in (f"> **{_md(alarm)}**", "")]
     for title, rows in page.sections:
-        columns = _used(rows)
+        columns = _used(page, rows)
         lines += [f"### {_md(title)}", ""]
         lines.append("| " + " | ".join(_md(" ".join(page.headers[c])) for c in columns) + " |")
         lines.append("|" + "|".join(" :-- " if c in _LEFT else " --: " for c in columns) + "|")
@@ -95,7 +95,7 @@ def latex(page: Sheet) -> str:
     lines = ["{\\footnotesize"]
     lines += [f"\\noindent\\textbf{{{_tex(alarm)}}}\\par\\medskip" for alarm in page.alarms]
     for title, rows in page.sections:
-        columns = _used(rows)
+        columns = _used(page, rows)
         lines.append(f"\\noindent\\textbf{{{_tex(title)}}}\\par\\smallskip")
         lines.append(f"\\noindent\\begin{{tabular}}{{{''.join('l' if c in _LEFT else 'r' for c in columns)}}}")
         lines.append("\\hline")
@@ -111,18 +111,18 @@ def _under(page: Sheet) -> list[str]:
     return [*notes, *page.notes, *(["Not ranked:"] if page.unranked else []), *page.unranked]
 
 
-def _says(rows: list[dict[str, Cell]], columns: tuple[str, ...]) -> bool:
+def _says(rows: list[dict[str, CellWords]], columns: tuple[str, ...]) -> bool:
     """Whether part of a table has anything to say beside its row names."""
     return any(row[column] != ("",) for row in rows for column in columns[1:])
 
 
-def _used(rows: list[dict[str, Cell]]) -> list[str]:
-    return [column for column in COLUMNS if column != "flags" or _says(rows, ("defense", "flags"))]
+def _used(page: Sheet, rows: list[dict[str, CellWords]]) -> list[str]:
+    return [column for column in page.headers if column != "flags" or _says(rows, ("defense", "flags"))]
 
 
-def _table(page: Sheet, rows: list[dict[str, Cell]], columns: tuple[str, ...], joint: str) -> Table:
+def _table(page: Sheet, rows: list[dict[str, CellWords]], columns: tuple[str, ...], joint: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0), header_style="bold")
-    used = [column for column in columns if column in _used(rows)]
+    used = [column for column in columns if column in _used(page, rows)]
     texts = [[_joined(row[column], joint, column) for column in used] for row in rows]
     for i, column in enumerate(used):
         header = Text("\n".join(page.headers[column]))
@@ -142,7 +142,7 @@ def _table(page: Sheet, rows: list[dict[str, Cell]], columns: tuple[str, ...], j
     return table
 
 
-def _joined(cell: Cell, joint: str, column: str) -> Text:
+def _joined(cell: CellWords, joint: str, column: str) -> Text:
     words = list(cell)
     if joint == "\n" and column in _LEFT and len(words[0]) > 14:
         # Names are one word; the underscore nearest the middle is where they may break.

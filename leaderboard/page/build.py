@@ -16,16 +16,27 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..board.content import Footnotes, alarms, needs_words, powerless, shared_words, sizes_words
+from ..board.content import Footnotes
+from ..board.notes import (
+    alarms,
+    and_words,
+    leak_words,
+    needs_words,
+    powerless,
+    shared_words,
+    sizes_words,
+)  # fmt: skip
 from ..board.rows import Row
 from ..board.table import Board
+from ..kinds import attacked
+from ..metrics import columns
 from ..records.files import write_bytes
-from ..records.folder import Verify, read_folder
+from ..records.folder import ScoreCheck, read_folder
 from ..records.record import Record, RecordError
 from . import remarks
 from .figures import Figure, figures
 from .plots import styles
-from .reconstructions import Exhibit, Purse, Shot, exhibits
+from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
 from .tables import FLAGS, Section, sections
 
 PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
@@ -53,7 +64,7 @@ class Part:
     exhibits: tuple[Exhibit, ...]
 
 
-def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: Verify | None = None) -> Path:
+def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Path:
     """Makes the page of a run.
 
     Args:
@@ -96,13 +107,13 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     records = sorted(records, key=lambda record: record.id)
-    notes, purse = Footnotes(), Purse()
+    notes, allowance = Footnotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
     parts = [
         Part(
             section=section,
             figures=tuple(figures(section.rows, style, section.name)),
-            exhibits=tuple(exhibits(section.rows, folder, style, notes, purse)),
+            exhibits=tuple(exhibits(section.rows, folder, style, notes, allowance)),
         )
         for section in sections(board.rows, style, notes)
     ]
@@ -126,12 +137,9 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         "alarms": alarms(board.controls, board.violations, board.gaps),
         "assumptions": remarks.assumptions(board.rows),
         "controls": board.controls,
-        "powerless": [
-            (row.defense.name, attack, auc.words(2))
-            for row in board.rows
-            if row.control == "positive"
-            for attack, auc in powerless(row)
-        ],
+        "powerless": powerless(board.rows),
+        "leaks": leak_words(),
+        "floors": _floors(),
         "facts": _facts(board, records),
         "opening": _opening(parts),
         "parts": parts,
@@ -170,23 +178,25 @@ def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
     words = f"{defenses} defense{'s' if defenses != 1 else ''}"
     if any(row.control == "positive" for row in rows):
         words += " and a baseline that must leak"
-    words += f", trained on {_and(list(trained))}" if trained else ", none of which could be run"
-    words += f" with seed{'s' if len(seeds) > 1 else ''} {_and([str(seed) for seed in seeds])}."
-    kinds = {
-        "membership": "asked who was in the training set",
-        "reconstruction": "asked for the images behind one shared update",
-    }
+    words += f", trained on {and_words(list(trained))}" if trained else ", none of which could be run"
+    words += f" with seed{'s' if len(seeds) > 1 else ''} {and_words([str(seed) for seed in seeds])}."
     asked = []
-    for kind, question in kinds.items():
-        done = [record for record in records if record.kind == kind and record.status == "ok"]
+    for kind in attacked():
+        done = [record for record in records if record.kind == kind.name and record.status == "ok"]
         names = sorted({record.attack.name for record in done if record.attack})
         if names:
-            asked.append(f"{_and(names)} {question}")
-    return f"{words} {_and(asked)}." if asked else f"{words} No attack was carried out."
+            asked.append(f"{and_words(names)} {kind.question}")
+    return f"{words} {and_words(asked)}." if asked else f"{words} No attack was carried out."
 
 
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+def _floors() -> str:
+    """The end of a sentence about chance: which metrics have something else in its place."""
+    known = {metric.name: metric for metric, _ in columns(written=True) if metric.floor is not None}
+    return "".join(
+        f", or for {metric.name_in_notes} {metric.floor.of}, which needs no update at all"
+        for metric in known.values()
+        if metric.floor is not None
+    )
 
 
 def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from ..board.aggregate import Cell, Estimate, over_seeds, worst_case
+from ..board.aggregate import BoardCell, Estimate, over_seeds, worst_case
 from ..board.rows import Row
+from ..metrics import METRICS
 from .axes import Axis, axis_over
 from .plots import Point, marker, scatter
 
@@ -22,7 +23,8 @@ Style = Mapping[str, tuple[int, str]]
 WIDE, NARROW = (620.0, 430.0), (358.0, 350.0)
 """Every plot is drawn for two widths of the page, because letters shrink with a drawing."""
 
-IMPLIED = "implied_epsilon"
+ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
+"""The metrics that are drawn. Plots are about these, whatever else the table has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +96,16 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
         for row in kept
         if row.auc.value is not None
     ]
-    x = axis_over("worst-case AUC of membership attacks", [0.5, *_ends(row.auc for row in kept)], least=0, most=1)
+    chance = AUC.chance or 0.0
+    ends = _ends(row.auc for row in kept)
+    x = axis_over("worst-case AUC of membership attacks", [chance, *ends], least=AUC.least, most=AUC.most)
     caption = [
         "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC is simultaneous over "
         "the attacks compared, so its value need not lie in the middle. An outline alone has no proved ε.",
     ]
     return _figure(
         name, "Utility against leakage", points, x, _accuracy_axis(points), style, caption + _left_out(rows, kept),
-        chance=0.5,
+        chance=AUC.chance,
     )  # fmt: skip
 
 
@@ -137,8 +141,8 @@ def _reported(rows: Sequence[Row]) -> list[Point]:
     """The papers' accuracies, at the noise of the rows they belong to."""
     points = []
     for row in rows:
-        utility = [r for cell in row.cells if cell.kind == "utility" for r in cell.records.values()]
-        figures = dict.fromkeys((f.value, f.source) for r in utility for f in r.reported if f.metric == "accuracy")
+        records = [r for cell in row.cells if cell.kind == ACCURACY.kind for r in cell.records.values()]
+        figures = dict.fromkeys((f.value, f.source) for r in records for f in r.reported if f.metric == ACCURACY.name)
         points += [
             Point(
                 x=row.noise_multiplier or 0.0,
@@ -149,7 +153,7 @@ def _reported(rows: Sequence[Row]) -> list[Point]:
                 hollow=True,
             )
             for value, source in figures
-            if 0 <= value <= 1
+            if value == ACCURACY.clip(value)
         ]
     return points
 
@@ -205,24 +209,24 @@ def _implied(rows: Sequence[Row], style: Style, name: str) -> Figure:
 
 
 def _implied_by(row: Row) -> Estimate:
-    cells = [cell for cell in row.cells if cell.kind == "membership" and not _knows_participation(cell)]
-    cells = [cell for cell in cells if any(IMPLIED in record.metrics for record in cell.records.values())]
-    missing = f"no membership attack in these records has the metric {IMPLIED}"
-    worst = worst_case(IMPLIED, cells, missing=missing)
+    cells = [cell for cell in row.cells if cell.kind == IMPLIED.kind and not _knows_participation(cell)]
+    cells = [cell for cell in cells if any(IMPLIED.name in record.metrics for record in cell.records.values())]
+    missing = f"no {IMPLIED.kind} attack in these records has the metric {IMPLIED.name}"
+    worst = worst_case(IMPLIED.name, cells, missing=missing)
     if worst.value is None or worst.ends is not None:
         return worst
     # A weak attack implies 0 with every seed, which has no spread; the strongest one's own interval is shown then.
     strongest = next(cell for cell in cells if cell.attack == worst.attack)
-    own = over_seeds(IMPLIED, strongest, looks=worst.looks)
+    own = over_seeds(IMPLIED.name, strongest, looks=worst.looks)
     if own.ends is None:
         return worst
     reason = f"the interval is of {worst.attack} alone: {worst.reason}"
     return replace(worst, low=own.low, high=own.high, interval=own.interval, reason=reason)
 
 
-def _knows_participation(cell: Cell) -> bool:
+def _knows_participation(cell: BoardCell) -> bool:
     told = any("participation_known" in record.flags for record in cell.records.values())
-    return cell.kind == "membership" and told
+    return cell.kind == IMPLIED.kind and told
 
 
 def _figure(
@@ -279,7 +283,7 @@ def _point(
         y_ends=y.ends,
         series=row.method,
         label=label,
-        title=f"{row.label}: accuracy {y.words(3)}{leak}, claimed ε {epsilon_words(row)}",
+        title=f"{row.label}: accuracy {y.words(ACCURACY.digits)}{leak}, claimed ε {epsilon_words(row)}",
         path=path,
         hollow=math.isinf(_claimed(row)) if hollow is None else hollow,
     )
@@ -309,7 +313,8 @@ def _epsilon_axis(points: Sequence[Point]) -> Axis:
 
 
 def _accuracy_axis(points: Sequence[Point]) -> Axis:
-    return axis_over("accuracy on held-out data", [v for p in points for v in _y_values(p)], least=0, most=1)
+    values = [v for p in points for v in _y_values(p)]
+    return axis_over("accuracy on held-out data", values, least=ACCURACY.least, most=ACCURACY.most)
 
 
 def _y_values(point: Point) -> tuple[float, ...]:

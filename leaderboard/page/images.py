@@ -30,7 +30,7 @@ class PictureError(ValueError):
 
 
 @dataclass(frozen=True)
-class Pair:
+class ImagePair:
     """One true image, its place, and what was made of it, all on [0, 1]."""
 
     seed: int
@@ -79,7 +79,7 @@ def png(image: ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def pairs_of(record: Record, folder: Path) -> tuple[list[Pair], str]:
+def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
     """The originals of a record with their reconstructions.
 
     Args:
@@ -105,7 +105,7 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[Pair], str]:
         for k, i in zip(rows[order], columns[order], strict=True):
             true, guess = originals[places[i]].reshape(shape), found[places[k]].reshape(shape)
             decibel = psnr(float(costs[k, i]))
-            pairs.append(Pair(record.seed, int(target), int(i), int(labels[places[i]]), true, guess, decibel))
+            pairs.append(ImagePair(record.seed, int(target), int(i), int(labels[places[i]]), true, guess, decibel))
     said = record.metrics.get("psnr")
     again = sum(pair.psnr for pair in pairs) / len(pairs)
     if said is not None and said.value is not None and abs(again - said.value) > TOLERANCE:

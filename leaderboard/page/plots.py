@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from .axes import Axis
 
-Box = tuple[float, float, float, float]
+Rectangle = tuple[float, float, float, float]
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
 INFINITY_WIDTH = 46.0
@@ -261,6 +261,7 @@ def _shape(shape: str, x: float, y: float, hollow: bool) -> Markup:
 def _lines(frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]]) -> Markup:
     drawn = []
     for path in dict.fromkeys(point.path for point in points if point.path):
+        # By x, so that the line runs with the budget, in whatever order the rows come.
         members = sorted((p for p in points if p.path == path), key=lambda p: (p.x, p.y))
         if len(members) > 1:
             places = " ".join("{:.1f},{:.1f}".format(*frame.place(p)) for p in members)
@@ -274,7 +275,8 @@ def _labels(
     frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]], chance: float | None
 ) -> Markup:  # fmt: skip
     """Puts each label where it covers no mark and no other label; one without such a place is left to the legend."""
-    taken: list[Box] = []
+    # Marks, their bars and the line of chance are obstacles before any label is placed; each label is one after.
+    taken: list[Rectangle] = []
     for point in points:
         x, y = frame.place(point)
         taken.append((x - 7, y - 7, x + 7, y + 7))
@@ -289,6 +291,7 @@ def _labels(
         if not point.label:
             continue
         (x, y), wide = frame.place(point), CHARACTER * len(point.label)
+        # Nearest first: beside the mark, then above and below, then farther off, where the eye may lose it.
         places = [
             (x + 10, y + 4), (x + 10, y - 8), (x + 10, y + 16), (x - 10 - wide, y + 4), (x - 10 - wide, y - 8),
             (x - 10 - wide, y + 16), (x - wide / 2, y - 12), (x - wide / 2, y + 20), (x + 10, y - 20), (x + 10, y + 28),
@@ -305,5 +308,5 @@ def _labels(
     return Markup("").join(drawn)
 
 
-def _overlap(a: Box, b: Box) -> bool:
+def _overlap(a: Rectangle, b: Rectangle) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -11,17 +11,15 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..board.aggregate import Cell, Estimate, over_seeds
+from ..board.aggregate import BoardCell, Estimate, over_seeds
 from ..board.content import Footnotes
 from ..board.rows import Row
+from ..kinds import KINDS, KindOfResult
+from ..metrics import METRICS
 from .figures import Style, epsilon_words
-from .images import Pair, PictureError, pairs_of, png
+from .images import ImagePair, PictureError, pairs_of, png
 from .plots import marker
 from .tables import Value, value
-
-VARIANTS = {"none": "no noise", "calibrated": "with noise"}
-SHOWN = ("psnr", "ssim", "lpips", "label_accuracy")
-"""Metrics of a strip."""
 
 OPEN, MOST = 6, 24
 """Tiles of a strip that are seen at once, and those that can be unfolded; the rest stays in the arrays."""
@@ -55,21 +53,25 @@ class Tile:
 
 
 @dataclass(kw_only=True)
-class Strip:
+class PictureStrip:
     """One attack on one defense.
 
     Attributes:
         attack: its label.
+        headers: titles of the metrics, the main one first.
         lines: variant -> metric -> cell, means over seeds with intervals.
-        floor: PSNR of the mean public image.
+        floor: what a guess without the update reaches in the main metric; None where it has no floor.
+        floor_of: whose guess it is.
         tiles: seen at once.
         folded: the next ones.
         remarks: what is not shown, and why.
     """
 
     attack: str
+    headers: tuple[str, ...]
     lines: dict[str, dict[str, Value]] = field(default_factory=dict)
-    floor: Value
+    floor: Value | None = None
+    floor_of: str = ""
     tiles: list[Tile] = field(default_factory=list)
     folded: list[Tile] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -84,25 +86,27 @@ class Exhibit:
     control: str
     key: Markup
     epsilon: str
-    strips: tuple[Strip, ...]
+    strips: tuple[PictureStrip, ...]
 
 
-class Purse:
-    """What is left of the bytes that pictures may take on a page; a picture shown twice is paid twice."""
+class PictureAllowance:
+    """Bytes that pictures may still take on a page; one that is shown twice is written twice, and counts twice."""
 
     def __init__(self, bytes_: int = BYTES) -> None:
-        """Fills it."""
+        """Starts with all of them."""
         self.left = bytes_
 
-    def pay(self, cost: int) -> bool:
-        """Whether there was enough, which is then gone."""
+    def take(self, cost: int) -> bool:
+        """Whether so many were left; they are then taken."""
         enough = cost <= self.left
         if enough:
             self.left -= cost
         return enough
 
 
-def exhibits(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, purse: Purse) -> list[Exhibit]:
+def exhibits(
+    rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, allowance: PictureAllowance
+) -> list[Exhibit]:
     """The pictures of one section.
 
     Args:
@@ -110,18 +114,18 @@ def exhibits(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, 
         folder: where records and arrays lie.
         style: method -> (colour, marker).
         notes: takes the reasons of what was not measured.
-        purse: shared by all sections.
+        allowance: shared by all sections.
 
     Returns:
-        One for each row that was attacked by reconstruction.
+        One for each row and kind of attack that found pictures.
     """
     found = []
-    for row in rows:
-        attacks: dict[str, dict[str, Cell]] = {}
+    for row, kind in [(row, kind) for row in rows for kind in KINDS.values() if kind.pictured]:
+        attacks: dict[str, dict[str, BoardCell]] = {}
         for cell in row.cells:
-            if cell.kind == "reconstruction":
-                attacks.setdefault(cell.attack or "", {})[cell.noise or "none"] = cell
-        first = row.psnr_free.attack or row.psnr_noisy.attack
+            if cell.kind == kind.name:
+                attacks.setdefault(cell.attack or "", {})[cell.noise or ""] = cell
+        first = next((estimate.attack for estimate in row.main(kind) if estimate.attack), None)
         names = sorted(attacks, key=lambda name, first=first: (name != first, name))
         if names:
             found.append(
@@ -131,32 +135,40 @@ def exhibits(rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, 
                     control=row.control or "",
                     key=marker(*style[row.method]),
                     epsilon=epsilon_words(row),
-                    strips=tuple(_strip(name, attacks[name], row, folder, notes, purse) for name in names),
+                    strips=tuple(_strip(name, attacks[name], row, kind, folder, notes, allowance) for name in names),
                 )
             )
     return found
 
 
 def _strip(
-    attack: str, cells: Mapping[str, Cell], row: Row, folder: Path, notes: Footnotes, purse: Purse
-) -> Strip:  # fmt: skip
-    anyone = next(iter(cells.values()))
-    strip = Strip(attack=attack, floor=value(over_seeds("psnr_floor", anyone), notes))
-    absent = {"none": row.psnr_free.reason, "calibrated": row.psnr_noisy.reason}
-    for noise, words in VARIANTS.items():
+    attack: str,
+    cells: Mapping[str, BoardCell],
+    row: Row,
+    kind: KindOfResult,
+    folder: Path,
+    notes: Footnotes,
+    allowance: PictureAllowance,
+) -> PictureStrip:
+    shown = [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
+    strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
+    if floor := METRICS[kind.main].floor:
+        strip.floor = value(over_seeds(floor.metric, next(iter(cells.values()))), notes)
+        strip.floor_of = floor.of.removeprefix("the ")
+    variants = _variants(row, kind)
+    for noise, (words, absent) in variants.items():
         if noise in cells:
-            estimates = {name: over_seeds(name, cells[noise]) for name in SHOWN}
+            estimates = {metric.name: over_seeds(metric.name, cells[noise]) for metric in shown}
         else:
-            why = absent[noise] or "not attacked"
-            estimates = {name: Estimate(metric=name, value=None, reason=why) for name in SHOWN}
+            estimates = {m.name: Estimate(metric=m.name, value=None, reason=absent) for m in shown}
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
-    made, remarks = _collect(cells, folder)
+    made, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
     several = any(key.place for key in made)
     # Images before seeds, so that what is seen at once is of all seeds.
     for key in sorted(made)[:MOST]:
-        tile = _tile(key, made[key], cells, absent, several=several)
-        if not purse.pay(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
+        tile = _tile(key, made[key], cells, variants, several=several)
+        if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
     if left := len(made) - len(strip.tiles) - len(strip.folded):
@@ -164,7 +176,18 @@ def _strip(
     return strip
 
 
-class _Key(NamedTuple):
+_Variants = Mapping[str, tuple[str, str]]
+"""Variant -> its label, and why a row has nothing of it; one without a name where a kind has one form only."""
+
+
+def _variants(row: Row, kind: KindOfResult) -> _Variants:
+    reasons = {column.variant: row.estimates[column.key].reason for column in METRICS[kind.main].columns}
+    if not kind.variants:
+        return {"": ("found", reasons.get(None) or "not attacked")}
+    return {variant.name: (variant.label, reasons.get(variant.name) or "not attacked") for variant in kind.variants}
+
+
+class _ImageKey(NamedTuple):
     """One original: its place in the run, and its pixels, should they differ from one variant to the other."""
 
     target: int
@@ -173,13 +196,15 @@ class _Key(NamedTuple):
     pixels: bytes
 
 
-_Found = dict[str, tuple[Pair, str]]
+_Found = dict[str, tuple[ImagePair, str]]
 """Variant -> the pair, and its PSNR in words."""
 
 
-def _collect(cells: Mapping[str, Cell], folder: Path) -> tuple[dict[_Key, _Found], list[str]]:
+def _collect(
+    cells: Mapping[str, BoardCell], variants: _Variants, folder: Path
+) -> tuple[dict[_ImageKey, _Found], list[str]]:
     """Every original once, with what each variant made of it, and remarks on what is not there."""
-    made: dict[_Key, _Found] = {}
+    made: dict[_ImageKey, _Found] = {}
     unshown: dict[str, list[int]] = {}
     remarks = []
     for noise, cell in cells.items():
@@ -187,14 +212,14 @@ def _collect(cells: Mapping[str, Cell], folder: Path) -> tuple[dict[_Key, _Found
             try:
                 pairs, remark = pairs_of(record, folder)
             except PictureError as error:
-                unshown.setdefault(f"{VARIANTS.get(noise, noise)}: {error}", []).append(record.seed)
+                unshown.setdefault(f"{variants[noise][0]}: {error}", []).append(record.seed)
                 continue
             remarks += [remark] if remark else []
             measured = record.metrics.get("psnr")
             why = "not measured" if measured is None else measured.reason
             failed = measured is None or measured.value is None
             for pair in pairs:
-                key = _Key(pair.target, pair.place, pair.seed, pair.original.tobytes())
+                key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
                 made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else f"{pair.psnr:.1f} dB"
     remarks += [
         f"no pictures of seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, {why}"
@@ -203,16 +228,14 @@ def _collect(cells: Mapping[str, Cell], folder: Path) -> tuple[dict[_Key, _Found
     return made, remarks
 
 
-def _tile(
-    key: _Key, found: _Found, cells: Mapping[str, Cell], absent: Mapping[str, str | None], *, several: bool
-) -> Tile:  # fmt: skip
+def _tile(key: _ImageKey, found: _Found, cells: Mapping[str, BoardCell], variants: _Variants, *, several: bool) -> Tile:
     shots = []
-    for noise, variant in VARIANTS.items():
+    for noise, (variant, absent) in variants.items():
         if noise in found:
             pair, words = found[noise]
             shots.append(Shot(variant=variant, uri=png(pair.found), words=words))
         else:
-            why = "no picture of this one" if noise in cells else absent[noise] or "not attacked"
+            why = "no picture of this one" if noise in cells else absent
             shots.append(Shot(variant=variant, words=f"n/a: {why}"))
     pair = next(iter(found.values()))[0]
     number = f"{key.target + 1}.{key.place + 1}" if several else f"{key.target + 1}"

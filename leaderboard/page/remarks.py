@@ -7,15 +7,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..board.aggregate import Cell, over_seeds
+from ..board.aggregate import BoardCell, over_seeds
 from ..board.rows import Row
+from ..kinds import KINDS
 from ..records.files import read_bytes
 from ..records.labels import word
 from ..records.record import Record, RecordError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PaperComparison:
     """A paper's figure beside ours."""
 
     defense: str
@@ -45,7 +46,7 @@ class Tuning:
     setting: str
 
 
-def comparisons(rows: Sequence[Row]) -> list[Comparison]:
+def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
     """Every figure of a paper beside the mean over seeds of the same metric in the same cell.
 
     A figure for epsilon stands beside the largest claim of the cell's records.
@@ -65,7 +66,7 @@ def comparisons(rows: Sequence[Row]) -> list[Comparison]:
             for metric, theirs, source in figures:
                 ours, difference = _beside(metric, theirs, cell)
                 found.append(
-                    Comparison(
+                    PaperComparison(
                         defense=row.defense.name,
                         setting=row.details,
                         metric=metric,
@@ -79,7 +80,7 @@ def comparisons(rows: Sequence[Row]) -> list[Comparison]:
     return found
 
 
-def _beside(metric: str, theirs: float, cell: Cell) -> tuple[str, str]:
+def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
     """Our figure in words, and the difference to a paper's."""
     if metric == "epsilon":
         claims = [record.claim for record in cell.records.values() if record.claim is not None]
@@ -229,13 +230,12 @@ def unmeasured(records: Iterable[Record]) -> list[tuple[str, str, str, str, int]
     Args:
         records: those that are not "ok".
     """
-    noise = {"none": ", no noise", "calibrated": ", with noise"}
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
         what = record.attack.name if record.attack else record.kind
         control = f" ({record.control} control)" if record.control else ""
-        variant = noise.get(str(record.task.get("noise")), "") if record.kind == "reconstruction" else ""
-        cell = f"{record.defense.name}{control} x {what}{variant}"
+        variant = KINDS[record.kind].variant(record.task.get("noise"))
+        cell = f"{record.defense.name}{control} x {what}{f', {variant.label}' if variant else ''}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     return [
         (status, cell, ", ".join(map(str, sorted(set(seeds)))), reason, len(seeds))

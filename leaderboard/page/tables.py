@@ -5,16 +5,17 @@ n/a with the number of a footnote that says why, and comes last however the tabl
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from markupsafe import Markup
 
 from ..board.aggregate import Estimate
-from ..board.content import Footnotes, at_least, claim_remark, seeds_words, strongest_words, uneven_words
+from ..board.content import Footnotes, at_least, claim_remark, halves, seeds_words, strongest_words, uneven_words
 from ..board.rows import Row
-from ..metrics import METRICS
+from ..kinds import KINDS
+from ..metrics import METRICS, KnownMetric, columns
 from .figures import Style, epsilon_words
 from .plots import marker
 
@@ -163,52 +164,12 @@ class Section:
     def lacks(self) -> list[str]:
         """What no row was asked, in words; what was tried and failed is not among it."""
         kinds = {record.kind for row in self.rows for record in (*row.records, *row.unranked)}
-        asked = {"membership": "no membership attack", "reconstruction": "no attack on the images of a shared update"}
-        return [words for kind, words in asked.items() if kind not in kinds]
+        return [kind.absent for kind in KINDS.values() if kind.absent and kind.name not in kinds]
 
     @property
     def title(self) -> str:
         """In words."""
         return " · ".join(filter(None, (self.suite, self.data, self.model)))
-
-
-_NUMBERS: dict[str, tuple[Column, Callable[[Row], Estimate]]] = {
-    "accuracy": (
-        Column(key="accuracy", title="Accuracy", hint="On held-out data; higher is more useful."),
-        lambda row: row.accuracy,
-    ),
-    "auc": (
-        Column(key="auc", title="Worst AUC", hint="Of the strongest membership attack; 0.5 is chance, 1 tells all."),
-        lambda row: row.auc,
-    ),
-    "tpr": (
-        Column(
-            key="tpr",
-            title="Worst TPR",
-            unit="at 1 % FPR",
-            hint="Members found at one false alarm in a hundred; chance is 0.01.",
-        ),
-        lambda row: row.tpr,
-    ),
-    "psnr_free": (
-        Column(
-            key="psnr_free",
-            title="PSNR",
-            unit="no noise, dB",
-            hint="Of images found in one update without its noise; higher leaks more.",
-        ),
-        lambda row: row.psnr_free,
-    ),
-    "psnr_noisy": (
-        Column(
-            key="psnr_noisy",
-            title="PSNR",
-            unit="with noise, dB",
-            hint="Of images found in one update as it is released; higher leaks more.",
-        ),
-        lambda row: row.psnr_noisy,
-    ),
-}
 
 
 def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Section]:
@@ -226,9 +187,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
     for i, ((suite, data, model), group) in enumerate(groupby(rows, key=lambda row: row.section)):
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
         section.columns = _columns(section.rows)
-        scales = {
-            key: _scale(key, [of(row) for row in section.rows], section.rows) for key, (_, of) in _NUMBERS.items()
-        }
+        scales = {column.key: _scale(metric, section.rows) for metric, column in columns(written=True)}
         for row in section.rows:
             into = section.controls if row.control else section.contestants
             into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
@@ -276,45 +235,50 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     if len({row.noise_multiplier for row in rows if row.control is None} - {None, 0.0}) > 1:
         hint = "Noise standard deviation / sensitivity."
         wanted.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
-    for key, (column, of) in _NUMBERS.items():
-        # A kind of attack that the whole section lacks is said once, below, and not in every row.
-        tried = any(of(row).value is not None for row in rows) or key == "accuracy"
-        if tried or any(record.kind == _KIND[key] for row in rows for record in row.unranked):
-            wanted.append(column)
-            if key == "tpr":
-                wanted.append(Column(key="attack", title="Strongest attack", number=False))
-    if "attack" not in {column.key for column in wanted} and any(strongest_words(row)[0] for row in rows):
-        wanted.append(Column(key="attack", title="Strongest attack", number=False))
+    strongest = Column(key="attack", title="Strongest attack", number=False)
+    first, second = (_tried(half, rows) for half in halves())
+    # Behind the first kind of attack, as in text, and at the end where a section has none of that kind.
+    attack_first = any(column.key in first for metric, column in columns(written=True) if metric.of_attack)
+    wanted += [*first.values(), *([strongest] if attack_first else []), *second.values()]
+    if not attack_first and any(strongest_words(row)[0] for row in rows):
+        wanted.append(strongest)
     return [*wanted, Column(key="seeds", title="Seeds", hint="How many runs a mean is over.")]
 
 
-_KIND = {
-    "accuracy": "utility", "auc": "membership", "tpr": "membership", "psnr_free": "reconstruction",
-    "psnr_noisy": "reconstruction",
-}  # fmt: skip
+def _tried(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
+    """The metrics' columns among these keys, without those of a kind of attack that the whole section lacks.
+
+    That is said once, below the tables, and not in every row.
+    """
+    found = {}
+    for metric, column in columns(written=True):
+        measured = not metric.of_attack or any(row.estimates[column.key].value is not None for row in rows)
+        if column.key in half and (measured or any(r.kind == metric.kind for row in rows for r in row.unranked)):
+            title = column.title or " ".join(column.header)
+            found[column.key] = Column(key=column.key, title=title, unit=column.unit, hint=column.hint)
+    return found
 
 
-def _scale(key: str, estimates: Sequence[Estimate], rows: Sequence[Row]) -> Scale:
+def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
+    """The scale of a metric, one for all of its columns, with room for every value, interval and floor."""
+    estimates = [row.estimates[column.key] for row in rows for column in metric.columns]
     values = [v for e in estimates for v in (e.value, *(e.ends or ())) if v is not None]
-    if key == "auc":
-        return Scale(low=min([0.4, *values]), high=1.0, mark=0.5)
-    if key == "tpr":
-        return Scale(low=0.0, high=max([0.1, *values]), mark=0.01)
-    if key == "accuracy":
-        return Scale(low=min([0.9, *values]), high=1.0)
-    floors = [row.floor.value for row in rows if row.floor.value is not None]
-    both = [v for row in rows for e in (row.psnr_free, row.psnr_noisy) for v in (e.value, *(e.ends or ())) if v]
-    return Scale(low=0.0, high=max([1.0, *both, *floors]), mark=sum(floors) / len(floors) if floors else None)
+    mark = metric.chance
+    if metric.floor is not None:
+        known = [row.estimates[column.key].value for row in rows for column in METRICS[metric.floor.metric].columns]
+        floors = [floor for floor in known if floor is not None]
+        mark = sum(floors) / len(floors) if floors else None
+        values += floors
+    return Scale(low=min([metric.scale[0], *values]), high=max([metric.scale[1], *values]), mark=mark)
 
 
 def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str]) -> Line:
     strongest, other = strongest_words(row)
     counts = sorted({len(cell.records) for cell in row.cells})
     # Only what is shown, because a footnote that no cell refers to would be added otherwise.
+    numbers = {key: estimate for key, estimate in row.estimates.items() if key in shown}
     cells = {
-        key: value(of(row), notes, scales[key], lower_end=at_least(row, of(row)))
-        for key, (_, of) in _NUMBERS.items()
-        if key in shown
+        key: value(estimate, notes, scales[key], lower_end=at_least(row, estimate)) for key, estimate in numbers.items()
     }
     noise = row.noise_multiplier
     why = "its noise multiplier is not recorded, or not one number" if noise is None and "noise" in shown else ""

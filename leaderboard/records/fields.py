@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..kinds import KINDS
 from ..metrics import METRICS, Better
 from .validation import RecordError, conform
 
@@ -65,7 +66,7 @@ class MethodUsed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class RecordedClaim:
     """What the ledger claims for the run.
 
     Attributes:
@@ -187,6 +188,12 @@ class Reported:
 
     def __post_init__(self) -> None:
         conform(self)
+
+
+def check_kind(kind: str) -> None:
+    """Refuses a kind of result that is not in `KINDS`."""
+    if kind not in KINDS:
+        raise RecordError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
 def check_known(name: str, metric: Metric, kind: str) -> None:

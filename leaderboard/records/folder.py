@@ -14,7 +14,7 @@ from .manifest import Expected, Manifest, missing_from, read_manifests
 from .record import Record, folder_of, read_all
 from .validation import RecordError
 
-Verify = Callable[[Record, Path], str]
+ScoreCheck = Callable[[Record, Path], str]
 """(record, folder) -> in a sentence, where its numbers are not those of its scores; empty where they are."""
 
 
@@ -60,7 +60,7 @@ class Folder:
     path: Path
 
 
-def read_folder(results: str | os.PathLike[str], verify: Verify | None = None) -> Folder:
+def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Folder:
     """Reads a folder of results and checks every record's arrays.
 
     Args:
@@ -86,6 +86,7 @@ def arrays_fault(record: Record, folder: Path) -> str:
     if record.arrays is None or record.arrays_digest is None:
         return ""
     path = folder / record.arrays
+    # A dangling link does not exist either, and is refused below with the sentence about links.
     if not path.exists() and not path.is_symlink():
         return f"its arrays {record.arrays} are not beside it"
     try:

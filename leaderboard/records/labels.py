@@ -14,6 +14,7 @@ def differences(items: Sequence[Mapping[str, Any]]) -> list[str]:
     Returns:
         One text for each of them.
     """
+    # In the order of first appearance, which is a method's own order of its settings.
     keys = list(dict.fromkeys(key for item in items for key in item))
     differing = [key for key in keys if len({key_of(item.get(key)) for item in items}) > 1]
     return [", ".join(f"{key}={word(item[key])}" for key in differing if key in item) for item in items]

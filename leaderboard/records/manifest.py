@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from .fields import MethodUsed
+from ..kinds import KINDS, ControlRole
+from .fields import MethodUsed, check_kind
 from .files import digest_of_bytes, read_bytes, write_bytes
 from .labels import key_of, public
 from .record import Record
@@ -36,32 +37,36 @@ class Expected:
         attack: the same; None for utility.
         budget: as asked for.
         training: the task as asked for; None where the data decide.
-        noise: "none" or "calibrated" of a shared update; None otherwise.
+        noise: the variant, where its kind has several (`KindOfResult.variants`); None otherwise.
         secure: whether noise is from the operating system, which makes a row of its own.
         seed: of the cell.
         skip: why it cannot be run; empty if it can.
     """
 
     id: str
-    kind: Literal["utility", "membership", "reconstruction"]
-    control: Literal["positive", "negative"] | None
+    kind: str
+    control: ControlRole | None
     defense: MethodUsed
     attack: MethodUsed | None
     budget: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    noise: Literal["none", "calibrated"] | None = None
+    noise: str | None = None
     secure: bool = False
     seed: int
     skip: str = ""
 
     def __post_init__(self) -> None:
         conform(self)
+        check_kind(self.kind)
+        names = [variant.name for variant in KINDS[self.kind].variants]
+        if self.noise is not None and self.noise not in names:
+            raise RecordError(f"noise must be one of {', '.join(names) or 'none at all'}, got {self.noise!r}")
 
     @property
     def words(self) -> str:
         """The cell for a reader, without its seed."""
         control = f" ({self.control} control)" if self.control else ""
-        noise = {"none": " without noise", "calibrated": " with noise", None: ""}[self.noise]
+        noise = KINDS[self.kind].noise_words(self.noise)
         return f"{self.defense.name}{control} x {self.attack.name if self.attack else self.kind}{noise}"
 
 

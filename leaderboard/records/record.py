@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .fields import Claim, MethodUsed, Metric, Provenance, Reported, check_known
+from ..kinds import KINDS, ControlRole
+from .fields import MethodUsed, Metric, Provenance, RecordedClaim, Reported, check_kind, check_known
 from .files import digest_of_bytes, read_bytes, refuse_links, write_bytes
 from .validation import RecordError, build, conform
 
 __all__ = [
     "SCHEMA",
-    "Claim",
     "MethodUsed",
     "Metric",
     "Provenance",
     "Record",
     "RecordError",
+    "RecordedClaim",
     "Reported",
     "read",
     "read_all",
@@ -45,14 +46,14 @@ class Record:
     id: str
     suite: str
     suite_digest: str
-    kind: Literal["utility", "membership", "reconstruction"]
-    control: Literal["positive", "negative"] | None = None
+    kind: str
+    control: ControlRole | None = None
     defense: MethodUsed
     attack: MethodUsed | None = None
     task: dict[str, Any]
     budget: dict[str, Any] = field(default_factory=dict)
     requires: dict[str, Any] | None = None
-    claim: Claim | None = None
+    claim: RecordedClaim | None = None
     noise_multiplier: float | None = None
     noise: Literal["none", "seeded", "os", "secure"] = "none"
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -76,16 +77,18 @@ class Record:
             raise RecordError(f"id must be 16 or more hexadecimal digits in lower case, got {self.id!r}")
         if not self.suite:
             raise RecordError("suite must not be empty, got ''")
-        if (self.attack is None) != (self.kind == "utility"):
-            raise RecordError(f"attack must be null in utility records only, got kind {self.kind!r}")
+        check_kind(self.kind)
+        kind = KINDS[self.kind]
+        if (self.attack is not None) != kind.attacked:
+            without = " and ".join(other.name for other in KINDS.values() if not other.attacked)
+            raise RecordError(f"attack must be null in {without} records only, got kind {self.kind!r}")
         if self.status != "ok" and not self.reason:
             raise RecordError(f"reason must be given when status is {self.status!r}, got nothing")
         if self.status == "ok" and not self.metrics:
             raise RecordError("metrics must not be empty when status is 'ok', got none")
-        if self.status == "ok" and self.kind == "reconstruction":
-            noise = self.task.get("noise")
-            if noise not in ("none", "calibrated"):
-                raise RecordError(f"task.noise must be 'none' or 'calibrated' here, got {noise!r}")
+        if self.status == "ok" and kind.variants and kind.variant(noise := self.task.get("noise")) is None:
+            names = " or ".join(repr(variant.name) for variant in kind.variants)
+            raise RecordError(f"task.noise must be {names} here, got {noise!r}")
         if self.noise_multiplier is not None and self.noise_multiplier < 0:
             raise RecordError(f"noise_multiplier must not be negative, got {self.noise_multiplier}")
         if self.seconds < 0:

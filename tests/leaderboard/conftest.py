@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from leaderboard.kinds import KINDS
 from leaderboard.records.folder import Completeness
 from leaderboard.records.manifest import Expected, Manifest
-from leaderboard.records.record import Claim, MethodUsed, Metric, Provenance, Record
+from leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim
 
 
 def metric(value: float | None, half: float | None = None, **fields: Any) -> Metric:
@@ -33,8 +34,8 @@ def asked_for(*records: Record, **fields: Any) -> Manifest:
             defense=r.defense,
             attack=r.attack,
             budget=r.budget,
-            training={} if r.kind == "reconstruction" else r.task,
-            noise=r.task["noise"] if r.kind == "reconstruction" else None,
+            training={} if KINDS[r.kind].own_task else r.task,
+            noise=r.task["noise"] if KINDS[r.kind].variants else None,
             seed=r.seed,
         )
         for r in records
@@ -56,15 +57,15 @@ def record(kind: str = "membership", **fields: Any) -> Record:
         "utility": {"accuracy": metric(0.9, 0.02, better="higher")},
         "membership": {"auc": metric(0.7, 0.05), "tpr_at_1pct_fpr": metric(0.05, 0.02)},
         "reconstruction": {"psnr": metric(20.0, 1.0), "psnr_floor": metric(11.0)},
-    }[kind]
+    }.get(kind, {})
     share = {"data": "photos", "model": "convnet", "batch": 1, "step": 2, "noise": "none"}
     filled: dict[str, Any] = {
         "suite": "quick",
         "suite_digest": "d1",
         "kind": kind,
         "defense": "dp_sgd",
-        "attack": None if kind == "utility" else "likelihood_ratio",
-        "task": share if kind == "reconstruction" else {"data": "digits", "model": "mlp", "batch": 64},
+        "attack": None if not KINDS[kind].attacked else "likelihood_ratio",
+        "task": share if KINDS[kind].own_task else {"data": "digits", "model": "mlp", "batch": 64},
         "budget": {"epsilon": 3.0, "delta": 1e-5},
         "claim": claim(),
         "noise_multiplier": 1.5,
@@ -85,9 +86,9 @@ def record(kind: str = "membership", **fields: Any) -> Record:
     return Record(**{"id": identifier, **filled})
 
 
-def claim(epsilon: float | None = 3.0, **fields: Any) -> Claim:
+def claim(epsilon: float | None = 3.0, **fields: Any) -> RecordedClaim:
     """A claim under Poisson sampling; infinite for None."""
-    return Claim(
+    return RecordedClaim(
         **{
             "epsilon": epsilon,
             "delta": 1e-5,
@@ -111,5 +112,5 @@ def _metric() -> Callable[..., Metric]:
 
 
 @pytest.fixture(name="claim")
-def _claim() -> Callable[..., Claim]:
+def _claim() -> Callable[..., RecordedClaim]:
     return claim

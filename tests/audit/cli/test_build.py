@@ -5,7 +5,7 @@ import json
 import pytest
 
 from audit.cli import app as cli
-from leaderboard.records.record import Claim, MethodUsed, Metric, Provenance, Record, write
+from leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def results(tmp_path):
         task={"data": "digits", "model": "mlp"}, device="cpu", seconds=1.0,
         provenance=Provenance(version="0.1.0", source="0" * 64),
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
-        claim=Claim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
+        claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),
     )  # fmt: skip
     write(record, tmp_path / "results" / "records")
     return tmp_path / "results"

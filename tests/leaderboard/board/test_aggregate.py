@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leaderboard.board.aggregate import Cell, over_seeds, student, worst_case
+from leaderboard.board.aggregate import BoardCell, over_seeds, student, worst_case
 from leaderboard.records.record import Metric
 
 
@@ -13,7 +13,7 @@ def cell(record, metric):
     def build(*values, attack="a", half=0.05):
         metrics = [value if hasattr(value, "value") else metric(value, half) for value in values]
         records = {seed: record(seed=seed, metrics={"auc": m}) for seed, m in enumerate(metrics)}
-        return Cell(kind="membership", attack=attack, noise=None, records=records)
+        return BoardCell(kind="membership", attack=attack, noise=None, records=records)
 
     return build
 
@@ -80,7 +80,7 @@ def test_the_worst_case_is_the_attack_with_the_highest_mean_not_the_luckiest_see
 def test_the_worst_case_follows_the_direction_of_the_metric(cell, record, metric):
     def images(value, attack):
         one = record("reconstruction", metrics={"mse": metric(value, 0.01, better="higher")})
-        return Cell(kind="reconstruction", attack=attack, noise="none", records={0: one})
+        return BoardCell(kind="reconstruction", attack=attack, noise="none", records={0: one})
 
     found = worst_case("mse", [images(0.3, "weak"), images(0.1, "strong")], missing="none")
     assert (found.attack, found.value) == ("strong", 0.1)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from leaderboard.page.build import build
 from leaderboard.page.images import PictureError, pairs_of, png
-from leaderboard.page.reconstructions import MOST, OPEN, Purse
+from leaderboard.page.reconstructions import MOST, OPEN, PictureAllowance
 from leaderboard.records import record as records_of
 from leaderboard.records.files import digest_of_bytes
 
@@ -170,9 +170,9 @@ def test_many_images_are_folded_and_the_rest_is_counted(shared, page):
     assert f"5 more of {MOST + 5} images are in the arrays beside the records" in text
 
 
-def test_a_purse_pays_only_what_it_holds():
-    purse = Purse(10)
-    assert purse.pay(6) and not purse.pay(5) and purse.pay(4) and not purse.pay(1)
+def test_an_allowance_gives_only_what_is_left():
+    allowance = PictureAllowance(10)
+    assert allowance.take(6) and not allowance.take(5) and allowance.take(4) and not allowance.take(1)
 
 
 def test_a_png_is_the_picture_without_loss():

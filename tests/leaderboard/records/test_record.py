@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaderboard.records.record import (
-    Claim,
     MethodUsed,
     Metric,
     Provenance,
     Record,
+    RecordedClaim,
     RecordError,
     Reported,
     read,
@@ -57,7 +57,7 @@ def test_any_record_is_read_back_equal(settings, value, seconds):
         metrics={"m": Metric(value=value, low=value, high=value, better="lower", detail={"fp": 3})},
         provenance=Provenance(version="1", source="0" * 64), seconds=seconds,
         requires={"knows": ("OTHERS",)}, flags=("f",),
-        claim=Claim(epsilon=None, delta=1e-5, relation="add_remove", sampling="full", accountant="PLD",
+        claim=RecordedClaim(epsilon=None, delta=1e-5, relation="add_remove", sampling="full", accountant="PLD",
                     events=("one", "two"), reason="no noise"),
         reported=(Reported(metric="auc", value=0.5, source="Table 1"),),
     )  # fmt: skip

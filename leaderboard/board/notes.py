@@ -1,0 +1,224 @@
+"""Sentences around the tables: alarms and gaps on top, and below how to read the numbers and what they rest on.
+
+The text forms and the page share them, so that both say the same. What differs by kind of result or metric is in their
+tables (`kinds.py`, `metrics.py`).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from ..kinds import KINDS, KindOfResult, attacked
+from ..metrics import METRICS, columns
+from ..records.folder import Completeness
+from ..records.record import Record
+from .aggregate import over_seeds
+from .comparable import mixed
+from .controls import ControlResult, Violation, leaks
+from .rows import Row
+
+
+def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
+    """The sentences of the banner; empty when controls were there and all held, and nothing is missing.
+
+    Args:
+        controls: all results.
+        violations: all refuted claims.
+        gaps: what is missing, a sentence each.
+
+    Returns:
+        One sentence each.
+    """
+    failed = [f"{c.name}: expected {c.expected}, measured {c.measured}" for c in controls if not c.ok]
+    said = []
+    if failed:
+        said.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
+    said += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
+    said += gaps
+    if not controls:
+        said.append("There are no controls in these records: nothing shows that these attacks can find a leak.")
+    return said
+
+
+def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
+    """What a folder lacks, and the command that computes it.
+
+    Args:
+        records: all of the board.
+        complete: what they are held against.
+
+    Returns:
+        One sentence for each request that lacks cells; one where nothing says what ought to be there; one for each
+        suite whose numbers are of different code.
+    """
+    said = [
+        f"MIXED: records of {suite} are of different code ({'; '.join(words)}), so none of its rows is ranked: "
+        "compute them again with --recompute, or take the others out of the folder."
+        for suite, words in mixed(records).items()
+    ]
+    for manifest, cells in complete.missing(records):
+        names = list(dict.fromkeys(cell.words for cell in cells))
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        said.append(
+            f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({some}). "
+            f"Compute them with: {manifest.command_for(complete.results)}"
+        )
+    # A record whose arrays were altered counts as failed too, so that one sentence covers both.
+    if spoiled := [record for record in records if record.status == "failed"]:
+        said.append(
+            f"INCOMPLETE: {len(spoiled)} of {len(records)} records failed or are not their scores', "
+            "so worst cases are at least what is shown; run the same command again."
+        )
+    loose = len(complete.uncovered(records))
+    if loose == len(records):
+        said.append("Whether these records are complete is unknown: no manifest of a run lies beside them.")
+    elif loose:
+        said.append(
+            f"{loose} of {len(records)} records are in no manifest: whether their rows are complete is unknown."
+        )
+    return said
+
+
+def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
+    """How to read the numbers, what they rest on, which controls held, and what papers report; a sentence each.
+
+    Args:
+        rows: of the board.
+        controls: all results.
+    """
+    said = [
+        "Means over seeds, with 95 % intervals (Student's t; the record's own for a single seed). Worst is "
+        "the strongest attack's mean; its interval is simultaneous over the attacks compared; "
+        "≥ marks one of attacks that are not all there. "
+        f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
+    ]
+    records = [record for row in rows for record in row.records]
+    said += filter(None, (_target_words(kind, rows, records) for kind in attacked()))
+    if sizes := sizes_words(records):
+        said.append(f"Per seed: {sizes}.")
+    said += powerless(rows)
+    if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
+        said.append(f"Controls that held: {'; '.join(passed)}.")
+    if roles := {row.control for row in rows} - {None}:
+        absent = {"positive", "negative"} - roles
+        said += [f"There is no {role} control in these records." for role in sorted(absent)]
+    if any(record.noise == "seeded" for record in records):
+        said.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
+    said += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
+    papers = [f"{r.defense.name}, {p.metric} {p.value:g} in {p.source}" for r in records for p in r.reported]
+    return said + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
+
+
+def _chance_words() -> str:
+    """What an attack that knows nothing has, in the columns of the board; empty where no metric has such a value."""
+    known = {m.name: f"{m.name_in_notes} {m.chance:g}" for m, _ in columns(written=True) if m.chance is not None}
+    return f"Chance: {', '.join(known.values())}." if known else ""
+
+
+def leak_words() -> str:
+    """Which way the columns of attacks are read, as "Higher AUC and PSNR leak more."; empty without such columns."""
+    said = []
+    for better, word in (("lower", "Higher"), ("higher", "Lower")):
+        names = {m.name: m.name_in_notes for m, _ in columns(written=True) if m.of_attack and m.better == better}
+        if names:
+            said.append(f"{word} {and_words(list(names.values()))} leak{'s' if len(names) == 1 else ''} more.")
+    return " ".join(said)
+
+
+def and_words(words: Sequence[str]) -> str:
+    """A list in a sentence, as "a, b and c"; empty for none."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def _target_words(kind: KindOfResult, rows: Sequence[Row], records: Sequence[Record]) -> str:
+    """What a kind's attacks are about and what its floor is; empty where they are about the trained model."""
+    shared, metric = shared_words(records, kind), METRICS[kind.main]
+    if not shared:
+        return ""
+    variants = and_words([variant.preposition for variant in kind.variants])
+    said = f"{metric.name_in_notes}: {kind.target} ({shared}){f', {variants} its noise' if variants else ''}."
+    if metric.floor is None:
+        return said
+    floors = [row.estimates[c.key].value for row in rows for c in METRICS[metric.floor.metric].columns]
+    if not (there := [value for value in floors if value is not None]):
+        return said
+    least, most = (f"{end:.{metric.digits}f}" for end in (min(there), max(there)))
+    span = metric.with_unit(least if least == most else f"{least} to {most}")
+    return f"{said} {metric.floor.of[0].upper()}{metric.floor.of[1:]} alone has {span}."
+
+
+def shared_words(records: Sequence[Record], kind: KindOfResult | None = None) -> str:
+    """Which targets other than the trained model were attacked, as "photos, convnet, batch 1, step 2"; empty for none.
+
+    Args:
+        records: of any kind.
+        kind: whose targets; None for those of every kind.
+    """
+    kinds = [one for one in (KINDS.values() if kind is None else [kind]) if one.own_task]
+    shared = dict.fromkeys(
+        ", ".join(f"{prefix}{r.task[key]}" for key, prefix in _SHOWN.items() if key in r.task)
+        for r in records
+        if any(r.kind == one.name for one in kinds)
+    )
+    return "; ".join(shared)
+
+
+def sizes_words(records: Sequence[Record]) -> str:
+    """On how many examples, candidates and images one record's number rests."""
+    words = []
+    for kind in KINDS.values():
+        found = {r.metrics[kind.main].n for r in records if r.kind == kind.name and kind.main in r.metrics} - {None}
+        if found:
+            counts = sorted(n for n in found if n is not None)
+            said = " or ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
+            words.append(f"{said} {kind.counts.removesuffix('s') if counts == [1] else kind.counts}")
+    return ", ".join(words)
+
+
+def powerless(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each attack that the positive controls do not show to work: its interval reaches chance."""
+    said = []
+    for row in rows:
+        for cell in row.cells if row.control == "positive" else ():
+            kind = KINDS[cell.kind]
+            estimate, metric = over_seeds(kind.main, cell), METRICS[kind.main]
+            if kind.powerless and leaks(metric, estimate) is False:
+                said.append(
+                    f"{cell.attack} {kind.powerless.format(row.defense.name)} ({metric.label} {estimate.words(2)}): "
+                    "near chance, its numbers say nothing about a defense."
+                )
+    return said
+
+
+_SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
+
+
+def needs_words(records: Sequence[Record]) -> dict[str, str]:
+    """What each attack is given, because a worst case is only as realistic as that."""
+    found = {}
+    for record in records:
+        if record.attack is not None and record.requires:
+            words = []
+            for name, value in record.requires.items():
+                if value:
+                    items = value if isinstance(value, list) else [value]
+                    words.append(f"{name} {', '.join(str(item).lower() for item in items)}")
+            found[record.attack.name] = "; ".join(words)
+    return {name: found[name] for name in sorted(found) if found[name]}
+
+
+def unranked_words(records: Sequence[Record]) -> list[str]:
+    """One line for each sentence, with all the cells and seeds it concerns."""
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for record in records:
+        what = record.attack.name if record.attack else record.kind
+        cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.get('noise'))}"
+        lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
+    return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
+
+
+def listed(seeds: Iterable[int]) -> str:
+    """Seeds in order, as "0, 1, 2"."""
+    return ", ".join(map(str, sorted(seeds)))
