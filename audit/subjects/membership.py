@@ -20,14 +20,14 @@ from ..scoring.allowed import largest_auc, largest_tpr
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from .candidates import Candidates, refuse_comparison
-from .outcome import Answer, column, examples_of, finite, join, pick
+from .outcome import Finding, column, examples_of, finite, join, pick
 from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
 
 _ASKED_ALONE = 2
 """Members, and non-members, about whom an informed attack is asked again with nobody beside them."""
 
 
-def membership(model: TrainedRun, cell: Cell) -> Answer:
+def membership(model: TrainedRun, cell: Cell) -> Finding:
     """Asks one attack who was among the training data, and scores what it says.
 
     Raises:
@@ -73,7 +73,7 @@ def membership(model: TrainedRun, cell: Cell) -> Answer:
     metrics = score(result, truth, delta=model.request.budget.delta)
     metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
     metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
-    return Answer(metrics, columns, tuple(_flags(model, row, knows)))
+    return Finding(metrics, columns, tuple(_flags(model, row, knows)))
 
 
 def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:

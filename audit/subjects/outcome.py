@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Finding:
     """What a subject was asked for: the part of an outcome that depends on the kind of result.
 
     Attributes:

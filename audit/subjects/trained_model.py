@@ -20,14 +20,14 @@ from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
 from ..scoring.utility import losses, score_utility
 from .membership import membership
-from .outcome import Answer, Outcome, column, finite_claim
+from .outcome import Finding, Outcome, column, finite_claim
 from .trained_run import TrainedRun, watched
 
 NOISE_TOLERANCE = 6.0
 """Standard deviations by which the noise found may differ from the noise claimed: one false alarm in 10^9 runs."""
 
 
-def utility(model: TrainedRun, cell: Cell) -> Answer:
+def utility(model: TrainedRun, cell: Cell) -> Finding:
     """How useful the model is on held-out examples."""
     test = model.test
     logits = logits_of(model.run.model, test.inputs)
@@ -37,10 +37,10 @@ def utility(model: TrainedRun, cell: Cell) -> Answer:
         "loss": column(losses(logits, test.labels)),
         "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
     }
-    return Answer(score_utility(logits, test.labels), columns)
+    return Finding(score_utility(logits, test.labels), columns)
 
 
-ANSWERS: dict[str, Callable[[TrainedRun, Cell], Answer]] = {"utility": utility, "membership": membership}
+ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {"utility": utility, "membership": membership}
 """Kind of result -> what computes it on a trained model."""
 
 

@@ -108,7 +108,7 @@ def everything(target: Target) -> list[Any]:
 
 def _answers(target: Target) -> list[Any]:
     """What a target answers when it is asked about made-up inputs."""
-    if isinstance(target, SeenTranscript):
+    if not isinstance(target, Observation | ModelAccess):
         return []
     inputs = torch.rand(2, *target.input_shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     found: list[Any] = [target.logits(inputs)]
