@@ -6,16 +6,17 @@ bound. A user calls `calibrate` and `train`.
 
 from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
-from .gradients.reference import Layout, Loss, cross_entropy, outputs, per_example_gradients
+from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
 from .plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Subspace
-from .plan.defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
+from .plan.defense import Block, Context, Defense, Method, State, Stateless, StepPlan
+from .plan.layout import Layout
 from .plan.post import Identity, Keep, Offset, Post, Project
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientDifference, NormWithin, Query
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope
-from .privacy.keys import keyed
+from .privacy.keys import keyed, seed_from
 from .privacy.ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.verified import assumptions, unverified

@@ -37,7 +37,7 @@ from defenses.core import (
     shuffle,
     train,
 )
-from defenses.core.privacy.noise import Kind
+from defenses.core.privacy.noise import NoiseSource
 
 from ..attacks import walker
 
@@ -121,7 +121,7 @@ class Overheard:
 
     def __init__(self, seed: int) -> None:
         self.source, self.draws = seeded(seed), []
-        self.kind: Kind = self.source.kind
+        self.kind: NoiseSource = self.source.kind
         self.exact = self.source.exact
 
     def unit(self, std: float) -> float:

@@ -16,7 +16,6 @@ Guarantee:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,10 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..gradients.reference import Layout
-from ..privacy.keys import keyed
+from ..privacy.keys import keyed, seed_from
 from .bound import Bound
 from .codec import Codec
+from .layout import Layout
 from .post import Post, identity
 from .public import PublicRows, disjoint, draw
 from .query import Query, gradient
@@ -59,12 +58,6 @@ def checked_multiplier(value: float) -> float:
             f"got {value}"
         )
     return plain
-
-
-def seed_from(*parts: object) -> int:
-    """A 63-bit seed that is a pure function of its parts, the same on every machine."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ import torch
 from scipy.optimize import brentq
 
 from ..gradients.executor import Release, add_noise
-from ..gradients.reference import Layout
 from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, StepPlan, checked_multiplier
+from ..plan.layout import Layout
 from ..plan.public import PublicRows, ToyRows
 from ..training.sampling import Sampling, full, poisson
 from .accounting import (

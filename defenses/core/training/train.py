@@ -29,10 +29,11 @@ from ..gradients.executor import Engine
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
 from ..gradients.reference import Loss, cross_entropy
-from ..plan.defense import Context, Defense, State, StepPlan, seed_from
+from ..plan.defense import Context, Defense, State, StepPlan
 from ..plan.public import PublicGradients, refuse_shared
+from ..privacy.keys import seed_from
 from ..privacy.ledger import Claim, Ledger
-from ..privacy.noise import Kind, Noise, from_os
+from ..privacy.noise import Noise, NoiseSource, from_os
 from ..privacy.verified import assumptions, unverified
 from . import checkpoint as disk
 from .augment import Augmentation
@@ -75,7 +76,7 @@ class Run:
     seed: int
     sampler_key: int
     engine: str
-    noise: Kind | Literal["none"]
+    noise: NoiseSource | Literal["none"]
     public_used: bool = False
     remarks: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()

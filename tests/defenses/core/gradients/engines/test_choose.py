@@ -81,9 +81,9 @@ def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
 
 
 def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monkeypatch):
-    from defenses.core.gradients.layerwise.factors import Kept, Squares
+    from defenses.core.gradients.layerwise.factors import GradientRows, Squares
 
-    monkeypatch.setattr(Kept, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))
+    monkeypatch.setattr(GradientRows, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))
     assert "differs from the reference" in choice_for(problem("mlp")).note
 
 
