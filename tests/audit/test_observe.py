@@ -24,6 +24,7 @@ from defenses.core import (
     Layout,
     NormWithin,
     Offset,
+    Recording,
     Stateless,
     StepPlan,
     Subspace,
@@ -152,7 +153,7 @@ def trained(name: str, sigma: float, *, noise=None):
         noise=noise or seeded(1),
         seed=2,
         sampler_key=3,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
 
 
@@ -311,7 +312,7 @@ def test_a_step_that_nobody_joined_leaves_its_noise():
         noise=noise,
         seed=0,
         sampler_key=0,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
     (seen,) = view_of(run, sampling=rare)
     assert seen.others_removed is not None

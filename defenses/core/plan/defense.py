@@ -267,20 +267,25 @@ class Stateless:
     with a context alone, as by `super().plan(context)`, it answers as it was written.
     """
 
-    plan: Callable[..., Any]
-
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Gives a class that writes a plan the plan of a `Method`."""
         super().__init_subclass__(**keywords)
         written = cls.__dict__.get("plan")
-        if written is not None and not hasattr(written, "__wrapped_plan__"):
+        if written is not None and _MARK not in vars(written):
             cls.plan = _without_memory(written)
 
     def start(self, context: Context) -> None:
         """Nothing to remember."""
 
+    def plan(self, *arguments: Any, **keywords: Any) -> Any:
+        """The plan of this step, before its batch is drawn: `plan(self, context)` where it is written."""
+        raise NotImplementedError(f"{type(self).__name__} must define plan(context)")
+
     def observe(self, state: None, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]) -> None:
         """Nothing to remember."""
+
+
+_MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` makes a class a second time
 
 
 def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
@@ -290,7 +295,7 @@ def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[...
         found = written(self, context)
         return (*state, found) if state else found
 
-    plan.__wrapped_plan__ = True  # pyright: ignore[reportFunctionMemberAccess]  `slots=True` makes a class twice
+    vars(plan)[_MARK] = True
     return plan
 
 

@@ -7,7 +7,7 @@ public coins, so it costs no privacy. It is kept for `interval` steps and then m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ Bases = tuple[Tensor, ...] | None
 """What a method remembers of a subspace between two refreshes: its bases, or None before the first."""
 
 
+@runtime_checkable
 class Subspaces(Protocol):
     """A subspace for every step."""
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Coordinates, CropAndFlip, Subspace, cross_entropy
+from defenses.core import Coordinates, CropAndFlip, Projected, PublicSubspace, Subspace, cross_entropy
 from defenses.core.gradients.fingerprint import UnknownContent, architecture, digest, source_digest
 from defenses.dp_sgd import dp_sgd
-from defenses.pcdp import Pcdp, pcdp
+from defenses.pcdp import pcdp
 
 WEIGHT = 2.0
 
@@ -196,7 +196,7 @@ def test_what_does_not_count_in_comparisons_is_memory_and_does_not_count_here():
     other.memory.append(3)
     assert digest(one) == digest(other)
     used, fresh = pcdp(rank=3), pcdp(rank=3)
-    assert isinstance(used.method, Pcdp)
+    assert isinstance(used.method, Projected) and isinstance(used.method.subspace, PublicSubspace)
     used.method.subspace._memory._last = ((), Subspace.of(torch.eye(3)))
     assert digest(used) == digest(fresh)
 

@@ -11,6 +11,7 @@ from defenses.core import (
     Block,
     Engine,
     Everything,
+    Execution,
     Layout,
     StepPlan,
     clip,
@@ -238,7 +239,8 @@ def test_a_run_records_the_engine_and_all_train_the_same_model(name):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         defense = dp_sgd(clip_norm=0.5, noise_multiplier=1.0)
-        return train(model, data, defense, sampling=full(), steps=3, noise=seeded(1), seed=2, engine=engine)
+        execution = Execution(engine=engine)
+        return train(model, data, defense, sampling=full(), steps=3, noise=seeded(1), seed=2, execution=execution)
 
     run, reference = trained(name), trained("torch.func")
     assert run.engine == name
