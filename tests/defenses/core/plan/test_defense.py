@@ -134,7 +134,7 @@ def test_seeds_are_the_same_on_every_machine():
 
 @pytest.mark.parametrize("slots", [False, True])
 def test_a_plan_written_for_a_context_alone_is_that_of_a_method(slots):
-    @dataclass(frozen=True, slots=slots)
+    @dataclasses.dataclass(frozen=True, slots=slots)
     class Plain(Stateless):
         norm: float = 1.0
 
