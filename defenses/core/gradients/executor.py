@@ -10,7 +10,7 @@ Guarantee:
     (`noise.py`) rounded to the model's dtype; everything else here (rows, raw sums, norms) stays inside. Assumes a loss
     and a model under which a gradient depends on its own example only: what is known to break this is refused when an
     `Engine` is made, and what can be found by trying is refused before data are touched
-    (`engines/model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views and dropout
+    (`model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views and dropout
     are drawn for each record from what it is (`record_draws.py`).
 """
 

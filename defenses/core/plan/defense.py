@@ -281,14 +281,19 @@ class Stateless:
         """The plan of this step, before its batch is drawn: `plan(self, context)` where it is written."""
         raise NotImplementedError(f"{type(self).__name__} must define plan(context)")
 
-    def observe(self, state: None, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]) -> None:
+    def observe(
+        self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
+    ) -> State:
         """Nothing to remember."""
+        return state
 
 
 _MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` makes a class a second time
 
 
 def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
+    """A method's plan from one that reads the context alone, and hands the state through."""
+
     @wraps(written)
     def plan(self: Stateless, *arguments: Any) -> Any:
         *state, context = arguments
