@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -146,7 +147,8 @@ def test_a_plan_written_for_a_context_alone_is_that_of_a_method(slots):
             return StepPlan(*super().plan(context).blocks, remarks=("seen",))
 
     context = Context(step=0, steps=1, dim=4)
-    for method, remarks in ((Plain(2.0), ()), (Remarked(2.0), ("seen",))):
+    cases: list[tuple[Any, tuple[str, ...]]] = [(Plain(2.0), ()), (Remarked(2.0), ("seen",))]
+    for method, remarks in cases:
         assert isinstance(method, Method)
         state, plan = method.plan(None, context)
         assert state is None and plan.remarks == remarks and plan.blocks[0].bound == clip(2.0)
