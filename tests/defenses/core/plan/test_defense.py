@@ -149,8 +149,8 @@ def test_a_plan_written_for_a_context_alone_is_that_of_a_method(slots):
     context = Context(step=0, steps=1, dim=4)
     cases: list[tuple[Any, tuple[str, ...]]] = [(Plain(2.0), ()), (Remarked(2.0), ("seen",))]
     for method, remarks in cases:
-        assert isinstance(method, Method)
         state, plan = method.plan(None, context)
         assert state is None and plan.remarks == remarks and plan.blocks[0].bound == clip(2.0)
         assert method.plan(context).remarks == remarks
         assert method.start(context) is None and method.observe(None, context, (), torch.zeros(4)) is None
+        assert isinstance(method, Method)
