@@ -24,6 +24,7 @@ from defenses.core import (
     Layout,
     NormWithin,
     Offset,
+    Recording,
     Stateless,
     StepPlan,
     Subspace,
@@ -37,7 +38,7 @@ from defenses.core import (
     shuffle,
     train,
 )
-from defenses.core.privacy.noise import Kind
+from defenses.core.privacy.noise import NoiseSource
 
 from ..attacks import walker
 
@@ -121,7 +122,7 @@ class Overheard:
 
     def __init__(self, seed: int) -> None:
         self.source, self.draws = seeded(seed), []
-        self.kind: Kind = self.source.kind
+        self.kind: NoiseSource = self.source.kind
         self.exact = self.source.exact
 
     def unit(self, std: float) -> float:
@@ -152,7 +153,7 @@ def trained(name: str, sigma: float, *, noise=None):
         noise=noise or seeded(1),
         seed=2,
         sampler_key=3,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
 
 
@@ -311,7 +312,7 @@ def test_a_step_that_nobody_joined_leaves_its_noise():
         noise=noise,
         seed=0,
         sampler_key=0,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
     (seen,) = view_of(run, sampling=rare)
     assert seen.others_removed is not None
