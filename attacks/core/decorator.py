@@ -43,12 +43,13 @@ class Attack(Generic[R]):
                 f"got {', '.join(misplaced) or f'{target.name}, {coins.name}'}"
             )
         hints = get_type_hints(function)
-        self.target: type[Target] = _target_of(requires.access)
-        if hints.get("target") is not self.target:
+        annotated = hints.get("target")
+        if not (inspect.isclass(annotated) and issubclass(annotated, Target) and requires.access in annotated.accesses):
             raise TypeError(
                 f"{function.__name__} has {requires.access.name} access: "
-                f"its target must be annotated as {self.target.__name__}, got {hints.get('target')}"
+                f"its target must be annotated as {_target_of(requires.access)}, got {annotated}"
             )
+        self.target: type[Target] = annotated
         known = [row for row in RESULTS.values() if row.result is hints.get("return")]
         if not known:
             raise TypeError(
@@ -151,12 +152,10 @@ def attack(
     return lambda function: Attack(function, requires)
 
 
-def _target_of(access: Access) -> type[Target]:
-    """The class of what is attacked with an access."""
-    for kind in Target.__subclasses__():
-        if access in kind.accesses:
-            return kind
-    raise TypeError(f"{access} must be among the accesses of a subclass of attacks.core.Target, and is of none")
+def _target_of(access: Access) -> str:
+    """What is attacked with an access, for a message."""
+    kinds = (kind.__name__ for kind in Target.__subclasses__() if access in kind.accesses)
+    return next(kinds, f"a subclass of Target with {access} among its accesses")
 
 
 def _is_a(value: Any, wanted: type) -> bool:

@@ -6,15 +6,26 @@ from functools import partial
 import pytest
 import torch
 
-from attacks.core import Access, Knows
+from attacks.core import RESULTS, Access, Knows
+from audit.catalog import methods as catalog
 from audit.catalog import plugins
-from audit.observe import logits_of
+from audit.observe import RunView, black_box, logits_of
 from audit.plan import threat_models
 from audit.plan.artifact import Artifact
+from audit.plan.cells import Cell
 from audit.plan.expand import plan
 from audit.plan.threat_models import THREAT_MODELS, ThreatModel
 from audit.run import harness
-from audit.subjects import table
+from audit.scoring import verify
+from audit.scoring.allowed import clopper_pearson
+from audit.subjects import table, trained_model
+from audit.subjects.candidates import Candidates
+from audit.subjects.outcome import Finding
+from audit.subjects.trained_run import TrainedRun
+from leaderboard.board.table import Board
+from leaderboard.kinds import KINDS, KindOfResult
+from leaderboard.metrics import METRICS, BoardColumn, KnownMetric
+from leaderboard.records.record import Metric
 
 from .conftest import SUITE
 
@@ -163,3 +174,103 @@ def test_what_cannot_be_run_waits_for_nothing(suite_of, monkeypatch, tmp_path):
     jobs = [job for job in plan(suite).jobs if job.needs]
     assert jobs and all(len(job.needs) == 2 for job in jobs)
     assert not traces(tmp_path)
+
+
+ATTRIBUTE = '''
+"""Guesses whether the label of a candidate is even, from the answers of the final model."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.core import RESULTS, Access, ModelAccess, ResultType, attack, granted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parities:
+    """A guess for each candidate."""
+
+    ids: Tensor
+    even: Tensor
+
+
+def expected(target):
+    asked = granted(target.candidates).ids.clone()
+
+    def checked(result):
+        if type(result) is not Parities or not torch.equal(result.ids, asked):
+            raise ValueError("parities must be of the candidates")
+        return result
+
+    return checked
+
+
+RESULTS["attribute"] = ResultType(kind="attribute", result=Parities, expected=expected, of_candidates=True)
+
+
+@attack(access=Access.BLACK_BOX)
+def parity(target: ModelAccess, coins: torch.Generator) -> Parities:
+    """The parity of the predicted class."""
+    asked = granted(target.candidates)
+    return Parities(ids=asked.ids, even=target.logits(asked.inputs).argmax(dim=1) % 2 == 0)
+'''
+
+
+def parity_metric(right: torch.Tensor) -> Metric:
+    low, high = clopper_pearson(int(right.sum()), len(right))
+    return Metric(value=float(right.float().mean()), low=low, high=high, n=len(right), better="lower")
+
+
+def ask_parity(model: TrainedRun, cell: Cell) -> Finding:
+    """What computes the kind on a trained model: whom it is about, what it is given, how it is scored."""
+    members = model.members
+    candidates = Candidates.draw(members, cell.request.seed_for(cell.id))
+    view = RunView(model.run, model.world, members, model.sampling[0], candidates)
+    row = THREAT_MODELS["attribute", Access.BLACK_BOX]
+    assert row.build is not None
+    result = catalog.attack(cell.request.asked_attack.name)(row.build(view))
+    labels = dict(zip(candidates.aliases.tolist(), candidates.given.labels.tolist(), strict=True))
+    truth = torch.tensor([labels[alias] % 2 == 0 for alias in result.ids.tolist()])
+    right = result.even == truth
+    return Finding({"parity_accuracy": parity_metric(right)}, {"right": right.numpy()})
+
+
+@pytest.fixture
+def attribute(tmp_path, monkeypatch):
+    """A kind of result that leakbench does not have: a row in each table."""
+    file = tmp_path / "attribute.py"
+    file.write_text(ATTRIBUTE)
+    monkeypatch.setitem(RESULTS, "attribute", None)  # so that what the file adds is taken back
+    name = f"{file}:parity"
+    plugins.load("attack", name)
+    row = ThreatModel(
+        kind="attribute", access=Access.BLACK_BOX, knows=Knows.NOTHING, subject="trained_model", build=black_box
+    )
+    monkeypatch.setitem(THREAT_MODELS, ("attribute", Access.BLACK_BOX), row)
+    monkeypatch.setitem(trained_model.ANSWERS, "attribute", ask_parity)
+    monkeypatch.setitem(
+        verify.AGAIN,
+        "attribute",
+        lambda record, table: {"parity_accuracy": parity_metric(torch.tensor(table["right"].to_numpy()))},
+    )
+    kind = KindOfResult(name="attribute", main="parity_accuracy", counts="guesses", question="asked for parities")
+    monkeypatch.setitem(KINDS, "attribute", kind)
+    column = BoardColumn(key="parity", header=("parity", "accuracy"), title="Parity", hint="0.5 is chance.")
+    metric = KnownMetric(
+        name="parity_accuracy", kind="attribute", label="parity accuracy", better="lower", chance=0.5, columns=(column,)
+    )
+    monkeypatch.setitem(METRICS, "parity_accuracy", metric)
+    return name
+
+
+def test_another_kind_of_result_is_a_row_in_each_table(suite_of, attribute, tmp_path):
+    text = SUITE.replace('{ name = "likelihood_ratio" }', f'{{ name = "{attribute}" }}')
+    text = text.replace("epochs = 1", "epochs = 5")
+    run = partial(harness.run, suite_of(text), tmp_path / "out", device=CPU, jobs=1)
+    mine = [record for record in run() if record.kind == "attribute"]
+    assert len(mine) == 2 and all(record.status == "ok" for record in mine), [record.reason for record in mine]
+    assert all((record.metrics["parity_accuracy"].value or 0) > 0.5 for record in mine)
+    run(verify=True)
+    words = Board.from_folder(tmp_path / "out", verify.contradiction).to_text(width=200)
+    assert "parity" in words and f"{mine[0].metrics['parity_accuracy'].value:.2f}" in words
