@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import defenses
@@ -53,7 +53,9 @@ PROVED = [name for name in NAMES if math.isfinite(claim(name, 5.0).epsilon)]
 UNPROVED = [name for name in NAMES if name not in PROVED]
 NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 0]
 each = pytest.mark.parametrize("name", NAMES)
-in_each_world = pytest.mark.parametrize("world", duties.WORLDS.values(), ids=duties.WORLDS)
+in_each_world = pytest.mark.parametrize(
+    "world", [pytest.param(duties.PLAIN, id="plain"), pytest.param(duties.DRAWN, id="drawn", marks=pytest.mark.long)]
+)
 each_that_proves = pytest.mark.parametrize("name", PROVED)
 each_with_noise = pytest.mark.parametrize("name", NOISY)
 
@@ -73,7 +75,6 @@ def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
 
 
 @each_that_proves
-@settings(max_examples=150)
 @given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
 def test_removing_any_row_moves_the_sums_by_at_most_the_sensitivity(name, rows, pick):
     moments = duties.histories(FACTORIES[name])
@@ -113,6 +114,7 @@ def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier(name):
     assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(5, 1.3)]
 
 
+@pytest.mark.long
 @each_with_noise
 def test_noise_has_its_scale_and_two_thirds_or_three_halves_of_it_are_rejected(name):
     duties.check_noise(FACTORIES[name])
@@ -124,6 +126,7 @@ def test_the_ledger_of_a_run_agrees_with_the_prediction(name, world):
     duties.check_ledger(FACTORIES[name], world)
 
 
+@pytest.mark.long
 @in_each_world
 @each
 def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
@@ -148,6 +151,7 @@ def test_an_empty_batch_is_a_step(name, world):
     duties.check_empty_batches(FACTORIES[name], world)
 
 
+@pytest.mark.long
 @in_each_world
 @each
 def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world, tmp_path):

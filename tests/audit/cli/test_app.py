@@ -18,7 +18,7 @@ from audit.run import harness
 from leaderboard.records.record import read_all
 
 from ..conftest import INVERSION, SUITE
-from ..run.test_harness import BROKEN, MEMBERSHIP
+from ..run.runs import BROKEN, MEMBERSHIP
 
 ROOT = Path(__file__).parents[3]
 FAST = SUITE.replace("epsilon", "noise_multiplier")

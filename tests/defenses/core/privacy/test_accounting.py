@@ -71,6 +71,7 @@ def test_without_sampling_it_is_the_closed_form_from_above(sigma):
     assert exact(sigma) <= found <= exact(sigma) + 2 * DISCRETISATION
 
 
+@pytest.mark.peers
 def test_opacus_agrees():
     accountants = pytest.importorskip("opacus.accountants", reason="the second opinion needs leakbench[engines]")
     for rate, sigma, steps, _, _ in PUBLISHED:
