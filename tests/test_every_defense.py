@@ -54,7 +54,11 @@ UNPROVED = [name for name in NAMES if name not in PROVED]
 NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 0]
 each = pytest.mark.parametrize("name", NAMES)
 in_each_world = pytest.mark.parametrize(
-    "world", [pytest.param(duties.PLAIN, id="plain"), pytest.param(duties.DRAWN, id="drawn", marks=pytest.mark.long)]
+    "world",
+    [
+        pytest.param(world, id=name, marks=[pytest.mark.long] * (world is not duties.PLAIN))
+        for name, world in duties.WORLDS.items()
+    ],
 )
 each_that_proves = pytest.mark.parametrize("name", PROVED)
 each_with_noise = pytest.mark.parametrize("name", NOISY)
