@@ -162,6 +162,7 @@ def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world
     duties.check_interruptions(FACTORIES[name], tmp_path, world)
 
 
+@pytest.mark.long
 @in_each_world
 @each
 def test_a_run_interrupted_inside_a_step_goes_on_bit_for_bit(name, world, tmp_path):
