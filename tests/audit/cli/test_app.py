@@ -257,6 +257,7 @@ def test_a_run_in_json_is_one_document(document):
 def test_options_choose_what_is_run(command):
     write(FAST.replace("seeds = [0]", "seeds = [0, 1]"))
     options = ["--defense", "dp_sgd", "--attack", "loss_threshold", "--seed", 7, "--set", "task.epochs=2"]
+    options += ["--set", "task.private=80", "--set", "task.batch=40"]
     assert command("run", "toy.toml", "--jobs", 1, "--out", "here", *options)[0] == 0
     records = read_all("here")
     assert {(r.defense.name, r.seed, r.task["epochs"]) for r in records} == {("dp_sgd", 7, 2)}

@@ -73,8 +73,9 @@ def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defe
 def test_with_secure_noise_the_samplers_key_is_nobodys(suite_of):
     """A key made of the request is in every record, and who took part no secret: what then amplifies nothing."""
     keys, assumed = {}, {}
+    text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
     for secure in (False, True):
-        jobs = plan(suite_of(CONTROLLED), secure_noise=secure).jobs
+        jobs = plan(suite_of(text), secure_noise=secure).jobs
         (job,) = (
             job for job in jobs if (job.cells[0].request.defense.name, job.cells[0].request.control) == ("dp_sgd", None)
         )
