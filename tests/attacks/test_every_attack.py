@@ -89,6 +89,7 @@ def test_members_of_a_leaky_target_are_told_apart(name):
         assert target.candidates is not None and torch.equal(result.ids, target.candidates.ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_one_image_gives_the_image_away(name):
     one = method(name)
