@@ -5,29 +5,15 @@ tell the effect of clipping from that of noise. Each example is clipped by itsel
 batch is another thing.
 """
 
-from dataclasses import dataclass
-
-from .core import Block, Context, Defense, Everything, Stateless, StepPlan, clip
+from .core import BoundKind, Defense, Whole, bounded
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClippedSgd(Stateless):
-    """Releases the sum of clipped gradients, without noise."""
-
-    clip_norm: float
-
-    def __post_init__(self) -> None:
-        clip(self.clip_norm)  # refuses what is not a norm
-
-    def plan(self, context: Context) -> StepPlan:
-        """One clipped block."""
-        return StepPlan(Block(codec=Everything(context.dim), bound=clip(self.clip_norm)))
-
-
-def clipped_sgd(*, clip_norm: float = 1.0) -> Defense:
+def clipped_sgd(*, clip_norm: float = 1.0, bound: BoundKind = "clip", regulariser: float | None = None) -> Defense:
     """SGD on clipped per-example gradients; epsilon is infinite.
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
     """
-    return Defense(ClippedSgd(clip_norm=clip_norm), noise_multiplier=0.0)
+    return Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier=0.0, name="clipped_sgd")

@@ -13,22 +13,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .core import Block, Complement, Context, Defense, Everything, State, StepPlan, Subspace, clip
+from .core import (
+    Block,
+    Bound,
+    BoundKind,
+    Complement,
+    Context,
+    Defense,
+    Everything,
+    State,
+    StepPlan,
+    Subspace,
+    bounded,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dpdr:
     """Two blocks while there is a direction and the switch is ahead, else one; state: the direction [dim]."""
 
-    clip_norm: float
-    clip_norm_along: float
+    bound: Bound
+    bound_along: Bound
     share: float
     switch_step: int
     project_noise: bool
 
     def __post_init__(self) -> None:
-        clip(self.clip_norm)  # refuses what is not a norm
-        clip(self.clip_norm_along)
         if not 0 < self.share < 1:
             raise ValueError(f"share must be in (0, 1), got {self.share}")
         if self.switch_step < 0:
@@ -41,12 +51,12 @@ class Dpdr:
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
         """The left-over part and the coefficients along the direction, or plain DP-SGD."""
         if state is None or context.step >= self.switch_step:
-            return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(self.clip_norm)))
+            return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
         spans = tuple(span for span in context.layout.layers if bool(state[slice(*span)].any()))
         along = Subspace(tuple(state[slice(*span)].unsqueeze(1) for span in spans), spans, context.dim)
         return state, StepPlan(
-            Block(codec=Complement(along, self.project_noise), bound=clip(self.clip_norm), share=1 - self.share),
-            Block(codec=along, bound=clip(self.clip_norm_along), share=self.share),
+            Block(codec=Complement(along, self.project_noise), bound=self.bound, share=1 - self.share),
+            Block(codec=along, bound=self.bound_along, share=self.share),
         )
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
@@ -69,6 +79,8 @@ def dpdr(
     share: float = 0.02,
     switch_step: int = 200,
     project_noise: bool = True,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
     """DP-SGD with gradients decomposed along the last release.
@@ -81,14 +93,16 @@ def dpdr(
         share: fraction of a step's 1 / sigma^2 spent on the coefficients.
         switch_step: first step that is plain DP-SGD again.
         project_noise: whether the left-over part's noise along the direction is removed.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: of the step as one Gaussian; None until it is calibrated.
     """
     along = clip_norm if clip_norm_along is None else clip_norm_along
     method = Dpdr(
-        clip_norm=clip_norm,
-        clip_norm_along=along,
+        bound=bounded(clip_norm, bound, regulariser),
+        bound_along=bounded(along, bound, regulariser),
         share=share,
         switch_step=switch_step,
         project_noise=project_noise,
     )
-    return Defense(method, noise_multiplier=noise_multiplier)
+    return Defense(method, noise_multiplier)

@@ -5,23 +5,7 @@ has the standard deviation noise_multiplier * nominal_norm on the sum, so that c
 that clip norm.
 """
 
-from dataclasses import dataclass
-
-from .core import Block, Context, Defense, Everything, Stateless, StepPlan, unbounded
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoisySgd(Stateless):
-    """Releases the unbounded sum of gradients plus noise."""
-
-    nominal_norm: float
-
-    def __post_init__(self) -> None:
-        unbounded(unit=self.nominal_norm)  # refuses what is not a norm
-
-    def plan(self, context: Context) -> StepPlan:
-        """One block, unbounded, with noise in units of the nominal norm."""
-        return StepPlan(Block(codec=Everything(context.dim), bound=unbounded(unit=self.nominal_norm)))
+from .core import Defense, Whole, unbounded
 
 
 def noisy_sgd(*, nominal_norm: float = 1.0, noise_multiplier: float | None = None) -> Defense:
@@ -31,4 +15,4 @@ def noisy_sgd(*, nominal_norm: float = 1.0, noise_multiplier: float | None = Non
         nominal_norm: the clip norm of the DP-SGD that it is compared with, L2, in gradient units.
         noise_multiplier: noise standard deviation / nominal norm; None until it is set.
     """
-    return Defense(NoisySgd(nominal_norm=nominal_norm), noise_multiplier=noise_multiplier)
+    return Defense(Whole(bound=unbounded(unit=nominal_norm)), noise_multiplier, name="noisy_sgd")

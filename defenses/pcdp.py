@@ -11,36 +11,9 @@ Deviation: the basis is one per parameter tensor, which alone reproduces the pap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from .core import Bases, Block, Context, Defense, PublicSubspace, Scope, StepPlan, clip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pcdp:
-    """Releases the clipped coefficients of each gradient along public directions; remembers the directions."""
-
-    clip_norm: float
-    subspace: PublicSubspace
-
-    def __post_init__(self) -> None:
-        clip(self.clip_norm)  # refuses what is not a norm
-
-    def start(self, context: Context) -> Bases:
-        """No directions yet."""
-        return None
-
-    def plan(self, state: Bases, context: Context) -> tuple[Bases, StepPlan]:
-        """One clipped block of coefficients."""
-        bases, subspace, remarks = self.subspace.at(state, context)
-        return bases, StepPlan(Block(codec=subspace, bound=clip(self.clip_norm)), remarks=remarks)
-
-    def observe(self, state: Any, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Bases:
-        """The directions, for as long as they are used."""
-        return state
+from .core import BoundKind, Defense, Projected, PublicSubspace, Scope, bounded
 
 
 def pcdp(
@@ -52,6 +25,8 @@ def pcdp(
     auxiliary: Literal["random", "independent"] = "random",
     auxiliary_size: int | None = None,
     shortage: Literal["refuse", "lower_rank"] = "refuse",
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
     """DP-SGD inside a subspace of public gradients, projected before clipping.
@@ -65,6 +40,8 @@ def pcdp(
             no other refresh reads.
         auxiliary_size: public examples of a refresh; as many as `rank` if None.
         shortage: "refuse" a public pool that is too small, or "lower_rank" to what it allows, saying so.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     subspace = PublicSubspace(
@@ -75,4 +52,5 @@ def pcdp(
         auxiliary_size=auxiliary_size,
         shortage=shortage,
     )
-    return Defense(Pcdp(clip_norm=clip_norm, subspace=subspace), noise_multiplier=noise_multiplier)
+    method = Projected(bound=bounded(clip_norm, bound, regulariser), subspace=subspace, where="before the bound")
+    return Defense(method, noise_multiplier, name="pcdp")

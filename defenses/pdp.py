@@ -10,37 +10,9 @@ paper's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from .core import Bases, Block, Context, Defense, Everything, Project, PublicSubspace, Scope, StepPlan, clip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pdp:
-    """Releases the whole clipped gradient and projects what comes out; remembers the directions."""
-
-    clip_norm: float
-    subspace: PublicSubspace
-
-    def __post_init__(self) -> None:
-        clip(self.clip_norm)  # refuses what is not a norm
-
-    def start(self, context: Context) -> Bases:
-        """No directions yet."""
-        return None
-
-    def plan(self, state: Bases, context: Context) -> tuple[Bases, StepPlan]:
-        """One clipped block of everything, projected after the noise."""
-        bases, subspace, remarks = self.subspace.at(state, context)
-        block = Block(codec=Everything(context.dim), bound=clip(self.clip_norm))
-        return bases, StepPlan(block, post=Project(subspace), remarks=remarks)
-
-    def observe(self, state: Any, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Bases:
-        """The directions, for as long as they are used."""
-        return state
+from .core import BoundKind, Defense, Projected, PublicSubspace, Scope, bounded
 
 
 def pdp(
@@ -52,6 +24,8 @@ def pdp(
     auxiliary: Literal["random", "independent"] = "random",
     auxiliary_size: int | None = None,
     shortage: Literal["refuse", "lower_rank"] = "refuse",
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
     """DP-SGD, its noisy update projected on a subspace of public gradients.
@@ -65,6 +39,8 @@ def pdp(
             no other refresh reads.
         auxiliary_size: public examples of a refresh; as many as `rank` if None.
         shortage: "refuse" a public pool that is too small, or "lower_rank" to what it allows, saying so.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     subspace = PublicSubspace(
@@ -75,4 +51,5 @@ def pdp(
         auxiliary_size=auxiliary_size,
         shortage=shortage,
     )
-    return Defense(Pdp(clip_norm=clip_norm, subspace=subspace), noise_multiplier=noise_multiplier)
+    method = Projected(bound=bounded(clip_norm, bound, regulariser), subspace=subspace, where="after the noise")
+    return Defense(method, noise_multiplier, name="pdp")

@@ -10,20 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from .core import Block, Context, Coordinates, Defense, Stateless, StepPlan, clip
+from .core import Block, Bound, BoundKind, Context, Coordinates, Defense, Stateless, StepPlan, bounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSparsification(Stateless):
     """Keeps a uniformly random set of coordinates, redrawn `refreshes` times an epoch."""
 
-    clip_norm: float
+    bound: Bound
     final_sparsity: float
     refreshes: int = 1
     cooling: bool = True
 
     def __post_init__(self) -> None:
-        clip(self.clip_norm)  # refuses what is not a norm
         if not 0 <= self.final_sparsity < 1:
             raise ValueError(f"final_sparsity must be in [0, 1), got {self.final_sparsity}")
         if self.refreshes < 1:
@@ -37,7 +36,7 @@ class RandomSparsification(Stateless):
         sparsity = self.final_sparsity * (refresh / max(1, last) if self.cooling else 1.0)
         order = torch.randperm(context.dim, generator=context.coins(refresh)).to(context.device)
         kept = Coordinates(order[int(sparsity * context.dim) :], dim=context.dim)
-        return StepPlan(Block(codec=kept, bound=clip(self.clip_norm)))
+        return StepPlan(Block(codec=kept, bound=self.bound))
 
 
 def random_sparsification(
@@ -46,6 +45,8 @@ def random_sparsification(
     final_sparsity: float = 0.9,
     refreshes: int = 1,
     cooling: bool = True,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
     """DP-SGD whose sparsity (fraction dropped) grows linearly from 0 to `final_sparsity`.
@@ -55,9 +56,14 @@ def random_sparsification(
         final_sparsity: fraction of coordinates dropped at the last refresh.
         refreshes: new masks per epoch; as many as there are steps in an epoch for one a step.
         cooling: False drops `final_sparsity` from the first step on.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     method = RandomSparsification(
-        clip_norm=clip_norm, final_sparsity=final_sparsity, refreshes=refreshes, cooling=cooling
+        bound=bounded(clip_norm, bound, regulariser),
+        final_sparsity=final_sparsity,
+        refreshes=refreshes,
+        cooling=cooling,
     )
-    return Defense(method, noise_multiplier=noise_multiplier)
+    return Defense(method, noise_multiplier)

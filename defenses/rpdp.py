@@ -10,43 +10,7 @@ Deviation: whether the paper clips before or after it projects cannot be told; h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
-
-from .core import Bases, Block, Context, Defense, Everything, Project, RandomSubspace, Scope, StepPlan, clip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rpdp:
-    """Releases the clipped coefficients of each gradient along random directions; remembers the directions."""
-
-    clip_norm: float
-    subspace: RandomSubspace
-    clip_first: bool = False
-    rescale: bool = False
-
-    def __post_init__(self) -> None:
-        clip(self.clip_norm)  # refuses what is not a norm
-
-    def start(self, context: Context) -> Bases:
-        """No directions yet."""
-        return None
-
-    def plan(self, state: Bases, context: Context) -> tuple[Bases, StepPlan]:
-        """One clipped block, of coefficients or of everything."""
-        bases, subspace = self.subspace.at(state, context)
-        bound = clip(self.clip_norm)
-        if self.clip_first:
-            block = Block(codec=Everything(context.dim), bound=bound)
-            return bases, StepPlan(block, post=Project(subspace, self.rescale))
-        block = Block(codec=subspace, bound=bound)
-        return bases, StepPlan(block, post=Project(subspace, rescale=True)) if self.rescale else StepPlan(block)
-
-    def observe(self, state: Any, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Bases:
-        """The directions, for as long as they are used."""
-        return state
+from .core import BoundKind, Defense, Projected, RandomSubspace, Scope, bounded
 
 
 def rpdp(
@@ -57,6 +21,8 @@ def rpdp(
     interval: int = 1,
     clip_first: bool = False,
     rescale: bool = False,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
     """DP-SGD inside a random subspace, projected before clipping.
@@ -69,8 +35,14 @@ def rpdp(
         clip_first: whether the whole gradient is clipped and the noisy update projected, as in PDP.
         rescale: whether the update of a tensor is multiplied by its size / k, which makes its expectation that of the
             clipped gradient.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    subspace = RandomSubspace(rank=rank, scope=scope, interval=interval)
-    method = Rpdp(clip_norm=clip_norm, subspace=subspace, clip_first=clip_first, rescale=rescale)
-    return Defense(method, noise_multiplier=noise_multiplier)
+    method = Projected(
+        bound=bounded(clip_norm, bound, regulariser),
+        subspace=RandomSubspace(rank=rank, scope=scope, interval=interval),
+        where="after the noise" if clip_first else "before the bound",
+        rescale=rescale,
+    )
+    return Defense(method, noise_multiplier, name="rpdp")

@@ -3,20 +3,9 @@
 The positive control of every benchmark: attacks that cannot break this break nothing.
 """
 
-from dataclasses import dataclass
-
-from .core import Block, Context, Defense, Everything, Stateless, StepPlan, unbounded
-
-
-@dataclass(frozen=True)
-class Sgd(Stateless):
-    """Releases the plain sum of gradients."""
-
-    def plan(self, context: Context) -> StepPlan:
-        """One block, unbounded."""
-        return StepPlan(Block(codec=Everything(context.dim), bound=unbounded()))
+from .core import Defense, Whole, unbounded
 
 
 def sgd() -> Defense:
     """Plain stochastic gradient descent; epsilon is infinite."""
-    return Defense(Sgd(), noise_multiplier=0.0)
+    return Defense(Whole(bound=unbounded()), noise_multiplier=0.0, name="sgd")

@@ -55,7 +55,7 @@ def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield from ((f"{base}.{alias.name}", node.level > 0) for alias in node.names)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
-            yield from ((name.value, True) for name in node.args[:1] if isinstance(name, ast.Constant))
+            yield from ((str(name.value), True) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
 def within(name: str, allowed: tuple[str, ...]) -> bool:

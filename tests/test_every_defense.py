@@ -28,9 +28,9 @@ def settings_of(name):
     return function, inspect.signature(function).parameters
 
 
-def factory(name):
+def factory(name, **given):
     function, accepted = settings_of(name)
-    chosen = {key: value for key, value in SMALL.items() if key in accepted}
+    chosen = {key: value for key, value in SMALL.items() if key in accepted} | given
     for key, setting in accepted.items():
         if setting.default is inspect.Parameter.empty and key not in chosen:
             raise TypeError(f"'{key}' of defenses/{name}.py must have a default, or a small value in SMALL")
@@ -52,7 +52,14 @@ def claim(name, noise_multiplier):
 PROVED = [name for name in NAMES if math.isfinite(claim(name, 5.0).epsilon)]
 UNPROVED = [name for name in NAMES if name not in PROVED]
 NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 0]
+BOUNDS = {
+    f"{name} {bound}": factory(name, bound=bound)
+    for name in NAMES
+    for bound in ("normalize", "adaptive_weight")
+    if "bound" in settings_of(name)[1]
+}
 each = pytest.mark.parametrize("name", NAMES)
+with_each_bound = pytest.mark.parametrize("build", BOUNDS.values(), ids=BOUNDS)
 in_each_world = pytest.mark.parametrize(
     "world",
     [
@@ -83,6 +90,31 @@ def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
 def test_removing_any_row_moves_the_sums_by_at_most_the_sensitivity(name, rows, pick):
     moments = duties.histories(FACTORIES[name])
     duties.check_bound(moments[pick % len(moments)].plan, rows)
+
+
+def test_what_takes_a_clip_norm_takes_any_bound():
+    for name in NAMES:
+        accepted = settings_of(name)[1]
+        assert ("clip_norm" in accepted) == ("bound" in accepted) == ("regulariser" in accepted)
+        if "bound" in accepted:
+            kinds = {b.bound.kind for b in duties.history(factory(name, bound="normalize")(1.0))[-1].plan.blocks}
+            assert kinds == {"normalize"}
+
+
+@with_each_bound
+@settings(max_examples=30)
+@given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
+def test_whatever_bounds_it_no_row_moves_the_sums_by_more_than_the_sensitivity(build, rows, pick):
+    moments = duties.histories(build)
+    duties.check_bound(moments[pick % len(moments)].plan, rows)
+
+
+@with_each_bound
+def test_whatever_bounds_it_some_row_fills_the_bound_and_the_noise_has_its_scale(build):
+    for moment in duties.history(build(1.0)):
+        duties.check_bound_is_reached(moment.plan)
+    if build(1.0).calibrated_multiplier > 0:
+        duties.check_noise(build)
 
 
 @in_each_world

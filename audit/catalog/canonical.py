@@ -30,10 +30,19 @@ def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str
         name: of the method.
         given: every setting, decided.
     """
-    known, always = settings(kind, name), older()[kind].get(name, [])
+    always = older()[kind].get(name, [])
+    return {key: value for key, value in given.items() if key in always or not _at_default(kind, name, key, value)}
 
-    def counts(key: str, value: Any) -> bool:
-        setting = known.get(key)
-        return key in always or setting is None or setting.required or value != setting.default
 
-    return {key: value for key, value in given.items() if counts(key, value)}
+def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a method as a record has them: all, so that nobody has to know the defaults of its day.
+
+    Methods that are older than the rule keep the keys that their records have always had: a setting that they gained
+    later is there only where it is set.
+    """
+    return canonical(kind, name, given) if name in older()[kind] else dict(given)
+
+
+def _at_default(kind: MethodKind, name: str, key: str, value: Any) -> bool:
+    setting = settings(kind, name).get(key)
+    return setting is not None and not setting.required and value == setting.default

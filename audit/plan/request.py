@@ -17,7 +17,7 @@ from typing import Any, Literal
 from benchmarks.core import Sizes
 from defenses.core import seed_from
 
-from ..catalog.canonical import canonical
+from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
 
 SCHEMA = 1
@@ -62,8 +62,8 @@ class MethodAsked:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and all settings, as a record has them."""
-        return {"name": self.name, "settings": self.settings}
+        """Name and settings, as a record has them."""
+        return {"name": self.name, "settings": recorded(self.kind, self.name, self.settings)}
 
     def canonical(self) -> dict[str, Any]:
         """Name and the settings that an id depends on."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from defenses.core import keyed, seeded, train
+from defenses.core import Execution, Recipe, keyed, seeded, train
 from leaderboard.records.files import sweep
 
 from ..observe import logits_of
@@ -238,15 +238,12 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         sampling=sampling,
         steps=steps,
         lr=task.lr,
-        momentum=task.momentum,
-        optimizer=task.optimizer,
-        schedule=task.schedule,
         public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
         noise=seeded(seed_of(content, "noise")),
         seed=seed_of(content, "coins"),
         sampler_key=seed_of(content, "sampler"),
-        engine=task.engine,
-        device=device,
+        recipe=Recipe(momentum=task.momentum, optimizer=task.optimizer, schedule=task.schedule),
+        execution=Execution(engine=task.engine, device=device),
     )
     accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
     found = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}

@@ -8,7 +8,7 @@ finds what any picture looks like.
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacks.core import Knows, Reconstruction, checked_reconstruction
 from benchmarks.core import Splits
-from defenses.core import Defense, Noise, keyed
+from defenses.core import Defense, Execution, Noise, keyed
 from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
@@ -26,7 +26,7 @@ from ..plan.request import seed_of_data
 from ..scoring.reconstruction import averaged
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
-from .outcome import Outcome, column, finite_claim, population_of
+from .outcome import Outcome, column, finite_claim, world_of
 from .simulate import Shared, simulate_share
 
 
@@ -93,6 +93,7 @@ class SharedUpdates:
         attack = catalog.attack(asked.name)
         knows = attack.requires.knows
         inputs, labels, decoy = self._batch(image)
+        world = world_of(splits, self._device)
         shared = simulate_share(
             build_model(update.model, update.model_settings, splits, request.seed),
             *((inputs, labels) if decoy is None else decoy),
@@ -103,12 +104,9 @@ class SharedUpdates:
             history=self._history(image),
             seed=request.seed_for(f"coins {image}"),
             noise=noise,
-            low=splits.low,
-            high=splits.high,
-            classes=splits.classes,
-            population=population_of(splits, self._device),
-            population_known=Knows.POPULATION in knows,
-            engine=request.training.engine,
+            world=replace(world, population=world.population if Knows.POPULATION in knows else None),
+            population=world.population,
+            execution=Execution(engine=request.training.engine),
         )
         coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
         found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))

@@ -1,29 +1,32 @@
 """One shared update from a model, a batch and a defense: what a client of federated learning sends.
 
 The client's steps before the shared one run on `history`, so that methods with a past have one: DPDR its direction,
-ranked sparsification its ranks. Everything is executed by the same engine as training.
+ranked sparsification its ranks. Engine and step are those of training.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attacks.core import Examples, Observation
 from defenses.core import (
+    Account,
     Claim,
     Context,
     Defense,
     Engine,
+    Execution,
     Ledger,
     Loss,
     Noise,
     PublicGradients,
     Step,
-    StepPlan,
+    Stepper,
     assumptions,
     cross_entropy,
     from_os,
@@ -68,49 +71,10 @@ class Shared:
 
 
 def share_update(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    defense: Defense,
-    *,
-    loss: Loss = cross_entropy,
-    step: int = 0,
-    steps: int | None = None,
-    lr: float = 0.1,
-    history: tuple[Tensor, Tensor] | None = None,
-    seed: int = 0,
-    noise: Noise | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
-    classes: int | None = None,
-    population: Examples | None = None,
-    microbatch: int | None = None,
-    engine: str = "auto",
+    model: nn.Module, inputs: Tensor, labels: Tensor, defense: Defense, **settings: Any
 ) -> tuple[Observation, GroundTruth]:
-    """Simulates what one client shares at one step, and keeps the truth apart; arguments as for `simulate_share`.
-
-    Returns:
-        What the server sees (labels and batch size included, for attacks that declare to know them), and the truth.
-    """
-    shared = simulate_share(
-        model,
-        inputs,
-        labels,
-        defense,
-        loss=loss,
-        step=step,
-        steps=steps,
-        lr=lr,
-        history=history,
-        seed=seed,
-        noise=noise,
-        low=low,
-        high=high,
-        classes=classes,
-        population=population,
-        microbatch=microbatch,
-        engine=engine,
-    )
+    """What the server sees of one shared update, and apart from it the truth; settings as of `simulate_share`."""
+    shared = simulate_share(model, inputs, labels, defense, **settings)
     return shared.observation, shared.truth
 
 
@@ -120,20 +84,15 @@ def simulate_share(
     labels: Tensor,
     defense: Defense,
     *,
-    loss: Loss = cross_entropy,
+    world: World | None = None,
     step: int = 0,
     steps: int | None = None,
     lr: float = 0.1,
     history: tuple[Tensor, Tensor] | None = None,
+    population: Examples | None = None,
     seed: int = 0,
     noise: Noise | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
-    classes: int | None = None,
-    population: Examples | None = None,
-    population_known: bool = True,
-    microbatch: int | None = None,
-    engine: str = "auto",
+    execution: Execution | None = None,
 ) -> Shared:
     """Simulates what one client shares at one step, with the ledger of what that costs its batch.
 
@@ -142,21 +101,17 @@ def simulate_share(
         inputs: the client's batch at the shared step [b, *shape].
         labels: its labels [b], int64.
         defense: with its noise multiplier set; 0 shows what the release alone hides.
-        loss: per-example loss.
+        world: what everybody knows: shapes, range of inputs, loss, and a copy of the public examples where the attacker
+            gets one. None for cross-entropy, inputs in [0, 1], as many classes as outputs, and `population`.
         step: which step is shared; the steps before it are executed first.
         steps: planned length, which schedules refer to; `step + 1` where None.
         lr: learning rate of the client's plain SGD between steps.
         history: (inputs, labels) for the steps before, `b` examples a step, taken in turn; the client's own batch again
             where None.
+        population: public examples, which the defense may read.
         seed: key of the public randomness.
         noise: secret source; keyed by the operating system where None.
-        low: smallest valid input, in model-input units.
-        high: largest valid input.
-        classes: number of classes; read off the model's output where None.
-        population: public examples, which the defense may read.
-        population_known: whether the attacker gets a copy of them.
-        microbatch: most examples that are worked on at a time; None for what fits in memory.
-        engine: how clipped sums are computed, as in `defenses.core.training.train`.
+        execution: engine, memory and device.
 
     Returns:
         What the server sees (labels and batch size included, for attacks that declare to know them), the truth, and the
@@ -168,84 +123,143 @@ def simulate_share(
     """
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
-    if len(inputs) == 0 or len(inputs) != len(labels):
-        raise ValueError(f"inputs and labels must have one length above 0, got {len(inputs)} and {len(labels)}")
-    sigma = defense.calibrated_multiplier
-    client = copy.deepcopy(model).to(inputs.device).eval()
-    source = noise or from_os()
-    runner = Engine(client, loss=loss, noise=source, microbatch=microbatch, engine=engine, expected_batch=len(inputs))
-    layout, size = runner.layout, len(inputs)
-    past_inputs, past_labels = (inputs, labels) if history is None else history
-    if len(past_inputs) == 0 or len(past_inputs) != len(past_labels):
-        raise ValueError(
-            f"history must be (inputs, labels) of one length above 0, got {len(past_inputs)} and {len(past_labels)}"
+    execution = execution or Execution()
+    batch, past, public = _on_device(execution.device, (inputs, labels), history, population)
+    loss = cross_entropy if world is None else world.loss
+    client = _Client(model, batch, past, defense, loss, noise or from_os(), execution)
+    client.start(public, steps=steps or step + 1, seed=seed)
+    for earlier in range(step):
+        client.step(earlier, shared=False, lr=lr)
+    seen = client.step(step, shared=True, lr=lr)
+    return client.shares(seen, world or client.usual_world(public), public)
+
+
+class _Client:
+    """A client on its way to the step that it shares.
+
+    Attributes:
+        account: of its own batch.
+        others: of the history, whose examples are somebody else's to answer for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        past: tuple[Tensor, Tensor] | None,
+        defense: Defense,
+        loss: Loss,
+        noise: Noise,
+        execution: Execution,
+    ) -> None:
+        """Takes a copy of the model; nothing is released yet."""
+        _refuse_lengths("inputs and labels must have", batch)
+        self.defense, self.sigma, self.noise = defense, defense.calibrated_multiplier, noise
+        self.batch, self.past, self.size = batch, past, len(batch[0])
+        self.model = copy.deepcopy(model).to(batch[0].device).eval()
+        self.runner = Engine(
+            self.model,
+            loss=loss,
+            noise=noise,
+            microbatch=execution.microbatch,
+            memory_budget=execution.memory_budget,
+            engine=execution.engine,
+            expected_batch=self.size,
         )
-    rows = None
-    if population is not None:
-        refuse_shared(inputs, population.inputs)
-        rows = PublicGradients(lambda x, y: runner.gradients(x, y)(None), population.inputs, population.labels)
-    ledger, remarks = Ledger(full()), unverified(noise=source, defense=defense)
+        if past is not None:
+            _refuse_lengths("history must be (inputs, labels) of", past)
+        self.account = Account(Ledger(full()), noise.exact, unverified(noise=noise, defense=defense))
+        self.others = Account(Ledger(full()), noise.exact)
 
-    def one_off(plan: StepPlan, multiplier: float) -> tuple[Tensor, ...]:
-        remarks.update(unverified(plan=plan))
-        ledger.record(plan, multiplier, step=0, one_off=True, exact=source.exact)
-        return runner.run(plan, inputs, labels, multiplier).noisy
+    def start(self, population: Examples | None, *, steps: int, seed: int) -> None:
+        """Starts the method, which may spend a release of its own on the batch."""
+        self.public = None
+        if population is not None:
+            refuse_shared(self.batch[0], population.inputs)
+            self.public = PublicGradients(self._gradients, population.inputs, population.labels)
+        context = Context(
+            step=0,
+            steps=steps,
+            layout=self.runner.layout,
+            parameters=self.runner.layout.read(self.model),
+            expected_batch=float(self.size),
+            seed=seed,
+            public=self.public,
+            one_off=self.account.one_off(lambda plan, sigma: self.runner.run(plan, *self.batch, sigma)),
+            device=self.batch[0].device,
+        )
+        self.stepper = Stepper(self.defense, context)
+        self.stepper.start()
 
-    context = Context(
-        step=0,
-        steps=steps or step + 1,
-        layout=layout,
-        parameters=layout.read(client),
-        expected_batch=float(size),
-        seed=seed,
-        public=rows,
-        one_off=one_off,
-        device=inputs.device,
-    )
-    state, shared = defense.start(context), None
-    for now in range(step + 1):
-        parameters = layout.read(client)
-        context = context.at(now, parameters=parameters)
-        state, plan = defense.plan(state, context)
-        batch = torch.arange(now * size, (now + 1) * size) % len(past_inputs)
-        x, y = (inputs, labels) if now == step else (past_inputs[batch], past_labels[batch])
-        out = runner.run(plan, x, y, sigma)
-        if now == step or history is None:
-            ledger.record(plan, sigma, step=now, exact=source.exact)
-            remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
-        shared = Step(now, parameters, sigma, float(size), 1.0, plan, out.noisy)
-        update = plan.post(out.total / size)
-        state = defense.observe(state, context, out.noisy, update)
-        context = replace(context, update=update)
+    def step(self, step: int, *, shared: bool, lr: float) -> Step:
+        """Takes one step, of plain SGD, on the batch or on what the history has for it."""
+        layout = self.runner.layout
+        inputs, labels = self.batch if shared or self.past is None else self._of_the_past(step)
+        seen = self.stepper.take(
+            step,
+            layout.read(self.model),
+            lambda plan, sigma: self.runner.run(plan, inputs, labels, sigma),
+            self.account if shared or self.past is None else self.others,
+        )
         with torch.no_grad():
-            named = dict(client.named_parameters())
-            for name, change in layout.unflatten(update).items():
+            named = dict(self.model.named_parameters())
+            for name, change in layout.unflatten(self.stepper.update).items():
                 named[name].sub_(lr * change)
-    if shared is None:
-        raise ValueError(f"step must be at least 0, got {step}")
-    if classes is None:
+        return seen
+
+    def shares(self, seen: Step, world: World, population: Examples | None) -> Shared:
+        """What has become of the batch: seen, hidden and charged."""
+        inputs, labels = self.batch
+        known = world if world.population is None else replace(world, population=copied(world.population))
+        observation = observe(seen, self.model, self.runner.layout, known, labels=labels, batch_size=self.size)
+        floor = None if population is None else population.inputs.mean(dim=0)
+        remarks = self.account.remarks
+        if self.runner.unverified:
+            remarks["unverified_model"] = self.runner.unverified
+        return Shared(
+            observation,
+            GroundTruth(inputs=inputs, labels=labels, low=world.low, high=world.high, floor=floor),
+            self.account.ledger,
+            self.runner.name,
+            noise=self.noise.kind if self.sigma > 0 else "none",
+            public_used=self.public is not None and self.public.used,
+            remarks=tuple(remarks),
+            unverified=tuple(sentence for sentence in remarks.values() if sentence),
+        )
+
+    def usual_world(self, population: Examples | None) -> World:
+        """What everybody knows unless somebody says otherwise."""
+        inputs = self.batch[0]
         with torch.no_grad():
-            classes = int(client(inputs[:1]).shape[1])
-    world = World(
-        input_shape=tuple(inputs.shape[1:]),
-        classes=classes,
-        low=low,
-        high=high,
-        loss=loss,
-        population=copied(population) if population is not None and population_known else None,
-    )
-    observation = observe(shared, client, layout, world, labels=labels, batch_size=size)
-    floor = None if population is None else population.inputs.mean(dim=0)
-    truth = GroundTruth(inputs=inputs, labels=labels, low=low, high=high, floor=floor)
-    if runner.unverified:
-        remarks["unverified_model"] = runner.unverified
-    return Shared(
-        observation,
-        truth,
-        ledger,
-        runner.name,
-        noise=source.kind if sigma > 0 else "none",
-        public_used=rows is not None and rows.used,
-        remarks=tuple(remarks),
-        unverified=tuple(sentence for sentence in remarks.values() if sentence),
-    )
+            classes = self.model(inputs[:1]).shape[1]
+        return World(input_shape=tuple(inputs.shape[1:]), classes=classes, low=0.0, high=1.0, population=population)
+
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Per-example gradients of public examples at the current parameters."""
+        return self.runner.gradients(inputs, labels)(None)
+
+    def _of_the_past(self, step: int) -> tuple[Tensor, Tensor]:
+        inputs, labels = self.past or self.batch
+        chosen = torch.arange(step * self.size, (step + 1) * self.size) % len(inputs)
+        return inputs[chosen], labels[chosen]
+
+
+def _on_device(
+    device: torch.device | str | None,
+    batch: tuple[Tensor, Tensor],
+    history: tuple[Tensor, Tensor] | None,
+    population: Examples | None,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None, Examples | None]:
+    """All data on one device; as they are where none is named."""
+    if device is None:
+        return batch, history, population
+    moved = None if history is None else (history[0].to(device), history[1].to(device))
+    if population is not None:
+        ids, inputs, labels = (v.to(device) for v in (population.ids, population.inputs, population.labels))
+        population = Examples(ids=ids, inputs=inputs, labels=labels)
+    return (batch[0].to(device), batch[1].to(device)), moved, population
+
+
+def _refuse_lengths(what: str, pair: tuple[Tensor, Tensor]) -> None:
+    if len(pair[0]) == 0 or len(pair[0]) != len(pair[1]):
+        raise ValueError(f"{what} one length above 0, got {len(pair[0])} and {len(pair[1])}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.core import Examples
 from benchmarks.core import Splits
-from defenses.core import Defense, Run, Sampling, keyed, train
+from defenses.core import Defense, Execution, Recipe, Recording, Run, Sampling, keyed, train
 
 from ..observe import World
 from ..plan.build import build_model, defend, load_splits, noise_for, planned, reads_public
@@ -117,19 +117,18 @@ class TrainedRun:
             sampling=sampling,
             steps=steps,
             lr=task.lr,
-            momentum=task.momentum,
-            optimizer=task.optimizer,
-            schedule=task.schedule,
             public=(public.inputs, public.labels) if len(public) else None,
             noise=noise_for(request),
             seed=request.seed_for("coins"),
             sampler_key=self._sampler_key,
-            engine=task.engine,
-            device=self.device,
-            observer="updates",
-            observe_always=[steps - 1],
-            observe_only=None if self.every_step else watched(steps),
-            observe_memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
+            recipe=Recipe(momentum=task.momentum, optimizer=task.optimizer, schedule=task.schedule),
+            execution=Execution(engine=task.engine, device=self.device),
+            recording=Recording(
+                observer="updates",
+                always=[steps - 1],
+                only=None if self.every_step else watched(steps),
+                memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
+            ),
         )
 
     @cached_property

@@ -6,30 +6,37 @@ bound. A user calls `calibrate` and `train`.
 
 from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
-from .gradients.reference import Layout, Loss, cross_entropy, outputs, per_example_gradients
+from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
-from .plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
+from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Subspace
-from .plan.defense import Block, Context, Defense, Method, State, Stateless, StepPlan, seed_from
+from .plan.defense import Block, Context, Defense, Method, State, Stateless, StepPlan
+from .plan.families import Projected, Whole
+from .plan.layout import Layout
 from .plan.post import Identity, Keep, Offset, Post, Project
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientDifference, NormWithin, Query
-from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope
-from .privacy.keys import keyed
-from .privacy.ledger import TOY_DIM, Claim, Ledger, calibrate, noise_multiplier, predict
+from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
+from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict
+from .privacy.keys import keyed, seed_from
+from .privacy.ledger import Claim, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip
 from .training.sampling import Sampling, fixed, full, partition, poisson, shuffle
+from .training.settings import Execution, Recipe, Recording
+from .training.step import Account, Stepper
 from .training.train import Run, train
 from .training.transcript import Step, Transcript
 
 __all__ = [
     "TOY_DIM",
+    "Account",
     "Augmentation",
     "Bases",
     "Block",
     "Bound",
+    "BoundKind",
     "Claim",
     "Codec",
     "Complement",
@@ -39,6 +46,7 @@ __all__ = [
     "Defense",
     "Engine",
     "Everything",
+    "Execution",
     "Gradient",
     "GradientDifference",
     "Identity",
@@ -52,11 +60,14 @@ __all__ = [
     "Offset",
     "Post",
     "Project",
+    "Projected",
     "PublicGradients",
     "PublicRows",
     "PublicSubspace",
     "Query",
     "RandomSubspace",
+    "Recipe",
+    "Recording",
     "Release",
     "Run",
     "Sampling",
@@ -65,11 +76,15 @@ __all__ = [
     "Stateless",
     "Step",
     "StepPlan",
+    "Stepper",
     "Subspace",
+    "Subspaces",
     "ToyRows",
     "Transcript",
+    "Whole",
     "adaptive_weight",
     "assumptions",
+    "bounded",
     "calibrate",
     "clip",
     "clipped_sums",

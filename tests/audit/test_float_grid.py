@@ -10,7 +10,7 @@ from audit.observe import RunView, World
 from audit.scoring.score import score
 from audit.scoring.truth import GroundTruth
 from audit.subjects.candidates import Candidates, refuse_comparison
-from defenses.core import full, keyed, secure, seeded, train
+from defenses.core import Recording, full, keyed, secure, seeded, train
 from defenses.core.privacy.noise import PhiloxNoise
 from defenses.dp_sgd import dp_sgd
 
@@ -40,7 +40,7 @@ def found(noise, sigma: float):
         sampling=full(),
         steps=1,
         noise=noise,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
     world = World(input_shape=SHAPE, classes=4, low=0.0, high=1.0)
     view = RunView(run, world, members, full(), Candidates(people.ids, people.ids, people))

@@ -25,6 +25,7 @@ from defenses.core import (
     Layout,
     NormWithin,
     Offset,
+    Recording,
     Stateless,
     StepPlan,
     Subspace,
@@ -38,7 +39,7 @@ from defenses.core import (
     shuffle,
     train,
 )
-from defenses.core.privacy.noise import Kind
+from defenses.core.privacy.noise import NoiseSource
 
 from ..attacks import walker
 
@@ -121,7 +122,7 @@ class Overheard:
 
     def __init__(self, seed: int) -> None:
         self.source, self.draws = seeded(seed), []
-        self.kind: Kind = self.source.kind
+        self.kind: NoiseSource = self.source.kind
         self.exact = self.source.exact
 
     def unit(self, std: float) -> float:
@@ -158,7 +159,7 @@ def fresh(name: str, sigma: float, *, noise=None):
         noise=noise or seeded(1),
         seed=2,
         sampler_key=3,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
 
 
@@ -318,7 +319,7 @@ def test_a_step_that_nobody_joined_leaves_its_noise():
         noise=noise,
         seed=0,
         sampler_key=0,
-        observer="updates",
+        recording=Recording(observer="updates"),
     )
     (seen,) = view_of(run, sampling=rare)
     assert seen.others_removed is not None

@@ -6,7 +6,7 @@ trained in two worlds: as it is, and on views of images with dropout in the netw
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,10 @@ from defenses.core import (
     CropAndFlip,
     Defense,
     Engine,
+    Execution,
     Layout,
+    Recipe,
+    Recording,
     Run,
     Sampling,
     StepPlan,
@@ -76,7 +79,7 @@ class World:
         network: makes a fresh one.
         data: the private examples.
         public: examples of the same kind.
-        settings: of `train` and `Engine`, besides.
+        settings: of `trained` and `Engine`, besides.
     """
 
     network: Callable[[], nn.Sequential]
@@ -100,7 +103,7 @@ WORLDS = {"plain": PLAIN, "views and dropout": DRAWN}
 
 
 def trained(defense: Defense, world: World | None = None, **settings: Any) -> Run:
-    """A short run that is a function of its settings alone."""
+    """A short run that is a function of its settings alone: those of `train` and of the objects that it takes."""
     world = World(network, DATA, PUBLIC, {}) if world is None else world
     usual = {
         "sampling": POISSON,
@@ -113,7 +116,15 @@ def trained(defense: Defense, world: World | None = None, **settings: Any) -> Ru
         "observer": "updates",
         "public": world.public,
     }
-    return train(world.network(), world.data, defense, **usual | world.settings | settings)
+    return train(world.network(), world.data, defense, **grouped(usual | world.settings | settings))
+
+
+def grouped(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of `train`, those of its objects gathered in them."""
+    rest, objects = dict(settings), {}
+    for name, kind in (("recipe", Recipe), ("execution", Execution), ("recording", Recording)):
+        objects[name] = kind(**{f.name: rest.pop(f.name) for f in fields(kind) if f.name in rest})
+    return rest | objects
 
 
 @cache

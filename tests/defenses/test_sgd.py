@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from defenses.core import Context, full, release, train
+from defenses.core import Context, Recipe, full, release, train
 from defenses.sgd import sgd
 
 from . import duties
@@ -11,7 +11,7 @@ from . import duties
 
 def test_on_full_batches_it_is_pytorchs_sgd_on_the_mean_loss():
     inputs, labels = duties.DATA
-    run = train(duties.network(), duties.DATA, sgd(), sampling=full(), steps=5, lr=0.4, momentum=0.9)
+    run = train(duties.network(), duties.DATA, sgd(), sampling=full(), steps=5, lr=0.4, recipe=Recipe(momentum=0.9))
     model = duties.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9)
     for _ in range(5):

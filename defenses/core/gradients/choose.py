@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..plan.bound import normalize
 from ..plan.codec import Everything
 from ..plan.defense import Block, StepPlan
+from ..plan.layout import Layout
 from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
@@ -28,7 +29,7 @@ from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
 from .model_checks import Findings, Refused, try_passes
 from .record_draws import entries, record_keys, words
-from .reference import Layout, Loss, function_of
+from .reference import Loss, function_of
 
 AUTO = "auto"
 # Relative to the largest entry of the sum. Wrong layers are wrong in the first digits; deep ones differ by 1e-13.
@@ -39,7 +40,7 @@ _EXAMPLES = 7  # of the small batch: a prime, so that no other dimension passes 
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenEngine:
     """An engine that was checked.
 
     Attributes:
@@ -71,7 +72,7 @@ def choose(
     targets: Tensor,
     *,
     batches: Batches | None = None,
-) -> Choice:
+) -> ChosenEngine:
     """The engine called `name`, or by the static rule, checked for data of this shape.
 
     Args:
@@ -112,7 +113,7 @@ def forget() -> None:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What was found out about a model: a `Choice` without the engine itself, which keeps memory of its model."""
+    """What was found out about a model: a `ChosenEngine` without the engine itself, which keeps memory of its model."""
 
     kind: type[PerExample]
     note: str
@@ -120,9 +121,9 @@ class _Verdict:
     draws: bool
     unverified: str
 
-    def choice(self, engine: PerExample) -> Choice:
+    def choice(self, engine: PerExample) -> ChosenEngine:
         """With the engine of a model that is in all things equal."""
-        return Choice(engine, self.note, self.activations, self.draws, self.unverified)
+        return ChosenEngine(engine, self.note, self.activations, self.draws, self.unverified)
 
 
 _REMEMBERED = 64

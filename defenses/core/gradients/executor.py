@@ -10,7 +10,7 @@ Guarantee:
     (`noise.py`) rounded to the model's dtype; everything else here (rows, raw sums, norms) stays inside. Assumes a loss
     and a model under which a gradient depends on its own example only: what is known to break this is refused when an
     `Engine` is made, and what can be found by trying is refused before data are touched
-    (`engines/model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views and dropout
+    (`model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views and dropout
     are drawn for each record from what it is (`record_draws.py`).
 """
 
@@ -24,18 +24,20 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ..plan.defense import Context, Defense, State, StepPlan, checked_multiplier, seed_from
+from ..plan.defense import Context, Defense, State, StepPlan, checked_multiplier
+from ..plan.layout import Layout
 from ..plan.query import Gradients
+from ..privacy.keys import seed_from
 from ..privacy.noise import Noise, from_generator
 from ..training.augment import Augmentation
-from .choose import Choice, choose, refuse_name
+from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
 from .exact_sums import exact_sums
 from .full_precision import full_precision, refuse_autocast
 from .model_checks import refuse_model
 from .normalisation import refuse_batch_norm
 from .record_draws import entries, record_keys, words
-from .reference import Layout, Loss, cross_entropy, microbatches
+from .reference import Loss, cross_entropy, microbatches
 from .sums import added_up, totals
 
 # Of activations, their derivatives and rows at a time, unless the user says otherwise.
@@ -175,9 +177,9 @@ class Engine:
         self.name = self._asked = engine
         self.unverified = ""
         self._expected_batch = expected_batch
-        self._checked: dict[object, Choice] = {}
+        self._checked: dict[object, ChosenEngine] = {}
 
-    def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> Choice:
+    def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
         """Chooses and checks what computes the sums, once for data of one shape and dtype, and the model's mode.
 
         No value of the data is looked at.
@@ -291,7 +293,7 @@ class Engine:
 
     def _alone(
         self,
-        choice: Choice,
+        choice: ChosenEngine,
         part: Callable[[slice], tuple[Tensor, Tensor, Tensor | None]],
         number: int,
         views: int,
@@ -303,7 +305,7 @@ class Engine:
             return choice.engine.rows(x, y, point=point, views=views)
 
     def _entry_keys(
-        self, choice: Choice, inputs: Tensor, targets: Tensor, views: int, coins: int | None
+        self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, coins: int | None
     ) -> Int64[Tensor, " entries"] | None:
         """A key for each view of each record, where anything is drawn for them."""
         if self.augmentation is None and not choice.draws:

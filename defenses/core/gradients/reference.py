@@ -1,98 +1,25 @@
-"""Per-example gradients as a matrix [rows, dim], and the fixed parameter order behind its columns.
+"""Per-example gradients as a matrix [rows, dim], its columns in the order of a `Layout`.
 
 The reference way: `torch.func.vmap(grad)` over a functional call of the model. It knows every layer that
 torch.func knows and materialises everything, so it is what faster engines are checked against. A row depends
-on its own example only: layers that mix examples (BatchNorm) are refused in `layers.py`, before any row is
+on its own example only: layers that mix examples (BatchNorm) are refused in `normalisation.py`, before any row is
 computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from ..plan.layout import Layout
 from .record_draws import current_keys, entries, one_pass
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, classes], targets) -> one loss per example [n]; a mean over a batch of one is the same."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names and shapes of the trained parameters, in the one order that every flat vector uses.
-
-    Attributes:
-        names: parameter names as in `model.named_parameters()`, trained ones only.
-        shapes: their shapes, in the same order.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Layout:
-        """Reads the layout off a model; frozen parameters (`requires_grad=False`) are left out."""
-        trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
-        if not trained:
-            raise ValueError("model must have at least one parameter that requires a gradient, got none")
-        names, shapes = zip(*trained, strict=True)
-        return cls(names, shapes)
-
-    @classmethod
-    def flat(cls, dim: int) -> Layout:
-        """A layout of one nameless vector, for work on rows without a model."""
-        return cls(("",), ((dim,),))
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of entries of each parameter."""
-        return tuple(torch.Size(shape).numel() for shape in self.shapes)
-
-    @cached_property
-    def dim(self) -> int:
-        """Length of a flat vector."""
-        return sum(self.sizes)
-
-    @cached_property
-    def slices(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each parameter in a flat vector."""
-        stops = tuple(accumulate(self.sizes))
-        return tuple(zip((0, *stops[:-1]), stops, strict=True))
-
-    @cached_property
-    def layers(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each layer: the neighbouring parameters of one module, weight and bias."""
-        spans: list[tuple[int, int]] = []
-        owner: str | None = None
-        for name, (start, stop) in zip(self.names, self.slices, strict=True):
-            module = name.rpartition(".")[0]
-            if spans and module == owner:
-                spans[-1] = (spans[-1][0], stop)
-            else:
-                spans.append((start, stop))
-            owner = module
-        return tuple(spans)
-
-    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " dim"]:
-        """One vector from named tensors."""
-        return torch.cat([tensors[name].reshape(-1) for name in self.names])
-
-    def unflatten(self, vector: Float[Tensor, " dim"]) -> dict[str, Tensor]:
-        """Named views into a flat vector."""
-        parts = torch.split(vector, list(self.sizes))
-        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
-
-    def read(self, model: nn.Module) -> Float[Tensor, " dim"]:
-        """A copy of the model's trained parameters as one vector."""
-        parameters = dict(model.named_parameters())
-        return self.flatten({name: parameters[name].detach() for name in self.names})
 
 
 def cross_entropy(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float[Tensor, " n"]:

@@ -106,6 +106,33 @@ def adaptive_weight(norm: float, *, regulariser: float) -> Bound:
     return Bound(kind="adaptive_weight", norm=norm, regulariser=regulariser)
 
 
+BoundKind = Literal["clip", "normalize", "adaptive_weight"]
+"""The bounds that any method with a clip norm takes by name."""
+
+_REGULARISERS: dict[str, float] = {"normalize": 0.01, "adaptive_weight": 0.1}
+"""The papers' own: gamma of AUTO-S, r of DP-PSAC."""
+
+
+def bounded(norm: float, bound: BoundKind = "clip", regulariser: float | None = None) -> Bound:
+    """The bound that a method's settings name.
+
+    Args:
+        norm: C, in gradient units.
+        bound: how a row is brought to that norm.
+        regulariser: of a bound that has one, in gradient units; its paper's where None.
+
+    Raises:
+        ValueError: for a norm or regulariser that bounds nothing, an unknown name, or a regulariser that nothing takes.
+    """
+    if bound == "clip":
+        if regulariser is not None:
+            raise ValueError(f"regulariser must be None for the bound 'clip', which has none, got {regulariser}")
+        return clip(norm)
+    if bound not in _REGULARISERS:
+        raise ValueError(f"bound must be 'clip', 'normalize' or 'adaptive_weight', got {bound!r}")
+    return Bound(kind=bound, norm=norm, regulariser=_REGULARISERS[bound] if regulariser is None else regulariser)
+
+
 def unbounded(*, unit: float = 1.0) -> Bound:
     """No bound, hence no guarantee; noise, where there is any, has standard deviation multiplier * unit."""
     return Bound(kind="unbounded", norm=unit)

@@ -16,21 +16,20 @@ Guarantee:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..gradients.reference import Layout
-from ..privacy.keys import keyed
+from ..privacy.keys import keyed, seed_from
 from .bound import Bound
 from .codec import Codec
+from .layout import Layout
 from .post import Post, identity
 from .public import PublicRows, disjoint, draw
 from .query import Query, gradient
@@ -59,12 +58,6 @@ def checked_multiplier(value: float) -> float:
             f"got {value}"
         )
     return plain
-
-
-def seed_from(*parts: object) -> int:
-    """A 63-bit seed that is a pure function of its parts, the same on every machine."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +144,7 @@ class Context:
         expected_batch: the public constant that sums are divided by.
         seed: key of the public randomness.
         public: per-example gradients on public data; None where there are no public data.
-        one_off: executes a plan on all the data at once and charges it; None where nothing can be released.
+        one_off: executes a plan on all the data at once and charges it to a step; None where nothing can be released.
         device: where the vectors live.
     """
 
@@ -165,7 +158,7 @@ class Context:
     expected_batch: float = 1.0
     seed: int = 0
     public: PublicRows | None = None
-    one_off: Callable[[StepPlan, float], tuple[Tensor, ...]] | None = None
+    one_off: Callable[[StepPlan, float, int], tuple[Tensor, ...]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
@@ -241,7 +234,7 @@ class Context:
         """
         if self.one_off is None:
             raise ValueError("a release of its own needs data, and this context has none; it works inside train")
-        return self.one_off(plan, checked_multiplier(noise_multiplier))
+        return self.one_off(plan, checked_multiplier(noise_multiplier), self.step)
 
     def at(self, step: int, **changes: Any) -> Context:
         """This context at another step."""
@@ -268,11 +261,47 @@ class Method(Protocol):
 
 
 class Stateless:
-    """A method without memory: its plan is a function of the context alone."""
+    """A `Method` without memory, of which an author writes `plan(self, context) -> StepPlan` alone.
 
-    def plan(self, context: Context) -> StepPlan:
-        """The plan of this step, before its batch is drawn."""
+    The plan so written becomes the method's `plan(state, context) -> (state, StepPlan)` when its class is made. Called
+    with a context alone, as by `super().plan(context)`, it answers as it was written.
+    """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Gives a class that writes a plan the plan of a `Method`."""
+        super().__init_subclass__(**keywords)
+        written = cls.__dict__.get("plan")
+        if written is not None and _MARK not in vars(written):
+            cls.plan = _without_memory(written)
+
+    def start(self, context: Context) -> None:
+        """Nothing to remember."""
+
+    def plan(self, *arguments: Any, **keywords: Any) -> Any:
+        """The plan of this step, before its batch is drawn: `plan(self, context)` where it is written."""
         raise NotImplementedError(f"{type(self).__name__} must define plan(context)")
+
+    def observe(
+        self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
+    ) -> State:
+        """Nothing to remember."""
+        return state
+
+
+_MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` makes a class a second time
+
+
+def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
+    """A method's plan from one that reads the context alone, and hands the state through."""
+
+    @wraps(written)
+    def plan(self: Stateless, *arguments: Any) -> Any:
+        *state, context = arguments
+        found = written(self, context)
+        return (*state, found) if state else found
+
+    vars(plan)[_MARK] = True
+    return plan
 
 
 @dataclass(frozen=True)
@@ -318,16 +347,12 @@ class Defense:
 
     def start(self, context: Context) -> State:
         """The method's state before the first step."""
-        return None if isinstance(self.method, Stateless) else self.method.start(context)
+        return self.method.start(context)
 
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
         """The plan of this step."""
-        if isinstance(self.method, Stateless):
-            return state, self.method.plan(context)
         return self.method.plan(state, context)
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
         """The method's state after the step."""
-        if isinstance(self.method, Stateless):
-            return state
         return self.method.observe(state, context, noisy, update)

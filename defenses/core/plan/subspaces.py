@@ -7,7 +7,7 @@ public coins, so it costs no privacy. It is kept for `interval` steps and then m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,20 @@ Scope = Literal["tensor", "global"]
 
 Bases = tuple[Tensor, ...] | None
 """What a method remembers of a subspace between two refreshes: its bases, or None before the first."""
+
+
+@runtime_checkable
+class Subspaces(Protocol):
+    """A subspace for every step."""
+
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace, tuple[str, ...]]:
+        """The bases to remember, the subspace of a step, and what is to be remarked on it.
+
+        Args:
+            bases: those of the step before.
+            context: of this step.
+        """
+        ...
 
 
 class _Memory:
@@ -135,13 +149,13 @@ class RandomSubspace:
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
 
-    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace]:
-        """The bases to remember, and the subspace of a step."""
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace, tuple[str, ...]]:
+        """The bases to remember, the subspace of a step, and nothing to remark on it."""
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
             coins = context.coins(f"subspace {context.step // self.interval}")
             bases = tuple(_random_basis(b - a, min(self.rank, b - a), coins).to(context.device) for a, b in spans)
-        return bases, self._memory.subspace(bases, spans, context.dim)
+        return bases, self._memory.subspace(bases, spans, context.dim), ()
 
 
 def _check(rank: int, scope: str, interval: int) -> None:

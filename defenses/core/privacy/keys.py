@@ -17,6 +17,12 @@ _WORDS = 624
 _BEFORE = 24  # bytes of the saved state ahead of the words, which take 8 bytes each
 
 
+def seed_from(*parts: object) -> int:
+    """A 63-bit seed that is a pure function of its parts, the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
 def keyed(key: int) -> torch.Generator:
     """A generator on the CPU that any key sets apart; those below 2^32 are PyTorch's own seeds.
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from . import discrete_gaussian
 
-Kind = Literal["seeded", "os", "secure"]
+NoiseSource = Literal["seeded", "os", "secure"]
 
 SMALLEST_STD, LARGEST_STD = 2.0**-100, 2.0**100
 """Of the noise on a sum: beyond these a float32 release would be zero or infinite."""
@@ -57,7 +57,7 @@ class Noise(Protocol):
         exact: whether sums must come as whole numbers of units, without any rounding of a sum.
     """
 
-    kind: Kind
+    kind: NoiseSource
     exact: bool
 
     def unit(self, std: float) -> float:
@@ -87,9 +87,9 @@ class PhiloxNoise:
 
     exact = False
 
-    def __init__(self, key: bytes, kind: Kind) -> None:
+    def __init__(self, key: bytes, kind: NoiseSource) -> None:
         """Takes the stream's key, 16 bytes that nobody else may know."""
-        self.kind: Kind = kind
+        self.kind: NoiseSource = kind
         self._key, self._draws = np.frombuffer(key, dtype=np.uint64), 0
         # Kept for all draws of a single part: to make another generator takes longer than they do.
         self._short = np.random.Philox(key=0)
@@ -169,7 +169,7 @@ class PhiloxNoise:
 class SecureNoise:
     """Exact discrete Gaussians from the operating system's generator; slower, and never the same twice."""
 
-    kind: Kind = "secure"
+    kind: NoiseSource = "secure"
     exact = True
 
     def unit(self, std: float) -> float:

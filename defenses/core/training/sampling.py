@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..privacy.keys import keyed
 
-Kind = Literal["poisson", "shuffle", "partition", "fixed", "full"]
+Sampler = Literal["poisson", "shuffle", "partition", "fixed", "full"]
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Sampling:
         rate: expected batch / number of examples, in (0, 1].
     """
 
-    kind: Kind
+    kind: Sampler
     rate: float
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"sampling must be one of {', '.join(get_args(Kind))}, got '{self.kind}'")
+        if self.kind not in get_args(Sampler):
+            raise ValueError(f"sampling must be one of {', '.join(get_args(Sampler))}, got '{self.kind}'")
         object.__setattr__(self, "rate", float(self.rate))
         if not 0 < self.rate <= 1:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.rate}")

@@ -1,7 +1,7 @@
-"""The central training loop: plan, sample, release, divide, post, optimize, observe; ledger and transcript.
+"""The central training loop: plan, sample, release, divide, post-process, optimize, observe; ledger and transcript.
 
-The division is by the expected batch, a public constant. Momentum, Adam and schedules work on releases, so
-they are free. Nothing here looks at a loss value: length, rate and schedule are fixed before a run starts.
+Sums are divided by the expected batch, a public constant. Momentum, Adam and schedules work on releases, so they are
+free. Nothing here looks at a loss value: length, rate and schedule are fixed before a run starts.
 
 Guarantee:
     `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
@@ -13,40 +13,30 @@ Guarantee:
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
 
-from ..gradients.executor import Engine
+from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
-from ..gradients.reference import Loss, cross_entropy
-from ..plan.defense import Context, Defense, State, StepPlan, seed_from
+from ..plan.defense import Context, Defense, State, StepPlan
 from ..plan.public import PublicGradients, refuse_shared
+from ..privacy.keys import seed_from
 from ..privacy.ledger import Claim, Ledger
-from ..privacy.noise import Kind, Noise, from_os
+from ..privacy.noise import Noise, NoiseSource, from_os
 from ..privacy.verified import assumptions, unverified
 from . import checkpoint as disk
-from .augment import Augmentation
+from .labelled import LabelledData, as_tensors
 from .sampling import Sampling
-from .transcript import Observer, Step, Transcript
-
-Examples = tuple[Tensor, Tensor] | Dataset[Any]
-Schedule = Callable[[int, int], float]
-"""(step, steps) -> factor of the learning rate."""
-_SCHEDULES: dict[str, Schedule] = {
-    "constant": lambda step, steps: 1.0,
-    "cosine": lambda step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
-    "linear": lambda step, steps: 1 - step / steps,
-}
+from .settings import Execution, Recipe, Recording
+from .step import Account, Stepper
+from .transcript import Transcript
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,7 @@ class Run:
         seed: key of the public randomness.
         sampler_key: key of the sampler: secret, it tells who took part in which step.
         engine: how the sums were computed.
-        noise: which kind of noise was drawn; `none` when the multiplier is 0.
+        noise: where the noise came from; `none` when the multiplier is 0.
         public_used: whether public examples were read.
         remarks: of the plans executed, each once, and marks of what took part and is none of ours.
         unverified: the same in sentences.
@@ -75,7 +65,7 @@ class Run:
     seed: int
     sampler_key: int
     engine: str
-    noise: Kind | Literal["none"]
+    noise: NoiseSource | Literal["none"]
     public_used: bool = False
     remarks: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
@@ -90,34 +80,20 @@ class Run:
 
 def train(
     model: nn.Module,
-    examples: Examples,
+    examples: LabelledData,
     defense: Defense,
     *,
     sampling: Sampling,
     epochs: float | None = None,
     steps: int | None = None,
     lr: float = 0.1,
-    momentum: float = 0.0,
-    optimizer: Literal["sgd", "adam"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd",
-    schedule: Literal["constant", "cosine", "linear"] | Schedule = "constant",
-    loss: Loss = cross_entropy,
-    public: Examples | None = None,
+    public: LabelledData | None = None,
     noise: Noise | None = None,
     seed: int | None = None,
     sampler_key: int | None = None,
-    expected_batch: float | None = None,
-    microbatch: int | None = None,
-    memory_budget: int | None = None,
-    engine: str = "auto",
-    augmentation: Augmentation | None = None,
-    device: torch.device | str = "cpu",
-    observer: Observer = "final",
-    observe_always: Collection[int] = (),
-    observe_only: Collection[int] | None = None,
-    observe_memory: int | None = None,
-    checkpoint: Path | None = None,
-    checkpoint_every: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    recipe: Recipe | None = None,
+    execution: Execution | None = None,
+    recording: Recording | None = None,
 ) -> Run:
     """Trains a model in place under a defense.
 
@@ -131,30 +107,13 @@ def train(
         epochs: length of the run; give this or `steps`.
         steps: length of the run in steps.
         lr: learning rate, of the update averaged over the expected batch.
-        momentum: PyTorch's: v <- momentum v + update. Of "sgd" only.
-        optimizer: a name, or a function of the parameters; it sees releases only.
-        schedule: factor of the learning rate by step.
-        loss: per-example loss.
         public: (inputs, labels) for methods that use public data; refused where an input is one of `examples`.
         noise: secret source; keyed by the operating system where None.
         seed: key of the public randomness (masks, views, dropout); drawn where None.
         sampler_key: secret key of the sampler; drawn from the operating system where None.
-        expected_batch: the public constant that sums are divided by; sample rate times number of examples where
-            None, which takes that number for public.
-        microbatch: most examples that are worked on at a time; None for what fits the memory budget.
-        memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
-        engine: how clipped sums are computed: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
-        augmentation: views of each example, whose gradients are averaged and then bounded once.
-        device: where to compute.
-        observer: how much the transcript keeps of a step.
-        observe_always: numbers of the steps that the transcript keeps whatever their size.
-        observe_only: numbers of the other steps that it keeps; None for all of them.
-        observe_memory: bytes that these may take; no further ones are kept where they would outgrow it. None for any
-            number.
-        checkpoint: file to resume from if it exists, and to write to. What the run computes must then be of a kind that
-            can be looked into: functions of plain values, no open files.
-        checkpoint_every: steps between writes; an epoch where None.
-        progress: called with (steps done, steps) after each step.
+        recipe: optimizer, momentum, schedule, loss, augmentation, and what sums are divided by.
+        execution: engine, memory and device.
+        recording: transcript, checkpoints and progress; by default nothing but the model is kept.
 
     Returns:
         The trained model with its ledger and transcript.
@@ -163,213 +122,238 @@ def train(
         ValueError: for an uncalibrated defense, a model that must not be trained, sizes that do not fit, public
             examples among the private ones, or a checkpoint of another run.
     """
-    sigma = defense.calibrated_multiplier
+    settings = _Settings(
+        defense=defense,
+        sampling=sampling,
+        steps=_length(sampling, epochs, steps),
+        lr=lr,
+        noise=noise or from_os(),
+        seed=seed,
+        sampler_key=sampler_key,
+        recipe=recipe or Recipe(),
+        execution=execution or Execution(),
+        recording=recording or Recording(),
+    )
+    return _Training(model, examples, public, settings).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """The arguments of `train`, its defaults filled in but for the seeds, whose absence a checkpoint remembers."""
+
+    defense: Defense
+    sampling: Sampling
+    steps: int
+    lr: float
+    noise: Noise
+    seed: int | None
+    sampler_key: int | None
+    recipe: Recipe
+    execution: Execution
+    recording: Recording
+
+
+class _Training:
+    """A run under way: data, engine, optimizer, and what has been released so far."""
+
+    def __init__(
+        self, model: nn.Module, examples: LabelledData, public: LabelledData | None, settings: _Settings
+    ) -> None:
+        """Refuses what must not be trained; nothing is released yet."""
+        s, self.sigma = settings, settings.defense.calibrated_multiplier
+        self.settings, self.model = s, model
+        self.inputs, self.labels = as_tensors(examples, "examples", s.execution.device)
+        self.device = torch.device(s.execution.device or self.inputs.device)
+        pool = None if public is None else as_tensors(public, "public", self.device)
+        if pool is not None:
+            refuse_shared(self.inputs, pool[0])
+        model.to(self.device)
+        if not model.training:  # otherwise a part in evaluation mode was put there by somebody who wants it so
+            model.train()
+        self.runner = Engine(
+            model,
+            loss=s.recipe.loss,
+            noise=s.noise,
+            microbatch=s.execution.microbatch,
+            memory_budget=s.execution.memory_budget,
+            engine=s.execution.engine,
+            augmentation=s.recipe.augmentation,
+            expected_batch=s.sampling.expected_batch(len(self.inputs)),
+        )
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = s.recipe.optimizer_of(self.parameters, s.lr)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        parts = {"noise": s.noise, "augmentation": s.recipe.augmentation, "sampling": s.sampling}
+        remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
+        self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
+        self.transcript = s.recording.transcript(self.runner.layout)
+        self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
+        self.coins = secrets.randbits(63) if s.seed is None else s.seed
+        self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
+        self.public = None if pool is None else PublicGradients(self._gradients, *pool)
+        self.stepper = Stepper(s.defense, self._context())
+
+    def run(self) -> Run:
+        """All steps that are left, from the first one or from those of a checkpoint."""
+        total, recording = self.settings.steps, self.settings.recording
+        every = recording.checkpoint_every or self.settings.sampling.steps_per_epoch
+        first = done = self._begin()
+        self.untrained, between_steps = Untrained(self.model), True
+        try:
+            for step in range(first, total):
+                between_steps = False
+                self._step(step, check=step == first or step + 1 == total)
+                between_steps, done = True, step + 1
+                if done % every == 0 or done == total:
+                    self._save(done)
+                if recording.progress is not None:
+                    recording.progress(done, total)
+        except KeyboardInterrupt:
+            if between_steps:  # otherwise the last checkpoint is the last consistent state
+                self._save(done)
+            raise
+        return self._finished()
+
+    def _step(self, step: int, *, check: bool) -> None:
+        before = self.runner.layout.read(self.model)
+
+        def execute(plan: StepPlan, sigma: float) -> Release:
+            batch = self.settings.sampling.indices(step, len(self.inputs), self.key).to(self.device)
+            return self.runner.run(plan, self.inputs[batch], self.labels[batch], sigma, coins=self._draws())
+
+        with _global_coins(self.coins, step, self.device):
+            seen = self.stepper.take(step, before, execute, self.account)
+        if check:
+            self.untrained.check()
+        self.transcript.record(seen)
+        factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        for parameter, gradient in zip(self.parameters, self.runner.layout.unflatten(update).values(), strict=True):
+            parameter.grad = gradient.clone()
+        self.optimizer.step()
+
+    def _draws(self) -> int:
+        """The public seed of what is drawn inside models and views, in the step under way."""
+        return seed_from(self.coins, "draws", self.stepper.context.step)
+
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Per-example gradients of public examples at the current parameters."""
+        return self.runner.gradients(inputs, labels, coins=self._draws())(None)
+
+    def _on_everybody(self, plan: StepPlan, sigma: float) -> Release:
+        """Executes a release of its own, before the first step."""
+        return self.runner.run(plan, self.inputs, self.labels, sigma, coins=seed_from(self.coins, "draws at the start"))
+
+    def _context(self) -> Context:
+        sampling, layout = self.settings.sampling, self.runner.layout
+        return Context(
+            step=0,
+            steps=self.settings.steps,
+            steps_per_epoch=sampling.steps_per_epoch,
+            layout=layout,
+            parameters=layout.read(self.model),
+            expected_batch=self._expected_batch,
+            seed=self.coins,
+            public=self.public,
+            one_off=self.account.one_off(self._on_everybody),
+            device=self.device,
+        )
+
+    @property
+    def _expected_batch(self) -> float:
+        given = self.settings.recipe.expected_batch
+        return self.settings.sampling.expected_batch(len(self.inputs)) if given is None else given
+
+    def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
+        """A digest of everything that decides what a step releases.
+
+        A resumed run draws the same noise again, and the same noise on another sum would give the difference of the
+        two sums away.
+        """
+        s, recording = self.settings, self.settings.recording
+        recipe = replace(s.recipe, expected_batch=self._expected_batch)
+        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
+        seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
+        made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
+        settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory)
+        return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
+
+    def _begin(self) -> int:
+        """Starts the method, or restores everything from a checkpoint; the number of the first step to take."""
+        path = self.settings.recording.checkpoint
+        if path is None or not path.exists():
+            self.stepper.start()
+            return 0
+        saved = disk.load(path, fingerprint=self.mark)
+        self.key, self.coins = saved["sampler_key"], saved["seed"]
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.settings.noise.load(saved["noise"])
+        self.account.ledger.entries = saved["entries"]
+        self.account.remarks |= saved["remarks"]
+        self.transcript.load(saved["transcript"])
+        if self.public is not None:
+            self.public.used = saved["public_used"]
+        self.stepper.state = _to(saved["state"], self.device)
+        self.stepper.context = replace(self.stepper.context, seed=self.coins, update=_to(saved["update"], self.device))
+        return saved["step"]
+
+    def _save(self, done: int) -> None:
+        if self.settings.recording.checkpoint is None:
+            return
+        self.untrained.check()  # a resumed run takes what it finds there for untouched
+        content: dict[str, Any] = {
+            "fingerprint": self.mark,
+            "step": done,
+            "state": self.stepper.state,
+            "sampler_key": self.key,
+            "seed": self.coins,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "noise": self.settings.noise.state(),
+            "entries": self.account.ledger.entries,
+            "transcript": self.transcript.state(),
+            "remarks": dict(self.account.remarks),
+            "public_used": self._public_used,
+            "update": self.stepper.context.update,
+        }
+        disk.save(content, self.settings.recording.checkpoint)
+
+    @property
+    def _public_used(self) -> bool:
+        return self.public is not None and self.public.used
+
+    def _finished(self) -> Run:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.runner.rest()
+        remarks = self.account.remarks
+        if self.runner.unverified:
+            remarks["unverified_model"] = self.runner.unverified
+        return Run(
+            model=self.model.eval(),
+            ledger=self.account.ledger,
+            transcript=self.transcript,
+            state=self.stepper.state,
+            seed=self.coins,
+            sampler_key=self.key,
+            engine=self.runner.name,
+            noise=self.settings.noise.kind if self.sigma > 0 else "none",
+            public_used=self._public_used,
+            remarks=tuple(remarks),
+            unverified=tuple(sentence for sentence in remarks.values() if sentence),
+            key_given=self.settings.sampler_key is not None,
+        )
+
+
+def _length(sampling: Sampling, epochs: float | None, steps: int | None) -> int:
+    """Steps of the run."""
     if (epochs is None) == (steps is None):
         raise ValueError("give exactly one of epochs and steps, got both or neither")
     total = steps if steps is not None else round((epochs or 0) * sampling.steps_per_epoch)
     if total < 1:
         raise ValueError(f"a run must have at least one step, got {total}")
-    inputs, labels = _checked(examples, "examples", device)
-    public_data = None if public is None else _checked(public, "public", device)
-    if public_data is not None:
-        refuse_shared(inputs, public_data[0])
-    expected_batch = sampling.expected_batch(len(inputs)) if expected_batch is None else expected_batch
-    if not (math.isfinite(expected_batch) and expected_batch > 0):
-        raise ValueError(f"expected_batch must be a positive finite number, got {expected_batch}")
-    model.to(device)
-    if not model.training:  # otherwise a part in evaluation mode was put there by somebody who wants it so
-        model.train()
-    source = noise or from_os()
-    runner = Engine(
-        model,
-        loss=loss,
-        noise=source,
-        microbatch=microbatch,
-        memory_budget=memory_budget,
-        engine=engine,
-        augmentation=augmentation,
-        expected_batch=sampling.expected_batch(len(inputs)),
-    )
-    layout, trained = runner.layout, [p for p in model.parameters() if p.requires_grad]
-    updater = _optimizer(optimizer, trained, lr, momentum)
-    factor = _schedule(schedule)
-    base_rates = [group["lr"] for group in updater.param_groups]
-    ledger = Ledger(sampling)
-    only = None if observe_only is None else frozenset(observe_only)
-    transcript = Transcript(observer, layout, frozenset(observe_always), only, observe_memory)
-    remarks: dict[str, str] = unverified(
-        noise=source, augmentation=augmentation, sampling=sampling, defense=defense, optimizer=updater
-    )
-    mark = ""
-    if checkpoint is not None:
-        # Everything that decides what a step releases: a resumed run draws the same noise again, and the same
-        # noise on another sum would give the difference of the two away.
-        settings = (total, lr, momentum, optimizer, schedule, loss, observer, source.kind, expected_batch, microbatch)
-        how = (engine, memory_budget, augmentation, sorted(observe_always), only and sorted(only), observe_memory)
-        data = (inputs, labels, *(public_data or ()))
-        made_of = (source_digest(), defense, sampling, layout, dict(architecture(model)))
-        mark = digest(*made_of, *settings, *how, *data, seed, sampler_key)
-    coins = secrets.randbits(63) if seed is None else seed
-    key = secrets.randbits(256) if sampler_key is None else sampler_key
-
-    def draws() -> int:
-        """The public seed of what is drawn inside models and views, in the step under way."""
-        return seed_from(coins, "draws", context.step)
-
-    def one_off(plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
-        remarks.update(unverified(plan=plan))
-        ledger.record(plan, noise_multiplier, step=context.step, one_off=True, exact=source.exact)
-        return runner.run(plan, inputs, labels, noise_multiplier, coins=seed_from(coins, "draws at the start")).noisy
-
-    readable = None
-    if public_data is not None:
-        readable = PublicGradients(lambda x, y: runner.gradients(x, y, coins=draws())(None), *public_data)
-    context = Context(
-        step=0,
-        steps=total,
-        steps_per_epoch=sampling.steps_per_epoch,
-        layout=layout,
-        parameters=layout.read(model),
-        expected_batch=expected_batch,
-        seed=coins,
-        public=readable,
-        one_off=one_off,
-        device=torch.device(device),
-    )
-    first, state = 0, None
-    if checkpoint is not None and checkpoint.exists():
-        saved = disk.load(checkpoint, fingerprint=mark)
-        first, state = saved["step"], _to(saved["state"], device)
-        key, coins = saved["sampler_key"], saved["seed"]
-        model.load_state_dict(saved["model"])
-        updater.load_state_dict(saved["optimizer"])
-        source.load(saved["noise"])
-        ledger.entries, remarks = saved["entries"], remarks | saved["remarks"]
-        transcript.load(saved["transcript"])
-        if readable is not None:
-            readable.used = saved["public_used"]
-        update = saved["update"]
-        context = replace(context, seed=coins, update=None if update is None else update.to(device))
-    else:
-        state = defense.start(context)
-    every = checkpoint_every or sampling.steps_per_epoch
-
-    def save(done: int) -> None:
-        if checkpoint is not None:
-            rest.check()  # a resumed run takes what it finds there for untouched
-            content: dict[str, Any] = {
-                "fingerprint": mark,
-                "step": done,
-                "state": state,
-                "sampler_key": key,
-                "seed": coins,
-                "model": model.state_dict(),
-                "optimizer": updater.state_dict(),
-                "noise": source.state(),
-                "entries": ledger.entries,
-                "transcript": transcript.state(),
-                "remarks": dict(remarks),
-                "public_used": readable is not None and readable.used,
-                "update": context.update,
-            }
-            disk.save(content, checkpoint)
-
-    between_steps, done, rest = True, first, Untrained(model)
-    try:
-        for step in range(first, total):
-            between_steps = False
-            before = layout.read(model)
-            context = context.at(step, parameters=before)
-            batch = sampling.indices(step, len(inputs), key).to(device)
-            with _global_coins(coins, step, context.device):
-                state, plan = defense.plan(state, context)
-                out = runner.run(plan, inputs[batch], labels[batch], sigma, coins=draws())
-            ledger.record(plan, sigma, step=step, exact=source.exact)
-            remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
-            if step == first or step + 1 == total:
-                rest.check()
-            transcript.record(Step(step, before, sigma, expected_batch, sampling.rate, plan, out.noisy))
-            update = plan.post(out.total / expected_batch)
-            for group, rate in zip(updater.param_groups, base_rates, strict=True):
-                group["lr"] = rate * factor(step, total)
-            for parameter, gradient in zip(trained, layout.unflatten(update).values(), strict=True):
-                parameter.grad = gradient.clone()
-            updater.step()
-            state = defense.observe(state, context, out.noisy, update)
-            context = replace(context, update=update)
-            between_steps, done = True, step + 1
-            if done % every == 0 or done == total:
-                save(done)
-            if progress is not None:
-                progress(done, total)
-    except KeyboardInterrupt:
-        if between_steps:  # otherwise the last checkpoint is the last consistent state
-            save(done)
-        raise
-    updater.zero_grad(set_to_none=True)
-    runner.rest()
-    if runner.unverified:
-        remarks["unverified_model"] = runner.unverified
-    return Run(
-        model=model.eval(),
-        ledger=ledger,
-        transcript=transcript,
-        state=state,
-        seed=coins,
-        sampler_key=key,
-        engine=runner.name,
-        noise=source.kind if sigma > 0 else "none",
-        public_used=readable is not None and readable.used,
-        remarks=tuple(remarks),
-        unverified=tuple(sentence for sentence in remarks.values() if sentence),
-        key_given=sampler_key is not None,
-    )
-
-
-def _checked(examples: Examples, argument: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    if isinstance(examples, TensorDataset):
-        pair = examples.tensors
-    elif isinstance(examples, Dataset):
-        if not hasattr(examples, "__len__"):
-            raise ValueError(f"{argument} must have a length, got {type(examples).__name__}; sampling needs to know it")
-        rows = [examples[i] for i in range(len(examples))]  # pyright: ignore[reportArgumentType]  checked above
-        pair = (torch.stack([row[0] for row in rows]), torch.as_tensor([row[1] for row in rows])) if rows else ()
-    else:
-        pair = examples
-    if len(pair) != 2 or len(pair[0]) != len(pair[1]) or len(pair[0]) == 0:
-        sizes = ", ".join(str(len(part)) for part in pair) or "nothing"
-        raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {sizes}")
-    return pair[0].to(device), pair[1].to(device)
-
-
-def _optimizer(
-    name: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-    parameters: list[nn.Parameter],
-    lr: float,
-    momentum: float,
-) -> torch.optim.Optimizer:
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"lr must be a positive finite number, got {lr}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-    if callable(name):
-        return name(parameters)
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
-    if name == "adam":
-        if momentum:
-            raise ValueError(f"momentum must be 0 for 'adam', which has its own, got {momentum}")
-        return torch.optim.Adam(parameters, lr=lr)
-    raise ValueError(f"optimizer must be 'sgd', 'adam' or a function of the parameters, got '{name}'")
-
-
-def _schedule(schedule: str | Schedule) -> Schedule:
-    if callable(schedule):
-        return schedule
-    if schedule not in _SCHEDULES:
-        known = "', '".join(_SCHEDULES)
-        raise ValueError(f"schedule must be '{known}' or a function of (step, steps), got '{schedule}'")
-    return _SCHEDULES[schedule]
+    return total
 
 
 @contextmanager
@@ -384,7 +368,7 @@ def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _to(state: State, device: torch.device | str) -> State:
+def _to(state: State, device: torch.device) -> State:
     """A method's state with its tensors on the device."""
     if isinstance(state, Tensor):
         return state.to(device)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from ..gradients.reference import Layout
 from ..plan.defense import StepPlan
+from ..plan.layout import Layout
 
 Observer = Literal["final", "iterates", "updates"]
 

@@ -62,17 +62,27 @@ def test_a_field_that_comes_later_moves_an_id_only_where_it_is_set():
 
 def test_a_setting_that_comes_later_moves_an_id_only_where_it_is_set(monkeypatch):
     real = canonical.settings
-    ahead = catalog.Setting(name="bound", annotation=str, required=False, default="clip", about="")
-    monkeypatch.setattr(canonical, "settings", lambda kind, name: real(kind, name) | {"bound": ahead})
+    ahead = catalog.Setting(name="later", annotation=str, required=False, default="none", about="")
+    monkeypatch.setattr(canonical, "settings", lambda kind, name: real(kind, name) | {"later": ahead})
 
     def asked(**more):
         return replace(REQUEST, defense=replace(REQUEST.defense, settings={"clip_norm": 1.0, **more}))
 
-    assert asked(bound="clip").id == REQUEST.id
-    assert asked(bound="normalize").id != REQUEST.id
+    assert asked(later="none").id == REQUEST.id
+    assert asked(later="much").id != REQUEST.id
     # Older than the rule: in every id, also at its default.
     assert asked(clip_norm=2.0).id != REQUEST.id
     assert "clip_norm" in REQUEST.canonical()["defense"]["settings"]
+
+
+def test_a_record_has_all_settings_and_of_older_methods_those_that_it_always_had(monkeypatch):
+    asked = replace(REQUEST.defense, settings={"clip_norm": 1.0, "bound": "clip", "regulariser": None})
+    assert asked.to_dict() == {"name": "dp_sgd", "settings": {"clip_norm": 1.0}}
+    other = replace(asked, settings={"clip_norm": 1.0, "bound": "normalize", "regulariser": 0.01})
+    assert other.to_dict()["settings"] == other.settings
+    monkeypatch.setattr(canonical, "older", lambda: {"defenses": {}})
+    assert asked.to_dict()["settings"] == asked.settings
+    assert asked.canonical()["settings"] == {}
 
 
 def test_settings_of_methods_without_a_past_are_left_out_at_their_defaults(monkeypatch):

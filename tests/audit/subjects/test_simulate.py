@@ -14,10 +14,22 @@ import audit
 from attacks.core import Examples, Observation
 from attacks.inverting_gradients import inverting_gradients
 from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
+from audit.observe import World
 from audit.scoring.allowed import gaussian_auc, gaussian_tpr
 from audit.subjects.simulate import simulate_share
 from benchmarks import data, models
-from defenses.core import Block, Defense, Stateless, StepPlan, Subspace, clip, group_norm_instead, secure, seeded
+from defenses.core import (
+    Block,
+    Defense,
+    Execution,
+    Stateless,
+    StepPlan,
+    Subspace,
+    clip,
+    group_norm_instead,
+    secure,
+    seeded,
+)
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.random_sparsification import random_sparsification
@@ -55,6 +67,9 @@ class Projected(Stateless):
         return StepPlan(Block(codec=Subspace.of(torch.linalg.qr(drawn).Q), bound=clip(2.0)))
 
 
+WORLD = World(input_shape=(DIM,), classes=1, low=-1e9, high=1e9, loss=linear)
+
+
 def rows(n: int, seed: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(n, DIM, generator=torch.Generator().manual_seed(seed))
 
@@ -66,12 +81,10 @@ def shared(defense: Defense, inputs: Tensor, *, noise: int = 0, step: int = 2, *
         inputs,
         torch.zeros(len(inputs), dtype=torch.int64),
         defense,
-        loss=linear,
+        world=WORLD,
         step=step,
         history=(rows(9, 77), torch.zeros(9, dtype=torch.int64)),
         noise=seeded(noise),
-        low=-1e9,
-        high=1e9,
         **settings,
     )
     return observation
@@ -240,7 +253,7 @@ def test_history_gives_a_method_its_past():
     for past in (rows(2, 1), rows(2, 2), None):
         history = None if past is None else (past, torch.zeros(2, dtype=torch.int64))
         batch, label = rows(1, 3), torch.zeros(1, dtype=torch.int64)
-        observation, _ = audit.share_update(TwoLayers(), batch, label, quiet, loss=linear, step=2, history=history)
+        observation, _ = audit.share_update(TwoLayers(), batch, label, quiet, world=WORLD, step=2, history=history)
         released.append(observation.released)
     assert not torch.allclose(released[0], released[1])
     # With its own batch for a past, the direction is that of the gradient: nothing is left over.
@@ -255,7 +268,7 @@ def test_seeds_decide_the_release_and_other_noise_is_another_release():
     assert not torch.equal(first.released, shared(sparse, batch, seed=1, noise=5).released)
     assert not torch.equal(first.released, shared(sparse, batch, seed=2).released)
     unseeded = [
-        audit.share_update(TwoLayers(), batch, torch.zeros(3, dtype=torch.int64), sparse, loss=linear)[0].released
+        audit.share_update(TwoLayers(), batch, torch.zeros(3, dtype=torch.int64), sparse, world=WORLD)[0].released
         for _ in range(2)
     ]
     assert not torch.equal(*unseeded)  # keyed by the operating system
@@ -268,7 +281,13 @@ def test_microbatches_change_nothing_and_the_model_is_left_as_it_is():
     settings = {"step": 2, "lr": 1.0}
     whole, _ = audit.share_update(model, inputs, labels, dp_sgd(noise_multiplier=1.0), noise=seeded(1), **settings)
     cut, _ = audit.share_update(
-        model, inputs, labels, dp_sgd(noise_multiplier=1.0), noise=seeded(1), microbatch=1, **settings
+        model,
+        inputs,
+        labels,
+        dp_sgd(noise_multiplier=1.0),
+        noise=seeded(1),
+        execution=Execution(microbatch=1),
+        **settings,
     )
     torch.testing.assert_close(whole.released, cut.released, rtol=1e-4, atol=1e-6)
     assert model.training
@@ -319,7 +338,7 @@ def test_three_lines_share_attack_and_score():
             {"history": (torch.zeros(0, 20), torch.zeros(0, dtype=torch.int64))},
             "history must be .* of one length above 0, got 0 and 0",
         ),
-        ({"microbatch": 0}, "microbatch must be at least 1 or None, got 0"),
+        ({"execution": Execution(microbatch=0)}, "microbatch must be at least 1 or None, got 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(change, sentence):
@@ -328,7 +347,7 @@ def test_a_mistake_is_one_sentence(change, sentence):
         "inputs": rows(3, 1),
         "labels": torch.zeros(3, dtype=torch.int64),
         "defense": dp_sgd(noise_multiplier=1.0),
-        "loss": linear,
+        "world": WORLD,
     }
     with pytest.raises(ValueError, match=sentence):
         audit.share_update(**arguments | change)

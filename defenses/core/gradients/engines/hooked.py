@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 
+from ...plan.layout import Layout
 from ..record_draws import entries, one_pass
-from ..reference import Layout, Loss
+from ..reference import Loss
 from .interface import PerExample, Unsupported
 
 Edge = tuple[object, int]

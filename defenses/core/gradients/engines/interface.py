@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ...plan.defense import StepPlan
-from ..reference import Layout, Loss
+from ...plan.layout import Layout
+from ..reference import Loss
 from ..sums import added_up
 
 

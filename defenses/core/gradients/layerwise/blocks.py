@@ -40,7 +40,7 @@ def served(block: Block) -> bool:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class BatchGradients:
     """Per-example gradients of a batch.
 
     Attributes:

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from . import winograd as tiles
-from .cost import Shape, Way, cheapest, summed_by_tiles
-from .factors import Kept, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
+from .cost import Shape, Strategy, cheapest, summed_by_tiles
+from .factors import GradientRows, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
 
-Pair = tuple[int, int]
+IntPair = tuple[int, int]
 # From this many positions on, unfolding columns alone is the faster; below, the products get too small.
 _MANY_POSITIONS = 512
 
@@ -40,10 +40,10 @@ class Geometry:
         groups: of channels.
     """
 
-    channels: Pair
-    kernel: Pair
-    stride: Pair
-    dilation: Pair
+    channels: IntPair
+    kernel: IntPair
+    stride: IntPair
+    dilation: IntPair
     padding: tuple[int, int, int, int]
     groups: int
 
@@ -84,7 +84,7 @@ class Convolution(Piece):
         lines = self._lines if self._by_columns else self._positions * geometry.kernel[0]
         self._unfolded = views * lines * geometry.kernel[1] * geometry.channels[0]
         self.scratch = self._unfolded + views * self.size
-        self._kept: Kept | None = None
+        self._kept: GradientRows | None = None
 
     def rows(self, which: slice | Tensor) -> Tensor:
         """Products of patches and signals, in the weight's own order."""
@@ -130,10 +130,10 @@ class Convolution(Piece):
         if self._kept is not None:
             return self._kept.squares()
         way = cheapest(self.shape, self.like.device.type)
-        if way in (Way.GRAM, Way.PIXELS):
+        if way in (Strategy.GRAM, Strategy.PIXELS):
             return self._by_products(way)
         kept = None
-        if way is Way.KEEP:
+        if way is Strategy.KEEP:
             kept = self._room(self.examples * self.size, self.like).view(self.examples, self.size)
         found = []
         each = (self._unfolded + self.views * self.size) * self.like.element_size()
@@ -141,7 +141,7 @@ class Convolution(Piece):
             made = self._made(*self._some(part), out=None if kept is None else kept[part]).flatten(1)
             found.append(torch.linalg.vector_norm(made, dim=1).square())
         if kept is not None:
-            self._kept = Kept(kept)
+            self._kept = GradientRows(kept)
             return Squares.exact(torch.cat(found))
         return self._recomputed(torch.cat(found))
 
@@ -271,11 +271,11 @@ class Convolution(Piece):
         )
         return view.reshape(images, high * columns, -1)
 
-    def _by_products(self, way: Way) -> Squares:
+    def _by_products(self, way: Strategy) -> Squares:
         """Norms from inner products between positions."""
         positions = self.views * self._positions
         numbers = 2 * self.geometry.groups * positions**2
-        if way is Way.PIXELS:
+        if way is Strategy.PIXELS:
             numbers += 2 * (self.shape.pixels or 0) ** 2
         else:
             numbers += positions * self.shape.inputs * self.geometry.groups
@@ -283,7 +283,7 @@ class Convolution(Piece):
         found = []
         for part in parts(self.examples, each, self.like):
             inputs, signals = self._some(part)
-            if way is Way.PIXELS:
+            if way is Strategy.PIXELS:
                 flat = signals.flatten(1, 2)
                 found.append(gram_squares(self._pixel_products(inputs, signals), torch.bmm(flat, flat.mT)))
             else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Way(Enum):
+class Strategy(Enum):
     """How norms are had, and what the weighted sum is made from."""
 
     KEEP = "rows, kept for the sum"
@@ -81,7 +81,7 @@ class Shape:
         return self.groups * self.inputs * self.outputs
 
 
-def cheapest(shape: Shape, device: str) -> Way:
+def cheapest(shape: Shape, device: str) -> Strategy:
     """The way with the least estimated time that fits the memory rule."""
     costs = estimates(shape, device)
     return min(costs, key=lambda way: costs[way])
@@ -107,7 +107,7 @@ def _by_vendor(s: Shape, device: str) -> float:
     return 2 * s.positions * s.row / speed.whole + scaled
 
 
-def estimates(shape: Shape, device: str) -> dict[Way, float]:
+def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     """Seconds per example of each way that applies, up to a common factor."""
     speed = _SPEEDS.get(device, _SPEEDS["cuda"])
     s, squared = shape, shape.positions**2
@@ -117,16 +117,16 @@ def estimates(shape: Shape, device: str) -> dict[Way, float]:
     vouched = 2 * _BYTES * s.stored / speed.stream
     redone = vouched + (_by_tiles if summed_by_tiles(s, device) else _by_vendor)(s, device)
     read = 2 * _BYTES * s.row / speed.stream
-    costs = {Way.FREE: made + redone}
+    costs = {Strategy.FREE: made + redone}
     if s.row <= _ROOM * s.stored:
-        costs[Way.KEEP] = made + read
+        costs[Strategy.KEEP] = made + read
     elementwise = 3 * _BYTES * s.groups * squared / speed.memory
     products = 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
-    costs[Way.GRAM] = copied + products + elementwise + redone
+    costs[Strategy.GRAM] = copied + products + elementwise + redone
     if s.pixels is not None:
         # Short strided runs: the shorter a line of the output, the dearer each copied number.
         line = max(1.0, s.positions**0.5)
         shifts = 2 * _BYTES * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
         inner = 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
-        costs[Way.PIXELS] = inner + shifts + elementwise + redone
+        costs[Strategy.PIXELS] = inner + shifts + elementwise + redone
     return costs

@@ -23,9 +23,10 @@ from torch.func import functional_call, vjp
 from torch.nn.utils import parametrize
 
 from ...plan.defense import StepPlan
+from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
-from ..reference import Layout, Loss, function_of
-from .blocks import Gradients, served
+from ..reference import Loss, function_of
+from .blocks import BatchGradients, served
 from .buffers import Room, Rooms
 from .factors import Mapped, Piece, Summed
 from .layer_rules import KNOWN, refuse_settings
@@ -116,7 +117,7 @@ class Layerwise(PerExample):
 
     def _gradients(
         self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, room: Room | None = None
-    ) -> Gradients:
+    ) -> BatchGradients:
         """Pieces of every trained parameter that the loss depends on."""
         trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
@@ -137,7 +138,7 @@ class Layerwise(PerExample):
 
         record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take)
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
-        return Gradients(
+        return BatchGradients(
             pieces=tuple(
                 (tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0])
                 for names, terms in found.items()

@@ -144,7 +144,7 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
         yield slice(start, min(start + step, examples))
 
 
-class Kept(Piece):
+class GradientRows(Piece):
     """Gradients that are there as rows: biases, normalisation layers, and what was small enough to keep."""
 
     def __init__(self, values: Float[Tensor, "rows size"]) -> None:
@@ -161,9 +161,9 @@ class Kept(Piece):
         """One matrix-vector product."""
         return factors @ self.values
 
-    def without(self, bad: Tensor) -> Kept:
+    def without(self, bad: Tensor) -> GradientRows:
         """Zeros in their place."""
-        return Kept(torch.where(bad.unsqueeze(1), 0.0, self.values))
+        return GradientRows(torch.where(bad.unsqueeze(1), 0.0, self.values))
 
     def squares(self) -> Squares:
         """One pass."""

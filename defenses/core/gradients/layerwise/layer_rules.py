@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ..engines.interface import Unsupported
 from .convolution import Convolution, Geometry
-from .factors import Kept, Lookup, Piece
+from .factors import GradientRows, Lookup, Piece
 from .linear import Outer, OuterSum
 from .recorder import Use
 
@@ -30,9 +30,9 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> Pieces:
     signals = use.signals.reshape(examples, -1, layer.out_features)
     if inputs.shape[1] == 1:
         x, s = inputs.squeeze(1), signals.squeeze(1)
-        return {"weight": Outer(x, s), "bias": Kept(s)}
+        return {"weight": Outer(x, s), "bias": GradientRows(s)}
     pieces: Pieces = {"weight": OuterSum(inputs, signals)}
-    return pieces if layer.bias is None else {**pieces, "bias": Kept(signals.sum(dim=1))}
+    return pieces if layer.bias is None else {**pieces, "bias": GradientRows(signals.sum(dim=1))}
 
 
 def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces:
@@ -59,7 +59,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces
     weight = Convolution(inputs, signals, geometry, views=views, room=room)
     if layer.bias is None:
         return {"weight": weight}
-    return {"weight": weight, "bias": Kept(signals.sum(dim=(2, 3)).unflatten(0, (examples, views)).sum(dim=1))}
+    return {"weight": weight, "bias": GradientRows(signals.sum(dim=(2, 3)).unflatten(0, (examples, views)).sum(dim=1))}
 
 
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
@@ -84,7 +84,7 @@ def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> Pieces:
     normal = torch.native_layer_norm(use.inputs, shape, None, None, layer.eps)[0]
     size = prod(shape)
     weight, bias = ((values.reshape(examples, -1, size).sum(dim=1)) for values in (normal * use.signals, use.signals))
-    return {"weight": Kept(weight), "bias": Kept(bias)}
+    return {"weight": GradientRows(weight), "bias": GradientRows(bias)}
 
 
 def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, examples: int) -> Pieces:
@@ -141,4 +141,4 @@ def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
 
 def _by_example(examples: int, **values: Tensor) -> Pieces:
     """Rows of images to rows of examples, whose gradients are sums over their images."""
-    return {slot: Kept(rows.reshape(examples, -1, rows.shape[-1]).sum(dim=1)) for slot, rows in values.items()}
+    return {slot: GradientRows(rows.reshape(examples, -1, rows.shape[-1]).sum(dim=1)) for slot, rows in values.items()}

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .cost import Shape, Way, cheapest
-from .factors import Kept, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
+from .cost import Shape, Strategy, cheapest
+from .factors import GradientRows, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
 
 
 class Outer(Piece):
@@ -71,7 +71,7 @@ class OuterSum(Piece):
         self.inputs, self.signals = inputs, signals
         self.like, self.examples = signals, len(signals)
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
-        self._kept: Kept | None = None
+        self._kept: GradientRows | None = None
 
     def rows(self, which: slice | Tensor) -> Tensor:
         """The sums of products, [out, in] flattened."""
@@ -97,13 +97,13 @@ class OuterSum(Piece):
     def squares(self) -> Squares:
         """By the cheapest way."""
         way = cheapest(self._shape, self.like.device.type)
-        if way is Way.GRAM:
+        if way is Strategy.GRAM:
             positions = self.inputs.shape[1]
             each = 2 * positions**2 * self.like.element_size()
             pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
             return joined([gram_squares(torch.bmm(x, x.mT), torch.bmm(s, s.mT)) for x, s in pairs])
-        if way is Way.KEEP:
-            self._kept = Kept(torch.cat([rows for _, rows in self.chunks()]))
+        if way is Strategy.KEEP:
+            self._kept = GradientRows(torch.cat([rows for _, rows in self.chunks()]))
             return self._kept.squares()
         return recomputed(super().squares().value, self.inputs, self.signals)
 

@@ -14,10 +14,21 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Coordinates, CropAndFlip, Subspace, cross_entropy
+from defenses.core import (
+    Block,
+    Coordinates,
+    CropAndFlip,
+    Projected,
+    PublicSubspace,
+    Stateless,
+    StepPlan,
+    Subspace,
+    clip,
+    cross_entropy,
+)
 from defenses.core.gradients.fingerprint import UnknownContent, architecture, digest, source_digest
 from defenses.dp_sgd import dp_sgd
-from defenses.pcdp import Pcdp, pcdp
+from defenses.pcdp import pcdp
 
 WEIGHT = 2.0
 
@@ -196,7 +207,7 @@ def test_what_does_not_count_in_comparisons_is_memory_and_does_not_count_here():
     other.memory.append(3)
     assert digest(one) == digest(other)
     used, fresh = pcdp(rank=3), pcdp(rank=3)
-    assert isinstance(used.method, Pcdp)
+    assert isinstance(used.method, Projected) and isinstance(used.method.subspace, PublicSubspace)
     used.method.subspace._memory._last = ((), Subspace.of(torch.eye(3)))
     assert digest(used) == digest(fresh)
 
@@ -299,3 +310,16 @@ def test_a_layer_that_is_called_in_two_places_makes_another_model():
 
     assert digest(model(twice=1)) == digest(model(twice=1)) != digest(model(twice=0))
     assert dict(architecture(model(twice=1))) != dict(architecture(model(twice=0)))
+
+
+def test_the_plan_that_an_author_wrote_counts():
+    def method(kept):
+        class Mine(Stateless):
+            def plan(self, context):
+                return StepPlan(Block(codec=Coordinates(torch.arange(kept), dim=context.dim), bound=clip(1.0)))
+
+        Mine.__module__ = "mine"
+        return Mine()
+
+    assert digest(method(3)) == digest(method(3))
+    assert digest(method(3)) != digest(method(4))

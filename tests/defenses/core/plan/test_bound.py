@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import Bound, NormWithin, adaptive_weight, clip, normalize, unbounded
+from defenses.core import Bound, NormWithin, adaptive_weight, bounded, clip, normalize, unbounded
 from defenses.core.plan.bound import finite_rows
 
 from ... import duties
@@ -143,3 +143,14 @@ def test_an_adaptive_weight_without_a_regulariser_is_refused_however_it_is_made(
         adaptive_weight(1.0, regulariser=0.0)
     with pytest.raises(ValueError, match="regulariser must be positive, got 0"):
         Bound(kind="adaptive_weight", norm=1.0)
+
+
+def test_a_bound_by_name_is_the_papers_unless_it_is_told_otherwise():
+    assert bounded(0.7) == bounded(0.7, "clip") == clip(0.7)
+    assert bounded(0.7, "normalize") == normalize(0.7, regulariser=0.01)
+    assert bounded(0.7, "adaptive_weight") == adaptive_weight(0.7, regulariser=0.1)
+    assert bounded(0.7, "normalize", 0.0) == normalize(0.7, regulariser=0.0)
+    with pytest.raises(ValueError, match=r"regulariser must be None for the bound 'clip', which has none, got 0\.1"):
+        bounded(0.7, "clip", 0.1)
+    with pytest.raises(ValueError, match="regulariser must be positive, got 0; without one the bound is normalize"):
+        bounded(0.7, "adaptive_weight", 0.0)

@@ -3,11 +3,24 @@
 import dataclasses
 import hashlib
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from defenses.core import Block, Context, Defense, Everything, Layout, Stateless, StepPlan, clip, seed_from, unbounded
+from defenses.core import (
+    Block,
+    Context,
+    Defense,
+    Everything,
+    Layout,
+    Method,
+    Stateless,
+    StepPlan,
+    clip,
+    seed_from,
+    unbounded,
+)
 from defenses.dp_sgd import dp_sgd
 
 from ... import duties
@@ -118,3 +131,26 @@ def test_a_defense_is_named_as_its_method_unless_it_is_told():
 def test_seeds_are_the_same_on_every_machine():
     assert seed_from(0, "coins", 1) == int.from_bytes(hashlib.sha256(b"0/coins/1").digest()[:8], "big") >> 1
     assert 0 <= seed_from("x") < 2**63
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_plan_written_for_a_context_alone_is_that_of_a_method(slots):
+    @dataclasses.dataclass(frozen=True, slots=slots)
+    class Plain(Stateless):
+        norm: float = 1.0
+
+        def plan(self, context):
+            return StepPlan(Block(codec=Everything(context.dim), bound=clip(self.norm)))
+
+    class Remarked(Plain):
+        def plan(self, context):
+            return StepPlan(*super().plan(context).blocks, remarks=("seen",))
+
+    context = Context(step=0, steps=1, dim=4)
+    cases: list[tuple[Any, tuple[str, ...]]] = [(Plain(2.0), ()), (Remarked(2.0), ("seen",))]
+    for method, remarks in cases:
+        state, plan = method.plan(None, context)
+        assert state is None and plan.remarks == remarks and plan.blocks[0].bound == clip(2.0)
+        assert method.plan(context).remarks == remarks
+        assert method.start(context) is None and method.observe(None, context, (), torch.zeros(4)) is None
+        assert isinstance(method, Method)

@@ -9,6 +9,7 @@ from defenses.core import (
     CropAndFlip,
     Engine,
     Everything,
+    Recipe,
     StepPlan,
     clip,
     clipped_sums,
@@ -125,11 +126,9 @@ def test_views_without_coins_are_refused():
 
 def test_training_with_views_is_a_function_of_its_seeds_and_costs_no_more():
     def trained(seed):
-        views = CropAndFlip(views=2, padding=1)
+        recipe = Recipe(augmentation=CropAndFlip(views=2, padding=1))
         defense = dp_sgd(clip_norm=0.5, noise_multiplier=1.0)
-        return train(
-            network(), images(), defense, sampling=full(), steps=2, noise=seeded(1), seed=seed, augmentation=views
-        )
+        return train(network(), images(), defense, sampling=full(), steps=2, noise=seeded(1), seed=seed, recipe=recipe)
 
     one, again, other = trained(0), trained(0), trained(1)
     values = [next(run.model.parameters()).detach() for run in (one, again, other)]

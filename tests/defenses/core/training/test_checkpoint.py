@@ -16,9 +16,11 @@ from torch import nn
 
 from defenses.core import (
     CropAndFlip,
+    Execution,
     GradientDifference,
     Ledger,
     Offset,
+    Recording,
     StepPlan,
     partition,
     poisson,
@@ -332,10 +334,8 @@ def test_what_a_pass_changed_before_an_interruption_is_never_taken_for_untouched
             steps=4,
             seed=1,
             sampler_key=key,
-            engine="one_by_one",
-            checkpoint=tmp_path / "run.checkpoint",
-            checkpoint_every=2,
-            progress=progress,
+            execution=Execution(engine="one_by_one"),
+            recording=Recording(checkpoint=tmp_path / "run.checkpoint", checkpoint_every=2, progress=progress),
         )
 
     for progress in (duties._Stop(2), None):

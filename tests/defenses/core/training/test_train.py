@@ -14,6 +14,8 @@ from defenses.core import (
     Coordinates,
     Defense,
     Everything,
+    Recipe,
+    Recording,
     Stateless,
     StepPlan,
     calibrate,
@@ -283,8 +285,8 @@ def test_random_layers_draw_the_same_in_a_resumed_run_and_leave_the_global_gener
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), following)
     with pytest.raises(KeyboardInterrupt):
-        run(checkpoint=tmp_path / "c", progress=duties._Stop(2))
-    resumed = run(checkpoint=tmp_path / "c")
+        run(recording=Recording(checkpoint=tmp_path / "c", progress=duties._Stop(2)))
+    resumed = run(recording=Recording(checkpoint=tmp_path / "c"))
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -362,8 +364,9 @@ def test_the_divisor_may_be_any_public_constant():
     whole, half = duties.network(), duties.network()
     start = duties.LAYOUT.read(whole)
     train(whole, duties.DATA, sgd(), sampling=full(), steps=1, lr=0.1)
-    train(half, duties.DATA, sgd(), sampling=full(), steps=1, lr=0.1, expected_batch=2.0 * len(duties.DATA[0]))
+    twice = Recipe(expected_batch=2.0 * len(duties.DATA[0]))
+    train(half, duties.DATA, sgd(), sampling=full(), steps=1, lr=0.1, recipe=twice)
     moved, less = duties.LAYOUT.read(whole) - start, duties.LAYOUT.read(half) - start
     torch.testing.assert_close(less, moved / 2)
     with pytest.raises(ValueError, match="expected_batch must be a positive finite number, got 0"):
-        train(half, duties.DATA, sgd(), sampling=full(), steps=1, expected_batch=0.0)
+        Recipe(expected_batch=0.0)

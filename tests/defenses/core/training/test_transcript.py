@@ -71,9 +71,9 @@ def test_what_outgrows_its_memory_is_not_kept_but_for_the_steps_asked_for_by_num
     assert min(sizes) >= 4 * 2 * duties.DIM  # parameters and a release, float32
     others = sum(sizes) - sizes[1] - sizes[5]  # what is always kept takes nothing from them
     for memory, kept, truncated in ((others, list(range(6)), False), (others - 1, [0, 1, 2, 3, 5], True)):
-        cut = duties.trained(dpdr(noise_multiplier=1.0), observe_memory=memory, observe_always=[1, 5]).transcript
+        cut = duties.trained(dpdr(noise_multiplier=1.0), memory=memory, always=[1, 5]).transcript
         assert ([step.step for step in cut.steps], cut.truncated) == (kept, truncated)
-    none = duties.trained(dpdr(noise_multiplier=1.0), observe_memory=0).transcript
+    none = duties.trained(dpdr(noise_multiplier=1.0), memory=0).transcript
     assert (none.steps, none.truncated) == ([], True)
 
 
@@ -92,7 +92,7 @@ def test_masks_and_bases_count_as_memory_and_what_is_shared_counts_once():
 def test_a_resumed_run_goes_on_counting(tmp_path):
     defense = dpdr(noise_multiplier=1.0)
     memory = size_of(duties.trained(defense).transcript.steps[0])
-    settings = {"observe_memory": memory, "observe_always": [5]}
+    settings = {"memory": memory, "always": [5]}
     whole = duties.trained(defense, **settings).transcript
     resumed = duties.interrupted(defense, tmp_path / "c", after=1, **settings).transcript
     assert whole.truncated and resumed.truncated
@@ -100,5 +100,5 @@ def test_a_resumed_run_goes_on_counting(tmp_path):
 
 
 def test_steps_that_nobody_asked_for_are_not_missing():
-    chosen = duties.trained(dpdr(noise_multiplier=1.0), observe_only=[0, 3], observe_always=[5]).transcript
+    chosen = duties.trained(dpdr(noise_multiplier=1.0), only=[0, 3], always=[5]).transcript
     assert ([step.step for step in chosen.steps], chosen.truncated) == ([0, 3, 5], False)

@@ -8,7 +8,7 @@ from defenses.core import Block, Coordinates, Everything, Layout, StepPlan, clip
 from defenses.core.gradients.engines.torch_func import TorchFunc
 from defenses.core.gradients.layerwise import convolution
 from defenses.core.gradients.layerwise.buffers import Rooms
-from defenses.core.gradients.layerwise.cost import Way
+from defenses.core.gradients.layerwise.cost import Strategy
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.dp_sgd import dp_sgd
 
@@ -46,7 +46,7 @@ def test_room_that_does_not_fit_is_made_anew(wanted):
 
 
 def test_batches_of_changing_size_give_the_references_sums_and_leave_earlier_ones_alone(monkeypatch):
-    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.KEEP)
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.KEEP)
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1)
     model = nn.Sequential(conv, nn.Tanh(), nn.Conv2d(3, 3, 3), nn.Flatten(), nn.Linear(48, 3)).double()
@@ -63,7 +63,7 @@ def test_batches_of_changing_size_give_the_references_sums_and_leave_earlier_one
 
 
 def test_blocks_that_ask_for_one_layer_share_its_rows_and_rest_lets_go_of_them(monkeypatch):
-    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.KEEP)
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.KEEP)
     model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.Flatten(), nn.Linear(48, 3)).double()
     layout = Layout.of(model)
     first = Coordinates(torch.arange(54), dim=layout.dim)
@@ -80,7 +80,7 @@ def test_nothing_is_kept_after_a_training(monkeypatch):
     kept = []
     real = Rooms.clear
     monkeypatch.setattr(Rooms, "clear", lambda self: kept.append(len(self._idle)) or real(self))
-    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.KEEP)
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.KEEP)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 3))
     examples = torch.randn(12, 2, 6, 6), torch.arange(12) % 3
     train(model, examples, dp_sgd(noise_multiplier=1.0), sampling=full(), steps=2, lr=0.1)

@@ -11,6 +11,7 @@ from defenses.core import (
     Block,
     Engine,
     Everything,
+    Execution,
     Layout,
     StepPlan,
     clip,
@@ -81,9 +82,9 @@ def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
 
 
 def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monkeypatch):
-    from defenses.core.gradients.layerwise.factors import Kept, Squares
+    from defenses.core.gradients.layerwise.factors import GradientRows, Squares
 
-    monkeypatch.setattr(Kept, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))
+    monkeypatch.setattr(GradientRows, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))
     assert "differs from the reference" in choice_for(problem("mlp")).note
 
 
@@ -240,7 +241,8 @@ def test_a_run_records_the_engine_and_all_train_the_same_model(name):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         defense = dp_sgd(clip_norm=0.5, noise_multiplier=1.0)
-        return train(model, data, defense, sampling=full(), steps=3, noise=seeded(1), seed=2, engine=engine)
+        execution = Execution(engine=engine)
+        return train(model, data, defense, sampling=full(), steps=3, noise=seeded(1), seed=2, execution=execution)
 
     run, reference = trained(name), trained("torch.func")
     assert run.engine == name

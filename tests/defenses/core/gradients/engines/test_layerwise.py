@@ -27,7 +27,7 @@ from defenses.core import (
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
 from defenses.core.gradients.layerwise import convolution, linear
-from defenses.core.gradients.layerwise.cost import Way, estimates
+from defenses.core.gradients.layerwise.cost import Strategy, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
 
 from .architectures import NAMES, problem
@@ -118,13 +118,13 @@ def test_sums_are_the_references_under_every_plan(name):
 def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
     made = problem(name)
     rows = by_loop(made)
-    for way in Way:
+    for way in Strategy:
 
         def forced(shape, device, way=way):
-            return way if way in (*estimates(shape, device), Way.KEEP) else Way.FREE
+            return way if way in (*estimates(shape, device), Strategy.KEEP) else Strategy.FREE
 
         def tiled(shape, device, way=way):
-            return shape.tiles is not None and way is not Way.FREE
+            return shape.tiles is not None and way is not Strategy.FREE
 
         monkeypatch.setattr(convolution, "cheapest", forced)
         monkeypatch.setattr(convolution, "summed_by_tiles", tiled)
@@ -274,10 +274,10 @@ def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind,
         torch.testing.assert_close(found.double(), expected.double(), rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", list(Strategy))
 def test_signals_that_cancel_do_not_let_an_example_past_its_bound(way, monkeypatch):
     # Two positions see the same patch with opposite signals, up to a part in 10^5: inner products lose the norm.
-    monkeypatch.setattr(linear, "cheapest", lambda shape, device: way if way is not Way.PIXELS else Way.GRAM)
+    monkeypatch.setattr(linear, "cheapest", lambda shape, device: way if way is not Strategy.PIXELS else Strategy.GRAM)
     coins = torch.Generator().manual_seed(0)
     patch, signal = torch.randn(1, 4, generator=coins), torch.randn(1, 3, generator=coins)
     inputs = 1e3 * torch.stack([patch, patch], dim=1).view(1, 2, 4)

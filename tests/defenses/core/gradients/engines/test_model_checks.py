@@ -9,7 +9,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, cross_entropy, full, poisson, seeded, train
+from defenses.core import (
+    Block,
+    Engine,
+    Everything,
+    Execution,
+    Layout,
+    StepPlan,
+    clip,
+    cross_entropy,
+    full,
+    poisson,
+    seeded,
+    train,
+)
 from defenses.dp_sgd import dp_sgd
 from defenses.random_sparsification import random_sparsification
 
@@ -234,7 +247,14 @@ class Drifting(nn.Linear):
 @pytest.mark.parametrize("engine", ["auto", "torch.func", "one_by_one"])
 def test_what_a_forward_pass_changes_is_refused_by_name(layer, what, engine):
     with pytest.raises(ValueError, match=f"a forward pass in training mode must change nothing, got another {what}"):
-        train(network(layer()), DATA, dp_sgd(noise_multiplier=1.0), sampling=full(), steps=1, engine=engine)
+        train(
+            network(layer()),
+            DATA,
+            dp_sgd(noise_multiplier=1.0),
+            sampling=full(),
+            steps=1,
+            execution=Execution(engine=engine),
+        )
 
 
 def test_in_evaluation_mode_it_may_stay_as_it_is():

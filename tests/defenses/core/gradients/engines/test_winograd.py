@@ -10,7 +10,7 @@ from defenses.core.gradients.layerwise import convolution
 from defenses.core.gradients.layerwise import winograd as tiles
 from defenses.core.gradients.layerwise.blocks import _doubtful
 from defenses.core.gradients.layerwise.convolution import Convolution, Geometry
-from defenses.core.gradients.layerwise.cost import Shape, Way, summed_by_tiles
+from defenses.core.gradients.layerwise.cost import Shape, Strategy, summed_by_tiles
 from defenses.core.gradients.layerwise.factors import Squares
 
 
@@ -69,7 +69,7 @@ def test_the_sum_is_that_of_plain_products(by_tiles, monkeypatch, size, padding,
 @pytest.mark.parametrize("tiled", [True, False])
 def test_a_sum_rounds_by_less_than_its_slack_allows(monkeypatch, tiled, scene):
     monkeypatch.setattr(convolution, "summed_by_tiles", lambda *_: tiled)
-    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.FREE)
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)
     worst = 0.0
     for seed in range(8):
         made = piece(1, 8, 6, (8, 8), dtype=torch.float32, seed=seed)
@@ -116,7 +116,7 @@ def test_wide_layers_are_summed_by_tiles_on_a_cpu_only():
 def test_an_example_at_the_end_of_the_format_is_doubted(monkeypatch, tiled):
     # Sums of inputs overflow while the gradient does not, and the squares of its signals underflow.
     monkeypatch.setattr(convolution, "summed_by_tiles", lambda *_: tiled)
-    monkeypatch.setattr(convolution, "cheapest", lambda *_: Way.FREE)
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)
     made = piece(1, 2, 2, (4, 4), dtype=torch.float32)
     made.inputs.fill_(3e38)
     made.signals.fill_(1e-31)

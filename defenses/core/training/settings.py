@@ -1,0 +1,135 @@
+"""Settings of a run by what they decide: the model that comes out, how it is computed, and what is kept of the way.
+
+A `Recipe` changes the result, an `Execution` its rounding at most, a `Recording` nothing. None of them reads the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..gradients.reference import Loss, cross_entropy
+from ..plan.layout import Layout
+from .augment import Augmentation
+from .transcript import Observer, Transcript
+
+Schedule = Callable[[int, int], float]
+"""(step, steps) -> factor of the learning rate."""
+
+_SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda step, steps: 1.0,
+    "cosine": lambda step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
+    "linear": lambda step, steps: 1 - step / steps,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained, whatever defends it. Optimizers see releases only, so they are free.
+
+    Attributes:
+        optimizer: a name, or a function of the parameters.
+        momentum: PyTorch's: v <- momentum v + update. Of "sgd" only.
+        schedule: factor of the learning rate by step.
+        loss: per-example loss.
+        augmentation: views of each example, whose gradients are averaged and then bounded once.
+        expected_batch: the public constant that sums are divided by; sample rate times number of examples where None,
+            which takes that number for public.
+    """
+
+    optimizer: Literal["sgd", "adam"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd"
+    momentum: float = 0.0
+    schedule: Literal["constant", "cosine", "linear"] | Schedule = "constant"
+    loss: Loss = cross_entropy
+    augmentation: Augmentation | None = None
+    expected_batch: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not callable(self.optimizer) and self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"optimizer must be 'sgd', 'adam' or a function of the parameters, got '{self.optimizer}'")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError(f"momentum must be 0 for 'adam', which has its own, got {self.momentum}")
+        if not callable(self.schedule) and self.schedule not in _SCHEDULES:
+            known = "', '".join(_SCHEDULES)
+            raise ValueError(f"schedule must be '{known}' or a function of (step, steps), got '{self.schedule}'")
+        batch = self.expected_batch
+        if batch is not None and not (math.isfinite(batch) and batch > 0):
+            raise ValueError(f"expected_batch must be a positive finite number, got {batch}")
+
+    def optimizer_of(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """A fresh optimizer.
+
+        Args:
+            parameters: to be trained.
+            lr: learning rate; a function of somebody's sets its own.
+        """
+        if not (math.isfinite(lr) and lr > 0):
+            raise ValueError(f"lr must be a positive finite number, got {lr}")
+        if callable(self.optimizer):
+            return self.optimizer(parameters)
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum)
+        return torch.optim.Adam(parameters, lr=lr)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The schedule's factor at a step."""
+        schedule = self.schedule if callable(self.schedule) else _SCHEDULES[self.schedule]
+        return schedule(step, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Where and how clipped sums are computed.
+
+    Attributes:
+        engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
+        microbatch: most examples that are worked on at a time; None for what fits the memory budget.
+        memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
+        device: where to compute; None for where the examples are.
+    """
+
+    engine: str = "auto"
+    microbatch: int | None = None
+    memory_budget: int | None = None
+    device: torch.device | str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What is kept of a run besides its model: a transcript, checkpoints, and word of its progress.
+
+    Attributes:
+        observer: how much the transcript keeps of a step.
+        always: numbers of the steps that it keeps whatever their size.
+        only: numbers of the other steps that it keeps; None for all of them.
+        memory: bytes that these may take; no further ones are kept where they would outgrow it. None for any number.
+        checkpoint: file to resume from if it exists, and to write to. What the run computes must then be of a kind that
+            can be looked into: functions of plain values, no open files.
+        checkpoint_every: steps between writes; an epoch where None.
+        progress: called with (steps done, steps) after each step.
+    """
+
+    observer: Observer = "final"
+    always: Collection[int] = ()
+    only: Collection[int] | None = None
+    memory: int | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    def transcript(self, layout: Layout) -> Transcript:
+        """An empty transcript.
+
+        Args:
+            layout: of the model.
+        """
+        only = None if self.only is None else frozenset(self.only)
+        return Transcript(self.observer, layout, frozenset(self.always), only, self.memory)

@@ -1,0 +1,111 @@
+"""One step of a run: plan, release, charge, post-process, observe.
+
+`train`, a shared update and `predict` take the same step. They differ in who executes a plan (an engine on data, or a
+dry run), in the ledger that pays, and in what moves the parameters afterwards.
+
+Guarantee:
+    A plan that was executed is charged before a method or an optimizer sees what it released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..gradients.executor import Release
+from ..plan.defense import Context, Defense, State, StepPlan
+from ..privacy.ledger import Ledger
+from ..privacy.verified import unverified
+from .transcript import Step
+
+Execute = Callable[[StepPlan, float], Release]
+"""(plan, noise multiplier) -> release, on the batch of a step or on all the data."""
+
+
+@dataclass
+class Account:
+    """What a run is charged, and what is to be said of it.
+
+    Attributes:
+        ledger: of the releases.
+        exact: whether the noise is a discrete Gaussian on sums of whole numbers.
+        remarks: mark of a record -> sentence for the claim, empty where the mark says it all.
+    """
+
+    ledger: Ledger
+    exact: bool = False
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    def charge(self, plan: StepPlan, noise_multiplier: float, *, step: int, one_off: bool = False) -> None:
+        """Records one executed plan: of a step, or of a release of its own on all the data."""
+        self.ledger.record(plan, noise_multiplier, step=step, one_off=one_off, exact=self.exact)
+        self.remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
+
+    def one_off(self, execute: Execute) -> Callable[[StepPlan, float, int], tuple[Tensor, ...]]:
+        """What `Context.one_off` calls: executes a plan on all the data and charges it without sampling.
+
+        Args:
+            execute: on all the data.
+        """
+
+        def release(plan: StepPlan, noise_multiplier: float, step: int) -> tuple[Tensor, ...]:
+            self.charge(plan, noise_multiplier, step=step, one_off=True)
+            return execute(plan, noise_multiplier).noisy
+
+        return release
+
+
+@dataclass
+class Stepper:
+    """A defense between two steps of a run.
+
+    Attributes:
+        defense: with its noise multiplier set.
+        context: of the step under way, or of the last one with its update.
+        state: what the method remembers.
+    """
+
+    defense: Defense
+    context: Context
+    state: State = None
+
+    def start(self) -> None:
+        """Asks the method for its first state, for which it may spend releases of its own."""
+        self.state = self.defense.start(self.context)
+
+    @property
+    def update(self) -> Float[Tensor, " dim"]:
+        """What the optimizer gets of the last step.
+
+        Raises:
+            ValueError: before the first one.
+        """
+        if self.context.update is None:
+            raise ValueError("an update must follow a step, and none was taken")
+        return self.context.update
+
+    def take(self, step: int, parameters: Float[Tensor, " dim"], execute: Execute, account: Account) -> Step:
+        """Takes one step, whose `update` is then there.
+
+        Args:
+            step: its number.
+            parameters: before it.
+            execute: on the step's batch, of which nothing may be known before it is called.
+            account: who pays.
+
+        Returns:
+            The step as it looks to whoever sees every noisy block.
+        """
+        self.context = context = self.context.at(step, parameters=parameters)
+        sigma = self.defense.calibrated_multiplier
+        state, plan = self.defense.plan(self.state, context)
+        out = execute(plan, sigma)
+        account.charge(plan, sigma, step=step)
+        update = plan.post(out.total / context.expected_batch)
+        self.state = self.defense.observe(state, context, out.noisy, update)
+        self.context = replace(context, update=update)
+        rate = account.ledger.sampling.rate
+        return Step(step, parameters, sigma, context.expected_batch, rate, plan, out.noisy)
