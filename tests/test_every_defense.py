@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import defenses
@@ -109,6 +109,7 @@ def test_whatever_bounds_it_no_row_moves_the_sums_by_more_than_the_sensitivity(b
     duties.check_bound(moments[pick % len(moments)].plan, rows)
 
 
+@pytest.mark.long
 @with_each_bound
 def test_whatever_bounds_it_some_row_fills_the_bound_and_the_noise_has_its_scale(build):
     for moment in duties.history(build(1.0)):
