@@ -13,6 +13,11 @@ TORCH ?= default
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Processes of pytest: a number, or auto for one a core.
 JOBS ?= auto
+# What `make check` tests: the import rules, the catalogue, the duties of every method, and the core's mechanisms.
+CORE := tests/test_architecture.py tests/test_catalog.py tests/test_every_defense.py \
+  $(addprefix tests/attacks/,test_every_attack.py test_core.py) \
+  $(addprefix tests/defenses/core/,plan gradients/test_executor.py gradients/test_reference.py) \
+  $(addprefix tests/defenses/core/,privacy/test_keys.py training/test_sampling.py training/test_transcript.py)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -22,12 +27,17 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-gpu speed format clean
+.PHONY: help demo check test test-peers test-all test-gpu ci lint types core default speed format clean
+# Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
+check test test-peers test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (under 90 s, installed)'
-	@echo 'make test       format, lint, types and the default tests: what CI runs'
-	@echo 'make test-all   the slow tests too, at full counts'
+	@echo 'make check      format, lint, types and the tests of the core: what one runs while working (under 60 s)'
+	@echo 'make test       format, lint, types and the default tests (minutes)'
+	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio; the wheel'
+	@echo 'make ci         make test and make test-peers: what CI runs'
+	@echo 'make test-all   every test but those of a GPU, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
 	@echo 'make format     formats the code and mends what the linter can'
@@ -40,14 +50,34 @@ demo: $(VENV)/.core
 	@$(BIN)/leakbench run quick --out $(OUT); code=$$?; \
 	$(BIN)/leakbench leaderboard build $(OUT) --out $(OUT)/page || [ $$code -ne 0 ] || code=$$?; exit $$code
 
+# Beside one another: the type checker is one process, and the tests wait for their imports.
+check: $(VENV)/.dev
+	@+$(MAKE) --no-print-directory -j 3 lint types core
+
 test: $(VENV)/.dev
+	@+$(MAKE) --no-print-directory -j 3 lint types default
+
+ci: test
+	@+$(MAKE) --no-print-directory test-peers
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pytest -n $(JOBS)
+
+core: $(VENV)/.dev
+	$(BIN)/pytest -q -n $(JOBS) -m 'not long and not slow and not gpu and not peers' --hypothesis-profile=few $(CORE)
+
+default: $(VENV)/.dev
+	$(BIN)/pytest -q -n $(JOBS)
+
+test-peers: $(VENV)/.dev
+	$(BIN)/pytest -q -n $(JOBS) -m 'peers and not slow and not gpu'
 
 test-all: $(VENV)/.dev
-	$(BIN)/pytest -n $(JOBS) -m 'not gpu'
+	$(BIN)/pytest -q -n $(JOBS) -m 'not gpu' --hypothesis-profile=full
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu

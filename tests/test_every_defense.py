@@ -60,7 +60,13 @@ BOUNDS = {
 }
 each = pytest.mark.parametrize("name", NAMES)
 with_each_bound = pytest.mark.parametrize("build", BOUNDS.values(), ids=BOUNDS)
-in_each_world = pytest.mark.parametrize("world", duties.WORLDS.values(), ids=duties.WORLDS)
+in_each_world = pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param(world, id=name, marks=[pytest.mark.long] * (world is not duties.PLAIN))
+        for name, world in duties.WORLDS.items()
+    ],
+)
 each_that_proves = pytest.mark.parametrize("name", PROVED)
 each_with_noise = pytest.mark.parametrize("name", NOISY)
 
@@ -80,7 +86,6 @@ def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
 
 
 @each_that_proves
-@settings(max_examples=150)
 @given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
 def test_removing_any_row_moves_the_sums_by_at_most_the_sensitivity(name, rows, pick):
     moments = duties.histories(FACTORIES[name])
@@ -104,6 +109,7 @@ def test_whatever_bounds_it_no_row_moves_the_sums_by_more_than_the_sensitivity(b
     duties.check_bound(moments[pick % len(moments)].plan, rows)
 
 
+@pytest.mark.long
 @with_each_bound
 def test_whatever_bounds_it_some_row_fills_the_bound_and_the_noise_has_its_scale(build):
     for moment in duties.history(build(1.0)):
@@ -145,6 +151,7 @@ def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier(name):
     assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(5, 1.3)]
 
 
+@pytest.mark.long
 @each_with_noise
 def test_noise_has_its_scale_and_two_thirds_or_three_halves_of_it_are_rejected(name):
     duties.check_noise(FACTORIES[name])
@@ -156,6 +163,7 @@ def test_the_ledger_of_a_run_agrees_with_the_prediction(name, world):
     duties.check_ledger(FACTORIES[name], world)
 
 
+@pytest.mark.long
 @in_each_world
 @each
 def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
@@ -180,12 +188,14 @@ def test_an_empty_batch_is_a_step(name, world):
     duties.check_empty_batches(FACTORIES[name], world)
 
 
+@pytest.mark.long
 @in_each_world
 @each
 def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world, tmp_path):
     duties.check_interruptions(FACTORIES[name], tmp_path, world)
 
 
+@pytest.mark.long
 @in_each_world
 @each
 def test_a_run_interrupted_inside_a_step_goes_on_bit_for_bit(name, world, tmp_path):

@@ -212,7 +212,9 @@ def images() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model.double(), drawn(5, 2, 8, 8).double(), torch.tensor([0, 2, 1, 1, 0])
 
 
-@pytest.mark.parametrize("engine", names())
+@pytest.mark.parametrize(
+    "engine", [pytest.param(n, marks=[pytest.mark.peers] * (n in ("opacus", "backpack"))) for n in names()]
+)
 def test_every_engine_sums_there_as_on_the_cpu(device, engine):
     if engine in ("opacus", "backpack"):
         pytest.importorskip(engine)
@@ -273,6 +275,7 @@ def test_membership_is_scored_there_as_on_the_cpu(device):
     assert scored(device) == scored(HERE)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("perceptual", ["ssim", "lpips"])
 def test_reconstructions_are_scored_there_as_on_the_cpu(device, perceptual, tmp_path):
     pytest.importorskip("torchmetrics" if perceptual == "ssim" else "lpips")

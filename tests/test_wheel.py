@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.peers
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"defenses", "attacks", "audit", "benchmarks", "leaderboard"}
 SUITE = """

@@ -89,6 +89,7 @@ def test_members_of_a_leaky_target_are_told_apart(name):
         assert target.candidates is not None and torch.equal(result.ids, target.candidates.ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_one_image_gives_the_image_away(name):
     one = method(name)
@@ -101,6 +102,7 @@ def test_an_update_of_one_image_gives_the_image_away(name):
     assert sorted(gains)[1] > 6  # dB over grey; one start of six may fail
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_noise_gives_nothing_away(name):
     one = method(name)
@@ -140,6 +142,7 @@ def test_without_what_it_must_know_it_is_refused_and_told_the_field(name):
         assert str(need.name) in (one.check(offered) or "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_it_does_not_read_what_it_did_not_declare(name):
     """Runs on a target stripped of everything undeclared, and finds the same as on a full one."""

@@ -16,12 +16,15 @@ def run(code: str, folder: Path, *first: Path) -> subprocess.CompletedProcess[st
     )
 
 
-def test_a_foreign_package_named_benchmarks_does_not_get_in_the_way(tmp_path):
+def test_a_foreign_package_named_benchmarks_does_not_get_in_the_way_and_lists_need_no_torchvision(tmp_path):
+    """Two questions to one process, because it imports PyTorch."""
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise RuntimeError('theirs')", encoding="utf-8")
-    done = run("import audit\nfrom benchmarks import data\nprint(data.names())", tmp_path, tmp_path)
+    code = "import sys, audit\nfrom benchmarks import data\nfor name in data.names(): print(data.describe(name))\n"
+    code += "data.check('mnist')\nprint(data.names(), 'torchvision' in sys.modules)"
+    done = run(code, tmp_path, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "digits" in done.stdout
+    assert "digits" in done.stdout and done.stdout.endswith("False\n")
 
 
 def test_a_foreign_package_that_was_imported_before_is_refused_in_a_sentence(tmp_path):

@@ -189,7 +189,7 @@ def test_a_target_without_figures_is_neither_met_nor_missed(case, way, quantity,
 
 # What is measured in other processes: a module of a folder on their path.
 ALLOCATES = f"""
-import os, torch
+import torch
 def build(*, first, later):
     sizes = [first]
     def one_step():
@@ -197,8 +197,6 @@ def build(*, first, later):
     return one_step
 def refuse():
     raise ValueError("layer 'x' is not known\\nand a long story")
-def die():
-    os.kill(os.getpid(), 9)
 """
 
 
@@ -220,8 +218,12 @@ def test_memory_of_known_sizes_is_measured_in_a_process_of_its_own(allocates):
     assert len(mine) == 300 * MIB
 
 
-def test_a_process_that_dies_gives_a_reason(allocates):
-    assert measured(Probe("allocates:die"), threads=1) == "its process was ended by signal 9"
+def test_a_process_that_dies_gives_a_reason(tmp_path, monkeypatch):
+    dying = tmp_path / "python"  # instead of this interpreter, which imports PyTorch first
+    dying.write_text("#!/bin/sh\nkill -9 $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    assert measured(Probe("allocates:build"), threads=1) == "its process was ended by signal 9"
 
 
 def test_a_way_that_refuses_its_model_gives_its_reason_instead_of_a_size(allocates, capsys):
@@ -310,7 +312,11 @@ def moved(way, model, inputs, labels):
     return weights(model) - before
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("sgd")])
+def ways(names) -> list:
+    return [pytest.param(way, marks=[pytest.mark.peers] * way.startswith(("opacus", "backpack"))) for way in names]
+
+
+@pytest.mark.parametrize("way", ways(way for way in WAYS if not way.startswith("sgd")))
 def test_every_private_way_takes_the_same_step(way):
     load = Workload("cnn", 6, 2)
     inputs, labels = load.data()
@@ -330,7 +336,7 @@ def test_plain_steps_are_the_same_in_both_memory_formats():
     torch.testing.assert_close(found[0], found[1])
 
 
-@pytest.mark.parametrize("way", USUAL)
+@pytest.mark.parametrize("way", ways(USUAL))
 def test_private_steps_have_noise_and_plain_ones_have_none(way):
     load = Workload("cnn", 4, 2)
 
@@ -353,7 +359,7 @@ def test_masked_ways_agree_and_are_compared_with_a_target_for_large_layers():
     assert [target["case"] for target in found["targets"]] == ["2 x 512 x 512"]
 
 
-@pytest.mark.parametrize("way", noise.WAYS)
+@pytest.mark.parametrize("way", ways(noise.WAYS))
 def test_every_kind_of_noise_is_added_to_the_same_sum_at_the_same_scale(way):
     size = 100_000
     draw = noise.build(size=size, way=way)
@@ -367,6 +373,7 @@ def test_every_kind_of_noise_is_added_to_the_same_sum_at_the_same_scale(way):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.peers
 def test_noise_is_compared_with_opacus_at_every_size():
     found = noise.measure(rounds=1, memory=False, sizes=[100, 300])
     assert [c["about"]["parameters"] for c in found["comparisons"]] == [100, 300]
@@ -405,6 +412,7 @@ def test_memory_is_asked_of_a_fresh_process_for_each_way(monkeypatch):
     assert found.memory_ratio(masked.CLOSED, masked.BOOK) == 1.0
 
 
+@pytest.mark.peers
 def test_a_quick_run_of_the_step_writes_json_tables_and_figures(tmp_path, monkeypatch):
     small = Workload("dp_cnn_small", 4)
     monkeypatch.setattr(step, "QUICK_CASES", {small.name: small})
@@ -437,6 +445,7 @@ def test_a_quick_run_of_the_step_writes_json_tables_and_figures(tmp_path, monkey
     assert (tmp_path / "step_batch.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.peers
 def test_from_the_root_the_command_is_ours_beside_a_benchmarks_of_others(tmp_path):
     pytest.importorskip("opacus")  # which installs a top-level package of that name
     command = [sys.executable, "-m", "benchmarks.speed", "masked", "--quick", "--rounds", "1", "--threads", "1"]

@@ -397,6 +397,7 @@ def test_a_model_and_data_of_ones_own_move_their_cells_when_they_change(suite_of
     assert not {"data_digest", "model_digest"} & set(built_in)
 
 
+@pytest.mark.peers
 def test_layers_of_torchvision_that_mix_examples_are_replaced():
     pytest.importorskip("torchvision")
     splits = load_data("photos", 0, Sizes(), torch.device("cpu"))

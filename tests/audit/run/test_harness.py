@@ -4,12 +4,8 @@ import dataclasses
 import hashlib
 import json
 import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,7 +22,6 @@ from audit.run.provenance import library
 from audit.scoring.allowed import gaussian_epsilon
 from audit.scoring.verify import contradiction
 from audit.subjects.outcome import Outcome
-from audit.suite import suite
 from leaderboard.board.table import Board
 from leaderboard.records.files import WriteError
 from leaderboard.records.folder import read_folder
@@ -34,35 +29,14 @@ from leaderboard.records.manifest import read_manifests
 from leaderboard.records.record import Record, RecordError, read, read_all, write
 
 from ..conftest import INVERSION, SHARE, SUITE
+from .runs import BROKEN, CPU, MEMBERSHIP, SPY, load, run
 
-ROOT = Path(__file__).parents[3]
-CPU = torch.device("cpu")
-MEMBERSHIP = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
 # Ten steps of an epsilon that other tests calibrate, too: the search for it takes longer than everything else.
 WHOLE = SUITE.replace(MEMBERSHIP, f"{MEMBERSHIP}, {INVERSION}").replace("controls = false", "controls = true") + SHARE
 CELLS = 4 * 3 + 1 + 1 + 2  # both defenses trained, and as negative controls; shared: sgd twice, dp_sgd twice
-SPY = '''
-from attacks.core import Access, MembershipScores, ModelAccess, attack
-
-@attack(access=Access.BLACK_BOX)
-def spy(target: ModelAccess, coins) -> MembershipScores:
-    """Does what the test asks for."""
-    {}
-'''
-BROKEN = SPY.format('raise RuntimeError("the spy\\nwas caught")')
 WORKING = SPY.format("return MembershipScores(ids=ids, scores=ids.double(), exact=False)").replace(
     '"""Does what the test asks for."""', "ids = target.candidates.ids"
 )
-
-
-def load(folder: Path, text: str) -> suite.Suite:
-    path = folder / "toy.toml"
-    path.write_text(text, encoding="utf-8")
-    return suite.load(path)
-
-
-def run(text: str, folder: Path, *, jobs: int = 1, **settings) -> list[Record]:
-    return harness.run(load(folder, text), folder, device=CPU, jobs=jobs, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -162,24 +136,37 @@ def test_records_say_what_is_proved_and_where_the_noise_is_from(results):
             assert record.claim.relation == "add_remove" and record.claim.sampling == "poisson"
 
 
+@pytest.mark.slow  # each imports PyTorch; test_interrupts goes on alone with what processes began, and compares
 def test_several_processes_give_the_same_records(tmp_path):
     text = WHOLE.replace("epsilon", "noise_multiplier").replace("controls = true", "controls = false")
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two, said = tmp_path / "one", tmp_path / "two", []
     for folder in (one, two):
         folder.mkdir()
-    before, said = torch.get_num_threads(), []
-    try:
-        torch.set_num_threads(2)  # whose sums round differently: a job takes one of its own accord
-        records = run(text, one, jobs=1)
-        assert torch.get_num_threads() == 2  # and gives the caller's back
-    finally:
-        torch.set_num_threads(before)
+    records = run(text, one, jobs=1)
     again = run(text, two, jobs=2, report=lambda *line: said.append(line))
     assert [timeless(r) for r in again] == [timeless(r) for r in records]
     for record in records:
         first, second = (pd.read_parquet(at / "records" / str(record.arrays)) for at in (one, two))
         pd.testing.assert_frame_equal(first, second, check_exact=True)
     assert said[0] == (0, 9, "starting") and said[-1][:2] == (9, 9)
+
+
+def test_a_job_takes_one_thread_whose_sums_round_alike_everywhere_and_gives_the_callers_back(tmp_path, monkeypatch):
+    real, seen = harness.compute, []
+
+    def watch(*arguments):
+        seen.append(torch.get_num_threads())
+        return real(*arguments)
+
+    monkeypatch.setattr(harness, "compute", watch)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run(SUITE.replace("epsilon", "noise_multiplier").replace(MEMBERSHIP, ""), tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
 
 
 def test_a_second_run_computes_nothing(copied, monkeypatch):
@@ -328,15 +315,6 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path):
         run(SUITE, tmp_path)
 
 
-def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
-    code = "import os, signal, sys; from pathlib import Path; from audit.lock import locked\n"
-    code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
-    with locked(tmp_path):
-        pass
-
-
 def test_a_full_disk_is_said_with_its_path_when_the_lock_is_written(tmp_path, monkeypatch):
     def full(handle, content):
         raise OSError(28, "No space left on device")
@@ -397,6 +375,7 @@ def test_defenses_that_prove_nothing_have_no_epsilon_and_say_why(tmp_path):
 
 def test_secure_noise_is_recorded_and_kept_apart(tmp_path):
     text = SUITE.replace(MEMBERSHIP, "").replace("epsilon", "noise_multiplier")
+    text = text.replace("batch = 70", "private = 80, batch = 40")  # exact noise takes example by example
     seeded, secure = (run(text, tmp_path, secure_noise=choice) for choice in (False, True))
     assert [r.noise for r in seeded] == ["none", "seeded"]
     assert [r.noise for r in secure] == ["none", "secure"]
@@ -475,127 +454,3 @@ def test_a_run_on_the_gpu_has_the_same_cells(tmp_path, results):
     records = harness.run(load(tmp_path, WHOLE), tmp_path, device=pick_device("cuda"))
     assert [r.id for r in records] == [r.id for r in results[1]]
     assert {r.status for r in records} == {"ok"}
-
-
-# Whoever runs the tests in the background may have Control-C ignored, and children inherit that.
-CODE = """
-import signal
-from audit.cli import main
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    main()
-"""
-COMMAND = [sys.executable, "-c", CODE]
-
-
-def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
-    """The real command, in a group of its own."""
-    load(folder, text)
-    return subprocess.Popen(
-        [*COMMAND, "run", str(folder / "toy.toml"), "--out", str(folder), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *environment.values()])},
-        start_new_session=True,
-    )
-
-
-def first_record(folder: Path, process: subprocess.Popen) -> None:
-    limit = time.monotonic() + 120
-    while not list(folder.glob("records/*.json")):
-        assert process.poll() is None and time.monotonic() < limit
-        time.sleep(0.02)
-
-
-def nobody_is_left(group: int) -> bool:
-    for _ in range(100):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
-
-
-@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
-    seeds = ", ".join(map(str, range(20)))  # far more than there is time for
-    text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
-    process = start(text, tmp_path, "--jobs", jobs)
-    first_record(tmp_path, process)
-    for _ in range(3):  # by somebody impatient
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
-        time.sleep(0.05)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert out == ""
-    assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
-    assert "Traceback" not in err
-    assert 1 <= len(read_all(tmp_path)) < 120  # every one of them is whole
-    assert not [path for path in (tmp_path / "records").iterdir() if path.name.startswith(".")]
-    assert nobody_is_left(process.pid)
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path, site):
-    site.add("attacks", "spy", SPY.format("import os; os._exit(3)"))
-    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }, { name = "spy" }')
-    process = start(text, tmp_path, "--jobs", "2", site=str(site.folder))
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "Traceback" not in err and "a process died" in err.splitlines()[-1] and "--jobs 1" in err
-    assert {r.status for r in read_all(tmp_path)} == {"ok"}
-    assert read(next((tmp_path / "records").glob("*.json")))
-
-
-def test_a_full_disk_is_one_sentence_with_its_path(tmp_path):
-    load(tmp_path, SUITE)
-    # A limit on the size of files stands in for a disk that has no room for them.
-    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900)); from audit.cli import main; main()"
-    command = [sys.executable, "-c", code, "run", str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and done.stdout == ""
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: cannot write {tmp_path / 'out' / 'records'}/") and "run the same command" in last
-    assert not list((tmp_path / "out" / "records").iterdir())
-
-
-SWEEP = SUITE.replace("epsilon", "noise_multiplier").replace("seeds = [0]", "seeds = [0, 1]")
-
-
-def killed_and_resumed(folder: Path, kills: int, moment) -> None:
-    """Runs of one sweep, each killed and the next going on; asserts that nothing is lost, torn or left."""
-    seen: set[str] = set()
-    for _ in range(kills):
-        process = start(SWEEP, folder, "--jobs", "2")
-        moment(folder, process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert nobody_is_left(process.pid)
-        there = {path.name for path in (folder / "records").glob("[0-9a-f]*.json")}
-        assert there >= seen and all(read(folder / "records" / name) for name in there)
-        seen = there
-
-
-def assert_as_uninterrupted(folder: Path) -> None:
-    whole = folder / "whole"
-    whole.mkdir()
-    assert run(SWEEP, folder) and run(SWEEP, whole)
-    boards = [Board.from_folder(at) for at in (folder, whole)]
-    assert boards[0].to_csv() == boards[1].to_csv() and boards[0].to_text(width=100) == boards[1].to_text(width=100)
-    assert not [path for path in (folder / "records").iterdir() if path.name.startswith(".")]
-    assert {p.stem for p in folder.glob("records/*.parquet")} == {p.stem for p in folder.glob("records/*.json")}
-
-
-def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
-    killed_and_resumed(tmp_path, 1, first_record)
-    assert_as_uninterrupted(tmp_path)
-
-
-@pytest.mark.slow
-def test_many_kills_at_any_moment_lose_nothing(tmp_path):
-    coins = random.Random(0)  # noqa: S311 -- moments, not secrets
-    (tmp_path / "records").mkdir()
-    killed_and_resumed(tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
-    assert_as_uninterrupted(tmp_path)

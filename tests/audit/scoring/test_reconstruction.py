@@ -140,6 +140,7 @@ def test_a_failed_attack_recovered_nothing():
     assert "only the random start" in str(metrics["psnr"].reason)
 
 
+@pytest.mark.peers
 def test_the_similarity_of_identical_images_is_one_and_that_of_negatives_below_zero():
     pytest.importorskip("torchmetrics")
     smooth = torch.linspace(0, 1, 16).expand(2, 1, 16, 16)
@@ -147,6 +148,7 @@ def test_the_similarity_of_identical_images_is_one_and_that_of_negatives_below_z
     assert number(score(1 - smooth, smooth, LABELS[:2])["ssim"].value) < 0
 
 
+@pytest.mark.peers
 def test_the_similarity_is_that_of_an_11x11_gaussian_window_where_it_fits():
     pytest.importorskip("torchmetrics")
     noisy = (IMAGES + 0.2 * torch.randn(IMAGES.shape, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
@@ -187,6 +189,7 @@ def test_lpips_is_never_computed_without_weights(monkeypatch, tmp_path):
     assert "LPIPS needs lpips, which is not installed" in str(score(large, large, LABELS[:1])["lpips"].reason)
 
 
+@pytest.mark.peers
 def test_lpips_uses_the_users_weights_and_records_their_checksum(tmp_path):
     pytest.importorskip("lpips")
     import torchvision  # pyright: ignore[reportMissingImports] -- comes with lpips

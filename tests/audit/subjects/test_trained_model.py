@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from audit.scoring.allowed import gaussian_epsilon, largest_auc
 from audit.subjects import trained_run as trained
 from audit.subjects.outcome import Outcome
 from audit.subjects.trained_model import TrainedModel
+from audit.suite import suite as suites
 from benchmarks import data
 from defenses.core.privacy.noise import PhiloxNoise
 
@@ -41,19 +44,28 @@ def remarks(outcome: Outcome) -> list[str]:
     return [flag for flag in outcome.flags if flag != "participation_known"]
 
 
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory) -> Callable[..., dict[str | None, Outcome]]:
+    """What the suite with controls gives, computed once for all tests that only look at it."""
+    path = tmp_path_factory.mktemp("suite") / "toy.toml"
+    path.write_text(CONTROLLED, encoding="utf-8")
+    suite = suites.load(path)
+    return cache(lambda defense, control: outcomes(suite, defense, control))
+
+
 @pytest.fixture
-def private(suite_of):
-    return outcomes(suite_of(CONTROLLED))
+def private(controlled) -> dict[str | None, Outcome]:
+    return controlled("dp_sgd", None)
 
 
-def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defenses(suite_of, private):
+def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defenses(controlled, private):
     splits = data.load("digits", seed=0)
     ids = private["likelihood_ratio"].arrays["id"]
     assert len(ids) == 200 and not private["likelihood_ratio"].error
     inside = torch.isin(torch.tensor(ids), splits.private.ids)
     assert inside.sum() == 100
     assert (private["likelihood_ratio"].arrays["member"] == inside.numpy()).all()
-    other = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+    other = controlled("sgd", "positive")
     for attack in ("likelihood_ratio", "loss_threshold"):
         assert (private[attack].arrays["id"] == other[attack].arrays["id"]).all()
 
@@ -61,8 +73,9 @@ def test_candidates_are_as_many_members_as_non_members_and_the_same_for_all_defe
 def test_with_secure_noise_the_samplers_key_is_nobodys(suite_of):
     """A key made of the request is in every record, and who took part no secret: what then amplifies nothing."""
     keys, assumed = {}, {}
+    text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
     for secure in (False, True):
-        jobs = plan(suite_of(CONTROLLED), secure_noise=secure).jobs
+        jobs = plan(suite_of(text), secure_noise=secure).jobs
         (job,) = (
             job for job in jobs if (job.cells[0].request.defense.name, job.cells[0].request.control) == ("dp_sgd", None)
         )
@@ -86,16 +99,16 @@ def test_one_update_is_judged_by_who_took_part_in_it(private):
 
 
 @pytest.mark.parametrize("attack", ["likelihood_ratio", "loss_threshold", "one_step_likelihood_ratio"])
-def test_a_model_that_never_saw_the_members_is_measured_and_does_not_leak(suite_of, attack):
-    outcome = outcomes(suite_of(CONTROLLED), "sgd", "negative")[attack]
+def test_a_model_that_never_saw_the_members_is_measured_and_does_not_leak(controlled, attack):
+    outcome = controlled("sgd", "negative")[attack]
     auc = outcome.metrics["auc"]
     assert auc.value is not None and auc.low is not None and auc.low <= 0.5 <= (auc.high or 0)
     assert outcome.task["trained_on"] == 397 and outcome.task["private"] == 700
     assert outcome.arrays["member"].sum() > 40
 
 
-def test_sgd_leaks_through_its_updates_and_says_that_it_is_a_decision(suite_of):
-    found = outcomes(suite_of(CONTROLLED), "sgd", "positive")
+def test_sgd_leaks_through_its_updates_and_says_that_it_is_a_decision(controlled):
+    found = controlled("sgd", "positive")
     # A member that Poisson sampling passed over in every step of the epoch cannot show.
     assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(1 - 0.9**10 / 2, abs=0.08)
     assert found["one_step_likelihood_ratio"].metrics["auc"].value == 1.0
@@ -253,7 +266,7 @@ def test_nothing_is_trained_before_a_cell_asks(suite_of, monkeypatch):
     TrainedModel(plan(suite_of(SUITE)).jobs[0].cells, CPU)
 
 
-PUBLIC = CONTROLLED.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
+PUBLIC = CONTROLLED.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }').replace("epsilon", "noise_multiplier")
 
 
 def test_who_reads_public_data_is_flagged_and_who_does_not_is_not(suite_of):
@@ -278,7 +291,8 @@ def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_
 
 
 def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
-    found = outcomes(suite_of(CONTROLLED.replace("batch = 70", "private = 80, batch = 40")), "dp_sgd", "negative")
+    text = CONTROLLED.replace("batch = 70", "private = 80, batch = 40").replace("epsilon", "noise_multiplier")
+    found = outcomes(suite_of(text), "dp_sgd", "negative")
     assert found[None].task["trained_on"] == 80
     assert found[None].task["sample_rate"] == 0.5
 
@@ -301,11 +315,19 @@ def test_the_watched_steps_are_spread_out_and_the_last_is_among_them():
     assert max(b - a for a, b in itertools.pairwise(many)) <= 101
 
 
+# Of 300 examples; noise is given, because the search for that of an epsilon takes longer than everything else.
+FEW = SUITE.replace("batch = 70", "batch = 20").replace("epsilon", "noise_multiplier")
+
+
 def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, tmp_path):
     draw = np.random.default_rng(0)
     x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
     np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
-    text = SUITE.replace('"digits"', f'"npz:{tmp_path / "own.npz"}"').replace("batch = 70", "batch = 20")
+    text = (
+        FEW.replace('"digits"', f'"npz:{tmp_path / "own.npz"}"')
+        .replace("batch = 70", "batch = 20")
+        .replace("epsilon", "noise_multiplier")
+    )
     found = outcomes(suite_of(text))
     assert found[None].task["tested_on"] == 40
     assert found[None].metrics["accuracy"].n == 40
@@ -317,7 +339,7 @@ def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_o
     x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
     np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
     everybody = f'"npz:{tmp_path / "own.npz"}", private = 300, non_member = 0, public = 0'
-    text = SUITE.replace('"digits"', everybody).replace("batch = 70", "batch = 20")
+    text = FEW.replace('"digits"', everybody)
     found = outcomes(suite_of(text))
     assert found["loss_threshold"].metrics["auc"].n == 80
     assert found["loss_threshold"].flags == ["non_members_are_test"]
@@ -331,6 +353,6 @@ def test_a_method_that_needs_public_data_says_so_where_there_are_none(suite_of, 
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "own.npz", x=draw.integers(0, 256, (300, 8, 8), dtype=np.uint8), y=draw.integers(0, 3, 300))
     nobody = f'"npz:{tmp_path / "own.npz"}", public = 0'
-    text = SUITE.replace('"digits"', nobody).replace("batch = 70", "batch = 20")
+    text = FEW.replace('"digits"', nobody)
     text = text.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
     assert "this method needs public data, got none" in outcomes(suite_of(text), "pcdp")[None].error

@@ -57,6 +57,7 @@ class Weights:
         return found
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "name",
     ["resnet18", pytest.param("resnet34", marks=pytest.mark.slow), pytest.param("resnet50", marks=pytest.mark.slow)],

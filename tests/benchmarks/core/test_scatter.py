@@ -12,6 +12,8 @@ from benchmarks import models
 from benchmarks.core.nets import scatter
 from benchmarks.core.nets.scatter import Scattering, scattered_shape
 
+pytestmark = pytest.mark.peers
+
 pytest.importorskip("kymatio", reason="needs kymatio, of the extra 'images'")
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (2, 30, 37), (1, 8, 9)]

@@ -8,6 +8,8 @@ import torch
 
 from benchmarks import models
 
+pytestmark = pytest.mark.peers
+
 SHAPE = (3, 32, 32)
 
 

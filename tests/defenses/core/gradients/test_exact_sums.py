@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from defenses.core import (
@@ -34,7 +34,6 @@ def squared_norm(values):
     return sum(Fraction(int(v)) ** 2 for v in values)
 
 
-@settings(max_examples=200)
 @given(rows=duties.BATCHES, norm=st.sampled_from([1.0, 0.3, 1e-20, 7.7e15]), sigma=st.floats(0.01, 1e3))
 def test_a_rounded_contribution_is_no_longer_than_the_bound_exactly(rows, norm, sigma):
     unit = secure().unit(sigma * norm)
@@ -86,7 +85,7 @@ def test_removing_an_example_takes_off_exactly_its_own_contribution(monkeypatch)
 
 
 def test_an_exact_run_is_the_usual_one_up_to_noise_and_units():
-    inputs, labels = duties.DATA
+    inputs, labels = (values[:6] for values in duties.DATA)  # how many changes nothing of the noise
     usual = Engine(duties.network()).run(plan(), inputs, labels, 0.0)
     exact = Engine(duties.network(), noise=secure())
     runs = [exact.run(plan(), inputs, labels, 0.01) for _ in range(60)]

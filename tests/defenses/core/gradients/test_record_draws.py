@@ -60,7 +60,9 @@ def network(layer):
     return made.double()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(n, marks=[pytest.mark.peers] * (n in ("opacus", "backpack"))) for n in ENGINES]
+)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_dropout_of_a_record_is_the_same_alone_and_in_any_company_and_order(layer, engine):
     if engine in ("opacus", "backpack"):

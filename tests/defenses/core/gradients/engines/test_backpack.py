@@ -14,6 +14,8 @@ from defenses.core.gradients.engines.torch_func import TorchFunc
 from . import duties, modules, strategies
 from .architectures import NAMES, problem
 
+pytestmark = pytest.mark.peers
+
 pytest.importorskip("backpack", reason="needs backpack-for-pytorch, of the extra 'engines'")
 
 # Layers with something to train that it does not know, or knows in float32 only: the first of each network.

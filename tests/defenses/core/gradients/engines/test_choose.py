@@ -225,7 +225,9 @@ def test_a_model_that_fails_on_made_up_rows_altogether_gets_one_example_at_a_tim
         choose("torch.func", model, cross_entropy, Layout.of(model), *data)
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n != "auto"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.peers] * (n in ("opacus", "backpack"))) for n in names() if n != "auto"]
+)
 def test_a_run_records_the_engine_and_all_train_the_same_model(name):
     if name == "backpack":
         pytest.importorskip("backpack", reason="backpack-for-pytorch is of leakbench[engines]")

@@ -15,6 +15,8 @@ from defenses.core.gradients.engines.torch_func import TorchFunc
 from . import duties, modules, strategies
 from .architectures import NAMES, problem
 
+pytestmark = pytest.mark.peers
+
 SOME_OUTPUTS = r"layer 'inner' \(Linear\) must not be used several times where the loss depends on some"
 REFUSED = {
     "conv1d_circular": r"layer '0' \(Conv1d\) must have padding_mode='zeros', .* got 'circular'",

@@ -1,0 +1,163 @@
+"""What a run leaves behind when it is interrupted, killed, or the disk is full: whole records, and no process."""
+
+import dataclasses
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from audit.cli import main
+from audit.run.lock import locked
+from leaderboard.board.table import Board
+from leaderboard.records.record import read, read_all
+
+from ..conftest import SUITE
+from .runs import MEMBERSHIP, SPY, load, run
+
+ROOT = Path(__file__).parents[3]
+# Whoever runs the tests in the background may have Control-C ignored, and children inherit that.
+CODE = """
+import signal
+from audit.cli import main
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
+"""
+COMMAND = [sys.executable, "-c", CODE]
+
+
+def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
+    """The real command, in a group of its own."""
+    load(folder, text)
+    return subprocess.Popen(
+        [*COMMAND, "run", str(folder / "toy.toml"), "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *environment.values()])},
+        start_new_session=True,
+    )
+
+
+def first_record(folder: Path, process: subprocess.Popen) -> None:
+    limit = time.monotonic() + 120
+    while not list(folder.glob("records/*.json")):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def nobody_is_left(group: int) -> bool:
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
+def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
+    seeds = ", ".join(map(str, range(20)))  # far more than there is time for
+    text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
+    process = start(text, tmp_path, "--jobs", jobs)
+    first_record(tmp_path, process)
+    for _ in range(3):  # by somebody impatient
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody
+        time.sleep(0.05)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1] == "interrupted; what was finished is kept, run the same command to go on"
+    assert "Traceback" not in err
+    assert 1 <= len(read_all(tmp_path)) < 120  # every one of them is whole
+    assert not [path for path in (tmp_path / "records").iterdir() if path.name.startswith(".")]
+    assert nobody_is_left(process.pid)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path, site):
+    site.add("attacks", "spy", SPY.format("import os; os._exit(3)"))
+    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }, { name = "spy" }')
+    process = start(text, tmp_path, "--jobs", "2", site=str(site.folder))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Traceback" not in err and "a process died" in err.splitlines()[-1] and "--jobs 1" in err
+    assert {r.status for r in read_all(tmp_path)} == {"ok"}
+    assert read(next((tmp_path / "records").glob("*.json")))
+
+
+def test_a_full_disk_is_one_sentence_with_its_path(tmp_path, capsys):
+    load(tmp_path, SUITE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # a limit on the size of files stands in for a disk that has no room for them
+        resource.setrlimit(resource.RLIMIT_FSIZE, (900, hard))
+        with pytest.raises(SystemExit) as ended:
+            main(["run", str(tmp_path / "toy.toml"), "--jobs", "1", "--out", str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(f"error: cannot write {tmp_path / 'out' / 'records'}/") and "run the same command" in last
+    assert not list((tmp_path / "out" / "records").iterdir())
+
+
+SWEEP = SUITE.replace("epsilon", "noise_multiplier").replace("seeds = [0]", "seeds = [0, 1]")
+
+
+def killed_and_resumed(folder: Path, kills: int, moment) -> None:
+    """Runs of one sweep, each killed and the next going on; asserts that nothing is lost, torn or left."""
+    seen: set[str] = set()
+    for _ in range(kills):
+        process = start(SWEEP, folder, "--jobs", "2")
+        moment(folder, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert nobody_is_left(process.pid)
+        there = {path.name for path in (folder / "records").glob("[0-9a-f]*.json")}
+        assert there >= seen and all(read(folder / "records" / name) for name in there)
+        seen = there
+
+
+def assert_as_uninterrupted(folder: Path) -> None:
+    """What processes began and this one finished is what this one computes alone, but for times."""
+    whole = folder / "whole"
+    whole.mkdir()
+    found, alone = run(SWEEP, folder), run(SWEEP, whole)
+    assert [dataclasses.replace(r, seconds=0.0) for r in found] == [dataclasses.replace(r, seconds=0.0) for r in alone]
+    boards = [Board.from_folder(at) for at in (folder, whole)]
+    assert boards[0].to_csv() == boards[1].to_csv() and boards[0].to_text(width=100) == boards[1].to_text(width=100)
+    assert not [path for path in (folder / "records").iterdir() if path.name.startswith(".")]
+    assert {p.stem for p in folder.glob("records/*.parquet")} == {p.stem for p in folder.glob("records/*.json")}
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
+    killed_and_resumed(tmp_path, 1, first_record)
+    assert_as_uninterrupted(tmp_path)
+
+
+@pytest.mark.slow
+def test_many_kills_at_any_moment_lose_nothing(tmp_path):
+    coins = random.Random(0)  # noqa: S311 -- moments, not secrets
+    (tmp_path / "records").mkdir()
+    killed_and_resumed(tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
+    assert_as_uninterrupted(tmp_path)
+
+
+def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
+    # Only the package's path: importing the package itself takes seconds, for PyTorch.
+    code = "import os, signal, sys, types; from pathlib import Path\n"
+    code += "audit = sys.modules['audit'] = types.ModuleType('audit'); audit.__path__ = ['audit']\n"
+    code += "from audit.run.lock import locked\n"
+    code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
+    with locked(tmp_path):
+        pass
