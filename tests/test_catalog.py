@@ -23,9 +23,17 @@ MODULES = [
 SHARED_WORDS = {"sgd"}  # also the name of an optimizer, and what a positive control trains with
 
 
-def mentions(source: str, package: str, name: str) -> list[int]:
-    """Lines on which a module names a method: as a string of its own, or by importing it."""
-    return [getattr(node, "lineno", 0) for node in parsed(source) if names(node, package, name)]
+def mentions(source: str, package: str, name: str, *, beside: bool = False) -> list[int]:
+    """Lines on which a module names a method: as a string of its own, or by importing it.
+
+    A method of the same package, `beside` it, may build on it by a relative import.
+    """
+    found = [node for node in parsed(source) if names(node, package, name)]
+    return [
+        getattr(node, "lineno", 0)
+        for node in found
+        if not (beside and isinstance(node, ast.ImportFrom) and node.level == 1)
+    ]
 
 
 @cache
@@ -67,7 +75,7 @@ def test_no_other_module_names_a_method(package, name):
         f"{path.relative_to(ROOT)}:{line}"
         for path in MODULES
         if path != ROOT / package / f"{name}.py"
-        for line in mentions(path.read_text(encoding="utf-8"), package, name)
+        for line in mentions(path.read_text(encoding="utf-8"), package, name, beside=path.parent == ROOT / package)
     ]
     assert not found, f"{name} is found by its file name, so nothing should list it: {found}"
 
@@ -82,4 +90,6 @@ def test_the_search_for_mentions_finds_them():
     assert mentions('METHODS = ["dp_sgd"]', "defenses", "dp_sgd") == [1]
     assert mentions("import os\nfrom defenses.dp_sgd import dp_sgd", "defenses", "dp_sgd") == [2]
     assert mentions("from .dp_sgd import DpSgd", "defenses", "dp_sgd") == [1]
+    assert mentions("from .dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == []
+    assert mentions("from defenses.dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == [1]
     assert mentions('"""Like dp_sgd, but not."""', "defenses", "dp_sgd") == []
