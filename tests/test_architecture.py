@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LEAVES = ("defenses", "attacks", "benchmarks", "leaderboard")
 PACKAGES = (*LEAVES, "audit")
@@ -182,6 +184,7 @@ def test_a_permitted_import_passes():
         assert faults(module, source, module.rpartition(".")[0]) == []
 
 
+@pytest.mark.long
 def test_the_leaderboard_runs_without_torch():
     """Also through what it imports: read in a process of its own, module by module."""
     names = [name for name in modules() if name.startswith("leaderboard")]

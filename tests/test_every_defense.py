@@ -172,12 +172,14 @@ def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
 
 @in_each_world
 @each
+@pytest.mark.long
 def test_the_same_seeds_give_the_same_run(name, world):
     duties.check_seeds(FACTORIES[name], world)
 
 
 @in_each_world
 @each
+@pytest.mark.long
 def test_microbatches_change_nothing(name, world):
     duties.check_microbatches(FACTORIES[name], world)
 

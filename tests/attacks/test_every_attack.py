@@ -67,6 +67,7 @@ def test_a_file_holds_the_attack_of_its_name(name):
 
 
 @pytest.mark.parametrize("name", of_kind("membership"))
+@pytest.mark.long
 def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
     one = method(name)
     aucs = []
@@ -159,6 +160,7 @@ def test_it_does_not_read_what_it_did_not_declare(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
 def test_equal_coins_give_equal_results_and_global_randomness_is_left_alone(name):
     one = method(name)
     whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]

@@ -350,8 +350,18 @@ class Defense:
         return self.method.start(context)
 
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
-        """The plan of this step."""
-        return self.method.plan(state, context)
+        """The plan of this step.
+
+        Raises:
+            TypeError: the method answered with something else.
+        """
+        found = self.method.plan(state, context)
+        pair = isinstance(found, tuple) and len(found) == 2
+        if not (pair and isinstance(found[1], StepPlan)):
+            got = type(found[1] if pair else found).__name__
+            wanted = "a StepPlan, behind the next state where it is not Stateless"
+            raise TypeError(f"plan of '{self.name}' must return {wanted}, got {got}")
+        return found
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
         """The method's state after the step."""

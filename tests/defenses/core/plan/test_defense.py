@@ -154,3 +154,24 @@ def test_a_plan_written_for_a_context_alone_is_that_of_a_method(slots):
         assert method.plan(context).remarks == remarks
         assert method.start(context) is None and method.observe(None, context, (), torch.zeros(4)) is None
         assert isinstance(method, Method)
+
+
+@pytest.mark.parametrize("answer", [None, Block(codec=Everything(3), bound=clip(1.0)), (None, None), ("state",)])
+def test_a_plan_that_is_none_is_refused_with_the_name_of_its_defense(answer):
+    class Forgetful(Stateless):
+        def plan(self, context):
+            return answer
+
+    class Remembering:
+        def start(self, context):
+            return None
+
+        def plan(self, state, context):
+            return answer
+
+        def observe(self, state, context, noisy, update):
+            return state
+
+    for method, name in ((Forgetful(), "forgetful"), (Remembering(), "remembering")):
+        with pytest.raises(TypeError, match=f"plan of '{name}' must return a StepPlan, .* got"):
+            Defense(method).plan(None, Context(step=0, steps=1, dim=3))
