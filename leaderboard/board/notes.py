@@ -43,7 +43,7 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
 
     Args:
         records: all of the board.
-        complete: what they are held against.
+        complete: the manifests beside them.
 
     Returns:
         One sentence for each request that lacks cells; one where nothing says what ought to be there; one for each
@@ -97,6 +97,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     said += powerless(rows)
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         said.append(f"Controls that held: {'; '.join(passed)}.")
+    # Without any control the banner says so; here one of the two roles is missing.
     if roles := {row.control for row in rows} - {None}:
         absent = {"positive", "negative"} - roles
         said += [f"There is no {role} control in these records." for role in sorted(absent)]
@@ -179,6 +180,7 @@ def powerless(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for cell in row.cells if row.control == "positive" else ():
             kind = KINDS[cell.kind]
+            # Not widened for several looks: the sentence is about this attack, not about the strongest one.
             estimate, metric = over_seeds(kind.main, cell), METRICS[kind.main]
             if kind.powerless and leaks(metric, estimate) is False:
                 said.append(

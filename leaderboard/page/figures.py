@@ -1,4 +1,4 @@
-"""Which numbers of a board go into which plot, and what has to be said under it.
+"""Plots of a page: the numbers of the board that each one shows, and its caption.
 
 A section of the board gets: utility against leakage; where there are several budgets, accuracy against claimed epsilon
 and against the noise multiplier, with the papers' figures; and what attacks imply about epsilon against what is
@@ -66,6 +66,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
     shown = [row for row in rows if row.control != "negative"]
     drawn = [_trade_off(shown, style, f"{name}-trade")]
     by_auc = any(row.auc.value is not None for row in shown)
+    # Without an AUC `_trade_off` falls back to this very plot.
     if by_auc and len({row.claim.epsilon for row in shown if row.claim} - {None}) > 1:
         drawn.append(_against_epsilon(shown, style, f"{name}-epsilon"))
     if len({row.noise_multiplier for row in shown} - {None, 0.0}) > 1:
@@ -153,6 +154,7 @@ def _reported(rows: Sequence[Row]) -> list[Point]:
                 hollow=True,
             )
             for value, source in figures
+            # 93.2, where a suite quotes per cent, has no place on the axis.
             if value == ACCURACY.clip(value)
         ]
     return points
@@ -276,6 +278,7 @@ def _point(
     hollow: bool | None = None,
 ) -> Point:
     leak = "" if row.auc.value is None else f", worst AUC {row.auc.words(2)} by {row.auc.attack}"
+    # y has a value: rows without accuracy were left out by the caller, and 0.0 is for the type checker.
     return Point(
         x=x,
         y=y.value or 0.0,
@@ -293,13 +296,14 @@ def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
     """A name where each method has one row; the budget alone where a line joins several."""
     epsilon = f"ε {epsilon_words(row, 1)}"
     if sum(other.method == row.method for other in rows) == 1:
+        # 28 letters take half of the narrow drawing (176 of 358 units); the legend has names in full.
         name = row.method if len(row.method) <= 28 else row.defense.name
         return f"{name}, {epsilon}" if with_epsilon else name
     return epsilon if with_epsilon else ""
 
 
 def _path(row: Row) -> str:
-    """What budgets of one defense have in common."""
+    """Key of the line that joins the budgets of one method."""
     return f"{row.method} {row.control}"
 
 
@@ -329,6 +333,7 @@ def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) 
     """Why rows are not in a plot, one sentence for each."""
     said = []
     for row in rows:
+        # By identity: `==` would compare rows record by record.
         if any(row is one for one in kept):
             continue
         if row.accuracy.value is None:

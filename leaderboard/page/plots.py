@@ -159,6 +159,7 @@ class _Frame:
         return self.across(point.x) + self.shifts.get((point.x, point.series), 0.0), self.down(point.y)
 
     def down(self, value: float) -> float:
+        # SVG's y grows downwards.
         return self.bottom - self.y.share(value) * (self.bottom - TOP)
 
 
@@ -173,6 +174,7 @@ def _shifts(points: Sequence[Point]) -> dict[tuple[float, str], float]:
 
 def _f(template: str, *values: object) -> Markup:
     """Fills a template; numbers are rounded to what a screen shows, everything else is escaped."""
+    # Tenths, by which drawings do not depend on the last digits of a machine's floats.
     words = (f"{v:.1f}".removesuffix(".0") if isinstance(v, float) else v for v in values)
     return Markup(template).format(*words)  # noqa: S704 -- templates are ours, and what is filled in is escaped
 
@@ -279,8 +281,10 @@ def _labels(
     taken: list[Rectangle] = []
     for point in points:
         x, y = frame.place(point)
+        # No mark is larger: the bar's corners are 6.5 above and below its centre.
         taken.append((x - 7, y - 7, x + 7, y + 7))
         if point.y_ends is not None:
+            # The high end first: it has the smaller y.
             taken.append((x - 1, frame.down(point.y_ends[1]), x + 1, frame.down(point.y_ends[0])))
         if point.x_ends is not None and math.isfinite(point.x):
             taken.append((frame.across(point.x_ends[0]), y - 1, frame.across(point.x_ends[1]), y + 1))

@@ -153,6 +153,7 @@ def _strip(
     shown = [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
     strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
     if floor := METRICS[kind.main].floor:
+        # From any variant: the floor is a number of the images, not of the release.
         strip.floor = value(over_seeds(floor.metric, next(iter(cells.values()))), notes)
         strip.floor_of = floor.of.removeprefix("the ")
     variants = _variants(row, kind)
@@ -168,6 +169,7 @@ def _strip(
     # Images before seeds, so that what is seen at once is of all seeds.
     for key in sorted(made)[:MOST]:
         tile = _tile(key, made[key], cells, variants, several=several)
+        # Stops here, even where a smaller one would fit: pictures are the first of the run, never a choice.
         if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
@@ -219,6 +221,7 @@ def _collect(
             why = "not measured" if measured is None else measured.reason
             failed = measured is None or measured.value is None
             for pair in pairs:
+                # With its pixels, because both variants show one original only where they attacked the same one.
                 key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
                 made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else f"{pair.psnr:.1f} dB"
     remarks += [

@@ -87,6 +87,7 @@ def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
         proved = [claim.epsilon for claim in claims if claim.epsilon is not None]
         if not claims:
             return "n/a: no claim in these records", "n/a"
+        # One infinite claim makes the largest one infinite.
         if len(proved) < len(claims):
             why = next(claim.reason for claim in claims if claim.epsilon is None)
             return f"∞: {why}", "n/a"
@@ -94,6 +95,7 @@ def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
     ours = over_seeds(metric, cell)
     if ours.value is None:
         return f"n/a: {ours.reason}", "n/a"
+    # Our interval, shifted: a paper's figure is recorded without one, and taken as exact.
     ends = "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
     return ours.words(3), f"{ours.value - theirs:+.3f}{ends}"
 
@@ -151,6 +153,7 @@ def _tuning(path: Path) -> Tuning:
     lines = [
         (
             (*(_cell(point.get(key)) for key in keys), *_accuracy(point), _cell(point.get("n"))),
+            # all() of nothing is true, and would mark every point as chosen.
             bool(named) and all(point.get(key) == chosen[key] for key in named),
         )
         for point in grid
