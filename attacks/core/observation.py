@@ -70,7 +70,7 @@ class Target:
 
     @property
     def batch_size_shown(self) -> int | None:
-        """Examples behind it, where it says so, whatever the attack may know of it; None where there is no batch."""
+        """Size of the batch behind it, also where an attack may not read it; None where there is no batch."""
         return None
 
 
@@ -145,6 +145,7 @@ class Observation(Target):
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
         if self.participation not in get_args(Participation):
             raise ValueError(f"participation must be one of {get_args(Participation)}, got {self.participation!r}")
+        # At rate 1 the subsampled ratio is Lambda itself, which is right only where participation is certain.
         if (self.participation == "known") != (self.sample_rate == 1):
             raise ValueError(
                 "participation must be 'known' where sample_rate is 1 and nowhere else, "
@@ -206,6 +207,7 @@ class ModelAccess(Target):
 
     def offered(self) -> Requirements:
         """White-box where the parameters are filled."""
+        # White-box includes black-box (`Access.includes`), so one target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
         return Requirements(access=access, knows=_known(self), controls=self.controls)
 
@@ -253,6 +255,7 @@ class SeenTranscript(Target):
     controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
+        # An iterator would be empty for the second attack on the same run.
         if isinstance(self.steps, Iterator):
             raise ValueError("steps must be iterable again and again, got an iterator: pass a sequence or a lazy view")
 
