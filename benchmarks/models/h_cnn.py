@@ -48,6 +48,7 @@ def h_cnn(
         nn.Tanh(),
         nn.Flatten(),
     )
+    # On the shape of the features: their computation needs kymatio, which counting parameters must not.
     found = features(body, shape)
     if hidden is None:
         head = [nn.Linear(found, classes)]

@@ -60,11 +60,13 @@ def speed(
 def _finish(document: dict[str, Any], out: Path) -> None:
     """Prints and writes one benchmark's results."""
     name = document["benchmark"]
+    # Before the documents, which name them.
     figures = _figures(document, out)
     report.write_json(document, out / f"{name}.json")
     report.write(
         out / f"{name}.md", report.markdown(document, [figure for figure in figures if figure.endswith("png")])
     )
+    # To standard output, progress to standard error: tables can be piped.
     for table in report.tables(document):
         print(table.text())
     _say(f"wrote {', '.join([f'{name}.json', f'{name}.md', *figures])} to {out}")

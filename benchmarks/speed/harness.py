@@ -45,6 +45,7 @@ class Ratio:
     @classmethod
     def of(cls, numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
         """Round by round; both must have been there in the same rounds."""
+        # Within a round, in which the machine's drift is the same for both.
         ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
         low, high = np.quantile(ratios, (0.1, 0.9))
         return cls(statistics.median(ratios), float(low), float(high), len(ratios))
@@ -105,6 +106,7 @@ def interleaved(
 
     def warmed(name: str) -> None:
         steps[name] = ways[name]()
+        # First calls fill caches, choose algorithms and, on a GPU, load kernels.
         for _ in range(warmup):
             steps[name]()
 
@@ -114,6 +116,7 @@ def interleaved(
 
     def timed(name: str) -> None:
         synchronize()
+        # After waiting: what another way left on the device would be counted here.
         start = clock()
         steps[name]()
         synchronize()
@@ -124,6 +127,7 @@ def interleaved(
         if number >= FEWEST_ROUNDS and clock() - begun > budget:
             break
         order = list(steps)
+        # Rotated, because the first way of a round finds the caches that the last one of the round before left.
         turn = number % max(1, len(order))
         for name in order[turn:] + order[:turn]:
             attempt(name, lambda name=name: timed(name))

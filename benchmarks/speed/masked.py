@@ -58,6 +58,7 @@ def build(*, batch: int, inputs: int, outputs: int, way: str, device: str = "cpu
 
     def closed_form() -> Answer:
         gradients = Outer(went_in, signals)
+        # |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x): rows x (in + out) numbers, where the gradients are rows x in x out.
         norms = gradients.masked_squares(mask.flatten()).value.sqrt()
         if alone:
             return norms, None

@@ -86,10 +86,12 @@ def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None) -
         )
     except subprocess.TimeoutExpired:
         return f"its process took more than {_PATIENCE:.0f} s"
+    # Ended by signal 9, most often the kernel's, where memory ran out.
     if done.returncode < 0:
         return f"its process was ended by signal {-done.returncode}"
     lines = done.stdout.strip().splitlines()
     try:
+        # The last line: libraries may print before it.
         answer = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
         complaint = done.stderr.strip().splitlines()
@@ -114,6 +116,7 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
     gc.collect()
     before = mark.restart()
     step()
+    # The first call with its preparations: workspaces, hooks, compiled kernels.
     first = mark.peak()
     mark.restart()
     for _ in range(max(1, calls - 1)):

@@ -105,6 +105,7 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
         content: the text, or what writes bytes into an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # As `leaderboard.records.files.write_bytes`, which this leaf may not import.
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("xb") as file:
@@ -154,6 +155,7 @@ class TextTable:
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="left" if number < self.words else "right", overflow="fold")
         for row in self.rows:
+            # rich takes [1.2, 3.4] for markup.
             table.add_row(*(cell.replace("[", r"\[") for cell in row))
         sink = io.StringIO()
         console = Console(file=sink, width=width, highlight=False, color_system=None)

@@ -77,6 +77,7 @@ class Ours:
         """Takes what it trains, which engine is to compute the clipped sums, and where noise comes from."""
         self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
         self.engine = Engine(model, noise=noise(), engine=engine)
+        # One plan for all steps, as a stateless method's: planning is no part of the timing.
         self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM)))
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(self.trained, lr=LEARNING_RATE)

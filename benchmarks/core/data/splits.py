@@ -131,6 +131,7 @@ class Splits:
         # One copy in the order of the pools, of which each pool is a slice: a copy a pool would double the memory.
         chosen, classed = inputs[order], labels[order]
         if chosen.dtype == torch.uint8:
+            # In place: another float copy would double the peak of memory.
             chosen = chosen.float().div_(255)
         ends = [0, *accumulate(len(pool) for pool in dealt)]
         private, non_member, public, *rest = (
@@ -148,6 +149,7 @@ class Splits:
             classes=classes,
             low=0.0,
             high=1.0,
+            # With the ids of every pool, because one data set has as many splits as seeds and sizes.
             digest=content_digest(*known, *dealt),
             in_distribution_public=in_distribution_public,
             about=f"{about}; non-members are the official test set" if stand_in else about,
@@ -162,6 +164,7 @@ class Splits:
         def there(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in moved:
+                # The whole storage under the slice, as a tensor that can be moved.
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
                 moved[storage.data_ptr()] = whole.to(device)
             return moved[storage.data_ptr()].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

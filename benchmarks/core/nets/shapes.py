@@ -47,6 +47,7 @@ def image_shape(input_shape: tuple[int, ...], *, smallest: int, model: str) -> t
 def features(body: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of values per example that `body` puts out; measured, so that no formula can disagree."""
     with torch.no_grad():
+        # One forward pass of a blank image; it draws nothing, so initial weights stay those of the seed.
         return math.prod(body(torch.zeros(1, *input_shape)).shape[1:])
 
 
@@ -75,6 +76,7 @@ def refuse_misfit(
     modes = {module: module.training for module in model.modules()}
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {} if compute else {key: value.to("meta") for key, value in own.items()}
+    # Two examples: with one, a network that loses the batch dimension could pass.
     inputs = torch.zeros(2, *input_shape, device="cpu" if compute else "meta")
     try:
         with torch.no_grad():
