@@ -63,7 +63,7 @@ def inverting_gradients(
     labels, batch_size = granted(target.labels), granted(target.batch_size)
     box = Box(target.input_low, target.input_high)
     mismatch = direction_mismatch(target)
-    # Neighbours in a vector of features are no neighbours in an image.
+    # Total variation is about neighbouring pixels, which a vector of features does not have.
     prior = total_variation if len(target.input_shape) >= 2 and tv_weight > 0 else None
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,6 +148,7 @@ _TABLE = (
     KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
     KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
     KnownMetric(
+        # The strip begins below chance, where an attack without power lands in half of all runs.
         name="auc", kind="membership", label="AUC", better="lower", chance=0.5, scale=(0.4, 1.0), in_violations=True,
         columns=(
             BoardColumn(
@@ -157,6 +158,7 @@ _TABLE = (
         ),
     ),
     KnownMetric(
+        # Chance is the rate itself: who knows nothing flags members and non-members alike.
         name="tpr_at_1pct_fpr", kind="membership", label="TPR at 1 % FPR", short="TPR", better="lower", chance=0.01,
         scale=(0.0, 0.1), in_violations=True,
         columns=(

@@ -144,7 +144,7 @@ class Evidence:
             candidates: those that the step's `others_removed` answers for, in the same order.
         """
         contribution = step.contributions(candidates.inputs, candidates.labels)
-        # Once a step: each call computes the gradients of everybody in the batch anew.
+        # Once a step, since every call computes it anew.
         remainder = granted(step.others_removed)()
         self.add(remainder.detach(), contribution.detach(), granted(step.noise_std), step.sample_rate)
         # Dependent participation: ratios of single steps do not multiply to that of the run.

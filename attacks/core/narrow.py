@@ -53,7 +53,7 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
             shown[name] = narrow(value, requires, known)
         elif name == "steps":
             shown[name] = _narrowed(value, requires, known)
-    # Neither constructor nor setattr: the one would check the fields withheld, the other is frozen.
+    # Neither the constructor, whose checks read fields withheld here, nor setattr, which a frozen class refuses.
     view = object.__new__(_view_class(_plain_class(type(target))))
     vars(view).update(shown, _withheld=withheld)
     return view

@@ -156,6 +156,7 @@ class Observation(Target):
         _check_labels("labels", self.labels, self.classes)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        # Labels say the size of the batch too, so the two fields must agree.
         if self.labels is not None and self.batch_size not in (None, len(self.labels)):
             raise ValueError(f"labels must be one an example: {len(self.labels)} for a batch of {self.batch_size}")
         if self.noise_std is not None:
@@ -166,6 +167,7 @@ class Observation(Target):
                 )
             if not (self.noise_std.isfinite() & (self.noise_std >= 0)).all():
                 raise ValueError("noise_std must be finite and at least 0 everywhere")
+        # Rows of `others_removed` are in the order of the candidates.
         if self.others_removed is not None and self.candidates is None:
             raise ValueError("others_removed answers for candidates, and this observation has none")
         for name, examples in (("population", self.population), ("candidates", self.candidates)):

@@ -18,12 +18,12 @@ Objective = Callable[..., tuple[Tensor, Tensor]]
 """(*unknowns) -> what is minimised, and the mismatch in it; scalars, the first differentiable."""
 
 SETTLED = 10
-"""One part in so many of a search is its beginning, where no mismatch tells anything yet."""
+"""The first of so many parts of a search is not judged: no mismatch tells anything yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """What one start came to.
+    """Result of the descent from one start.
 
     Attributes:
         unknowns: the iterate with the smallest objective.
@@ -38,7 +38,7 @@ class Descent:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What the best of several starts came to.
+    """Result of the best of several starts.
 
     Attributes:
         unknowns: of the start with the smallest objective.

@@ -45,6 +45,7 @@ class Variant:
 
         # The signature is read off what a function wraps, where it says that it wraps one.
         del build.__wrapped__
+        # What is fixed is no setting: `defaults` reads settings and their values off this signature.
         own = [p for p in signature.parameters.values() if p.name not in fixed]
         vars(build)["__signature__"] = signature.replace(parameters=own)
         # Lists show the first line, and a family's own is about none of its variants.

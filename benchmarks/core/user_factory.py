@@ -23,7 +23,7 @@ DECIDED = ("input_shape", "classes")
 
 
 def named(name: str) -> bool:
-    """Whether a name is of this kind."""
+    """Whether a name has the form FILE.py:FUNCTION."""
     path, colon, _ = name.rpartition(":")
     return bool(colon) and path.endswith(".py")
 

@@ -13,6 +13,7 @@ import typer
 from . import masked, noise, plot, projection, report, step
 
 Benchmark = Literal["all", "step", "noise", "projection", "masked"]
+# Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

@@ -34,6 +34,7 @@ class ResNetBlock(nn.Module):
 
 def _normed(entering: int, width: int, kernel: int, stride: int) -> list[nn.Module]:
     padding = (kernel - 1) // 2
+    # Without biases: the GroupNorm behind has one for each channel.
     return [nn.Conv2d(entering, width, kernel, stride, padding, bias=False), nn.GroupNorm(16, width)]
 
 
@@ -107,6 +108,7 @@ class Workload:
             ValueError: when it does not have the parameters that figures about it are quoted for.
         """
         with torch.random.fork_rng(devices=[]):
+            # The CPU's generator alone: torch.manual_seed would also reseed every GPU.
             torch.default_generator.manual_seed(0)
             if self.network in _FAMILIES:
                 return _FAMILIES[self.network][1](self.width)

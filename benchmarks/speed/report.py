@@ -85,6 +85,7 @@ def _way(comparison: SpeedComparison, measurement: Measurement) -> dict[str, Any
         "way": measurement.way,
         "note": measurement.note or None,
         "reason": measurement.reason or None,
+        # A median over 1 second, so that times and ratios are summarised by the same lines.
         "median_seconds": Ratio.of(seconds, [1.0] * len(seconds)).median if seconds else None,
         "minimum_seconds": min(seconds) if seconds else None,
         "rounds": len(seconds),
@@ -197,6 +198,7 @@ def _comparison(comparison: dict[str, Any]) -> TextTable:
             remarks.append(f"{way['way']}: n/a, {way['reason']}.")
         elif way["note"] and way["note"] != way["way"]:
             remarks.append(f"{way['way']} is {way['note']}.")
+    # One sentence for all ways: memory is missing for a reason of the platform, or was not asked for.
     reasons = {way["memory_reason"] for way in comparison["ways"] if not way["reason"]} - {None}
     remarks += [f"Memory: n/a, {reason}." for reason in sorted(reasons)]
     about = ", ".join(f"{_number(value)} {key}" for key, value in comparison["about"].items())

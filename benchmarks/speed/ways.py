@@ -90,6 +90,7 @@ class Ours:
     def __call__(self) -> None:
         """One step."""
         out = self.engine.run(self.plan, self.inputs, self.labels, self.noise_multiplier)
+        # The batch is always the same, so its size is the expected one, as for Opacus below.
         update = self.engine.layout.unflatten(out.total / len(self.inputs))
         for parameter, gradient in zip(self.trained, update.values(), strict=True):
             parameter.grad = gradient
@@ -108,6 +109,7 @@ class OpacusHooks:
         """Wraps the model and an optimizer."""
         self.model = opacus_module("grad_sample").GradSampleModule(model)
         self.inputs, self.labels = inputs, labels
+        # Mean loss in both ways: Opacus multiplies per-example gradients by the batch again (`loss_reduction`).
         self.optimizer = opacus_module("optimizers").DPOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
             noise_multiplier=noise_multiplier,
@@ -182,6 +184,7 @@ def opacus_module(module: str) -> Any:
     try:
         return importlib.import_module(f"opacus.{module}")
     except ModuleNotFoundError as error:
+        # A dependency of Opacus that is missing is named as itself.
         if (error.name or "").partition(".")[0] != "opacus":
             raise
         text = "opacus is not installed: pip install 'leakbench[engines]'"

@@ -1,4 +1,4 @@
-"""Whether records can stand in one table: attacked by the same attacks, trained on the same split, by one code.
+"""Comparability of records in one table: attacked by the same attacks, trained on the same split, by one code.
 
 A folder may hold several requests of one suite, each of them complete, under which defenses were trained or attacked
 differently: by `--set`, a changed suite file, or another version of the code for a part of the seeds.

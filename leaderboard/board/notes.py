@@ -101,6 +101,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     if roles := {row.control for row in rows} - {None}:
         absent = {"positive", "negative"} - roles
         said += [f"There is no {role} control in these records." for role in sorted(absent)]
+    # Whoever knows the seed draws the noise again and subtracts it.
     if any(record.noise == "seeded" for record in records):
         said.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
     said += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
@@ -203,6 +204,7 @@ def needs_words(records: Sequence[Record]) -> dict[str, str]:
                 if value:
                     items = value if isinstance(value, list) else [value]
                     words.append(f"{name} {', '.join(str(item).lower() for item in items)}")
+            # By name: what an attack is given stands in its decorator, whatever its settings.
             found[record.attack.name] = "; ".join(words)
     return {name: found[name] for name in sorted(found) if found[name]}
 
@@ -214,6 +216,7 @@ def unranked_words(records: Sequence[Record]) -> list[str]:
         what = record.attack.name if record.attack else record.kind
         cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.get('noise'))}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
+    # Sorted, which puts what failed before what was skipped.
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]
 
 

@@ -91,6 +91,7 @@ class Board:
     @property
     def trustworthy(self) -> bool:
         """Whether there are controls and all of them show what they must."""
+        # all() of no control is true, and a board without any is not to be trusted.
         return bool(self.controls) and all(control.ok for control in self.controls)
 
     def to_text(self, *, width: int | None = None, color: bool = False) -> str:

@@ -45,7 +45,7 @@ def text(page: Sheet, *, width: int, color: bool = False) -> str:
         file=io.StringIO(),
         force_terminal=color,
         color_system="standard" if color else None,
-        # Off with all three: records of others may have [brackets] and :colons: in their names.
+        # All three off: names in records of others may hold [brackets] and :colons:, which rich interprets.
         highlight=False,
         markup=False,
         emoji=False,

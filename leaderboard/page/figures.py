@@ -99,6 +99,7 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
     ]
     chance = AUC.chance or 0.0
     ends = _ends(row.auc for row in kept)
+    # Chance is in view however far off all defenses are.
     x = axis_over("worst-case AUC of membership attacks", [chance, *ends], least=AUC.least, most=AUC.most)
     caption = [
         "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC is simultaneous over "
@@ -123,6 +124,7 @@ def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
 def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     kept = [row for row in rows if row.noise_multiplier and row.accuracy.value is not None]
     ours = [
+        # Filled throughout: here outlines are the papers', elsewhere they are claims without proof.
         _point(row, row.noise_multiplier, row.accuracy, path=_path(row), hollow=False)
         for row in kept
         if row.noise_multiplier
@@ -131,6 +133,7 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     caption = ["Bars are 95 % intervals."]
     if theirs:
         caption.append("Outlines are figures that papers report for the same setting; their sources are listed below.")
+    # Papers' points stand at the noise of our rows, so ours span the axis.
     x = axis_over("noise multiplier (noise std / sensitivity)", [point.x for point in ours], log=True)
     title = "Accuracy against the noise multiplier"
     points = [*ours, *theirs]

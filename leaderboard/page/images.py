@@ -1,7 +1,7 @@
 """Image pairs, original and reconstruction, from the arrays beside the records, with their PSNR computed again.
 
-Each PSNR is on [0, 1] and after the same matching as in the record (least total MSE within one
-target), so that a page can say where the two disagree.
+Each PSNR is on [0, 1] and after the same matching as in the record (least total MSE within one target), so that a page
+can say where the two disagree.
 """
 
 import base64
@@ -72,6 +72,7 @@ def png(image: ndarray) -> str:
     """
     from PIL import Image
 
+    # Rounded: a cast alone would cut every pixel down, and darken the picture by half a level.
     pixels = np.rint(image * 255).astype(np.uint8)
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
     file = io.BytesIO()

@@ -15,6 +15,7 @@ from .axes import Axis
 
 Rectangle = tuple[float, float, float, float]
 
+# Margins, in units of the drawing: room for tick labels and for the axes' names.
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
 INFINITY_WIDTH = 46.0
 """Width of the strip at the right edge in which infinite values stand."""
@@ -169,12 +170,13 @@ def _shifts(points: Sequence[Point]) -> dict[tuple[float, str], float]:
     for point in points:
         if point.series not in at.setdefault(point.x, []):
             at[point.x].append(point.series)
+    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone.
     return {(x, s): 9.0 * (i - (len(here) - 1) / 2) for x, here in at.items() for i, s in enumerate(here)}
 
 
 def _f(template: str, *values: object) -> Markup:
     """Fills a template; numbers are rounded to what a screen shows, everything else is escaped."""
-    # Tenths, by which drawings do not depend on the last digits of a machine's floats.
+    # Tenths of a unit, so that drawings do not depend on the last digits of a machine's floats.
     words = (f"{v:.1f}".removesuffix(".0") if isinstance(v, float) else v for v in values)
     return Markup(template).format(*words)  # noqa: S704 -- templates are ours, and what is filled in is escaped
 
@@ -205,6 +207,7 @@ def _grid(frame: _Frame) -> Markup:
 
 def _equality(frame: _Frame, name: str) -> Markup:
     """The line y = x, bent where only one axis is logarithmic, and the region above it."""
+    # The line is bent where x alone is logarithmic; 64 pieces look like a curve.
     steps = 64
     ratio = frame.x.high / frame.x.low if frame.x.log else 0.0
     values = [

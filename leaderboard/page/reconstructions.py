@@ -165,6 +165,7 @@ def _strip(
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
     made, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
+    # One image a target needs no second number in its title.
     several = any(key.place for key in made)
     # Images before seeds, so that what is seen at once is of all seeds.
     for key in sorted(made)[:MOST]:
@@ -219,6 +220,7 @@ def _collect(
             remarks += [remark] if remark else []
             measured = record.metrics.get("psnr")
             why = "not measured" if measured is None else measured.reason
+            # The arrays of a search that failed hold its random start: shown, but of no PSNR.
             failed = measured is None or measured.value is None
             for pair in pairs:
                 # With its pixels, because both variants show one original only where they attacked the same one.

@@ -1,4 +1,4 @@
-"""What a page says beside its board: the papers' figures, learning rates tuned, and where the numbers come from."""
+"""Remarks of a page: papers' figures beside ours, what claims assume, settings tuned, provenance of the numbers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +60,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
     found = []
     for row in rows:
         for cell in row.cells:
+            # Each seed's record repeats the figure of its cell.
             figures = dict.fromkeys(
                 (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
             )
@@ -109,6 +110,7 @@ def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.claim is not None and row.claim.epsilon is not None:
+            # Of finite claims alone: an infinite one assumes nothing.
             for sentence in (*row.claim.assumes, *(f"unverified: {words}" for words in row.claim.unverified)):
                 found.setdefault(sentence, {})[row.label] = None
     return [(sentence, ", ".join(names)) for sentence, names in found.items()]
@@ -139,6 +141,7 @@ def _tuning(path: Path) -> Tuning:
         raise
     except ValueError as error:
         raise RecordError(f"cannot read tuning {path}: {error}") from None
+    # Key by key: who writes these files is `audit`, whose types a leaf does not import.
     grid = data.get("grid") if isinstance(data, dict) else None
     if not isinstance(data, dict) or data.get("schema") != 2 or not isinstance(grid, list) or not grid:
         raise RecordError(f"bad tuning {path}: it must have schema 2 and a grid; delete it and tune again")

@@ -19,6 +19,7 @@ from ..metrics import METRICS, KnownMetric, columns
 from .figures import Style, epsilon_words
 from .plots import marker
 
+# Bad: a number may be wrong or flatter; warn: right, and to be read with care. Other flags are remarks.
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
     "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad", "uneven_tasks": "bad",
@@ -316,6 +317,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
 
 
 def _meaning(flag: str) -> str:
+    # Back from the words of `claim_violated` to its name.
     key = flag.lower().replace(" ", "_")
     return FLAGS.get(key) or next((words for start, words in NUMBERED_FLAGS.items() if key.startswith(start)), "")
 

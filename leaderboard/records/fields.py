@@ -45,6 +45,7 @@ class Metric:
                 raise RecordError(f"low must be null when value is, got {self.low}")
             if self.low > self.high:
                 raise RecordError(f"low must be at most high, got {self.low} and {self.high}")
+            # Value and ends come from formulas of their own, and rounding may put one past the other by a last digit.
             slack = SLACK * max(1.0, abs(self.value))
             if not self.low - slack <= self.value <= self.high + slack:
                 raise RecordError(f"value must lie in its interval [{self.low}, {self.high}], got {self.value}")

@@ -87,6 +87,7 @@ class Record:
             raise RecordError(f"reason must be given when status is {self.status!r}, got nothing")
         if self.status == "ok" and not self.metrics:
             raise RecordError("metrics must not be empty when status is 'ok', got none")
+        # Of measured records alone: a cell may fail before its task is resolved.
         if self.status == "ok" and kind.variants and kind.variant(noise := self.task.get("noise")) is None:
             names = " or ".join(repr(variant.name) for variant in kind.variants)
             raise RecordError(f"task.noise must be {names} here, got {noise!r}")

@@ -158,7 +158,7 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """Keeps standard output for results, and lets no silent server hold us for ever."""
+    """Sends what torchvision prints to standard error, and gives up on a server that is silent for `PATIENCE`."""
     # torchvision opens addresses without a timeout, so the default of all sockets is the only way to set one.
     patience = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)

@@ -55,6 +55,7 @@ def decode(
     if first is None:
         raise ValueError(f"{address} must hold images, got none")
     name, read = first
+    # The first image decides shape and size of all, so one is decoded before memory is taken.
     start = _open(name, read, size, channels, address)
     refuse_too_large(count, count if dealt is None else dealt, start.size, address=address)
     out = np.empty((count, *start.shape), dtype=np.uint8)

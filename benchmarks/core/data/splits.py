@@ -126,6 +126,7 @@ class Splits:
         if len(order.unique()) != len(order):
             raise ValueError(f"pools of {name} must share no example, got one of them twice")
         stand_in = len(pools[1]) == 0
+        # Members are compared with somebody: the non-members, or the official test set in their place.
         if stand_in and test is None:
             raise ValueError(f"non_member of {name} must be at least 1, got 0: it has no official test set to stand in")
         # One copy in the order of the pools, of which each pool is a slice: a copy a pool would double the memory.

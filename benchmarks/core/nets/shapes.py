@@ -93,5 +93,5 @@ def refuse_misfit(
 
 
 def first_line(error: BaseException) -> str:
-    """What of an error fits into a sentence."""
+    """First line of an error's message, or the name of its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
