@@ -166,7 +166,7 @@ class _Cuda:
 
 
 def _wake_libraries(device: str) -> None:
-    """Runs a convolution and a product, forward and backward, for which libraries allocate workspaces that they keep."""
+    """Runs a convolution and a product, forward and backward, so that libraries allocate the workspaces they keep."""
     layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 14 * 14, 10))
     layers.to(device)(torch.zeros(4, 3, 16, 16, device=device)).sum().backward()
 
