@@ -17,7 +17,7 @@ class AccessError(ValueError):
 
 @dataclass(frozen=True)
 class Access:
-    """What the adversary holds. The constants below are those that we know; another is another constant.
+    """What the adversary holds; another access is another constant below.
 
     Attributes:
         name: as in a record.

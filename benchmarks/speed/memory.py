@@ -130,7 +130,7 @@ class _Resident:
     """The resident set of this process, as Linux counts it."""
 
     def restart(self) -> int:
-        """Forgets the peak; bytes that are there now."""
+        """Resets the peak; returns the bytes in use now."""
         try:
             _CLEAR.write_text(_RESET_PEAK)
         except OSError as error:
@@ -154,7 +154,7 @@ class _Cuda:
     """PyTorch's allocator on the GPU."""
 
     def restart(self) -> int:
-        """Forgets the peak; bytes that are there now."""
+        """Resets the peak; returns the bytes in use now."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()

@@ -49,7 +49,7 @@ def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """The leading directions of public gradients [rows, dim]."""
+    """Times the ways to the leading directions of public gradients [rows, dim]."""
     public = _gradients(rows, dim, device)
 
     def by_svd() -> Tensor:
@@ -82,7 +82,7 @@ def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
 
 
 def _projection(dim: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """The sum of a private batch's parts inside a subspace, before any bound."""
+    """Times the ways to the sum of a private batch's components inside a subspace, before any bound."""
     basis = leading_directions(_gradients(RANK, dim, device), RANK)
     codec = Subspace.of(basis)
     private = torch.randn(BATCH, dim, generator=torch.Generator().manual_seed(SEED)).to(device)
@@ -112,7 +112,7 @@ def _case(
     device: str,
     rounds: int,
 ) -> dict[str, Any]:
-    """One case's figures."""
+    """Times the ways of one case: medians, and median ratios to the baseline of the same round."""
     on_gpu = torch.device(device).type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     builders = {way: lambda call=call: call for way, call in ways.items()}

@@ -121,13 +121,13 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
 
 
 def write_json(document: dict[str, Any], path: Path) -> Path:
-    """A document as JSON; not-a-number is refused, because readers would be."""
+    """A document as JSON; NaN is refused, which strict readers of JSON refuse."""
     return write(path, json.dumps({"schema": SCHEMA, **document}, indent=2, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells as text.
+    """A table of text cells.
 
     Attributes:
         title: above it.
@@ -233,7 +233,7 @@ def _sweep(sweep: dict[str, Any]) -> TextTable:
 
 
 def _case(case: dict[str, Any]) -> TextTable:
-    """Timings of a benchmark that measures for itself."""
+    """Table of one entry of `cases`, timings that a benchmark took by itself."""
     rows = tuple(
         (way, milli(found["median_s"]), milli(found["min_s"]), f"{found['ratio']:.2f}", str(found["rounds"]))
         for way, found in case["ways"].items()

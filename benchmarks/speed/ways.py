@@ -44,7 +44,7 @@ class Plain:
 
 
 def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> TimedCall:
-    """The same on images and weights with their channels last in memory.
+    """An SGD step as `Plain`, on images and weights with their channels last in memory.
 
     Raises:
         ValueError: when the inputs are no images.
@@ -57,7 +57,7 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_
 
 
 def seeded_noise() -> Noise:
-    """Noise as `train` takes it, from the same generator, but with the key of every other run of a benchmark."""
+    """Noise from the generator that `train` uses, under a fixed key, so that every run draws the same."""
     return seeded(0)
 
 
@@ -84,7 +84,7 @@ class Ours:
 
     @property
     def note(self) -> str:
-        """What the engine says of itself."""
+        """Name of the engine, which `auto` has chosen."""
         return self.engine.name
 
     def __call__(self) -> None:

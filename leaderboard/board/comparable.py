@@ -53,7 +53,7 @@ def same_splits(records: Iterable[Record]) -> bool:
 
 
 def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
-    """What differs in the code that gave the numbers of a suite, in words, by suites of which any differs.
+    """Suite -> packages and code, in words, in which its records differ; a suite of one code is left out.
 
     A package that some lack is no difference, as when records are kept; settings of a defense may be tuned by
     themselves.

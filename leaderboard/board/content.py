@@ -75,7 +75,7 @@ def sheet(
     unranked: Sequence[Record],
     gaps: Sequence[str] = (),
 ) -> Sheet:
-    """Words the whole board.
+    """The whole board in words, ready for any format.
 
     Args:
         rows: in the order of the board.
@@ -179,7 +179,7 @@ def _epsilon(page: Sheet, row: Row, *, several: bool) -> CellWords:
 
 
 def claim_remark(claim: RecordedClaim) -> str:
-    """What must be read beside a finite epsilon: the figure that papers print, and what nobody checked."""
+    """Remark on a finite epsilon: its value under Poisson sampling, which papers print, and what is unverified."""
     said = []
     if claim.as_if_poisson is not None:
         said.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
@@ -192,7 +192,7 @@ def at_least(row: Row, estimate: Estimate) -> bool:
 
 
 def _number(page: Sheet, row: Row, metric: KnownMetric, column: BoardColumn) -> CellWords:
-    """A number with its interval; that of a row whose attacks are not all there is a lower end."""
+    """A number with its interval, marked ≥ where attacks of its kind failed or are missing."""
     estimate, digits = row.estimates[column.key], column.digits
     if estimate.value is None:
         return page.mark(("n/a",), estimate.reason)

@@ -122,7 +122,7 @@ def leaks(metric: KnownMetric, estimate: Estimate) -> bool | None:
 
 
 def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
-    """Whether a worst case is told from chance, where chance is the same in every record."""
+    """Judges a control by intervals against chance, for a metric whose chance level is the same in every record."""
     metric, worst = METRICS[kind.main], row.main(kind)[0]
     expected = f"{metric.label} {_side(metric, row)} {metric.chance:g}"
     # At the level of the worst case: each further attack is another chance to pass a control.
@@ -139,7 +139,7 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
 
 
 def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> ControlResult:
-    """Whether an attack gains on what anyone could guess, which is another number in every record."""
+    """Judges a control by the gain over a guess without any attack, which is another number in every record."""
     metric = METRICS[kind.main]
     expected = f"{metric.label} {_side(metric, row)} {floor.of}'s"
     name = f"{name}, {kind.name}"

@@ -72,7 +72,7 @@ class Row:
 
     @property
     def method(self) -> str:
-        """The defense as far as it has settings of its own, whatever the budget."""
+        """Name of the defense and what its rows differ in, without the budget."""
         return self.defense.name + (f" ({self.variant})" if self.variant else "")
 
     @property
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def records(self) -> list[Record]:
-        """The records that count, each once."""
+        """The records with numbers (status "ok"), each once."""
         return [record for cell in self.cells for record in cell.records.values()]
 
     @property
@@ -160,7 +160,7 @@ def placed(rows: Iterable[Row]) -> list[Row]:
 
 
 def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
-    """Rows with the flags that come from the others of their section: other seeds, attacks, data, or code."""
+    """Rows with flags for what others of their section have and they lack: seeds, attacks, the same splits and code."""
     sections: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.control is None:
@@ -191,7 +191,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
 def _held_against(
     row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
 ) -> Row:
-    """A row with what it lacks, and why it cannot be ranked."""
+    """The row with its missing cells, and the reason why it cannot be ranked."""
     first = row.records[0]
     missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, dict(row.task)))
     flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))

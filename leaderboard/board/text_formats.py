@@ -114,7 +114,7 @@ def _under(page: Sheet) -> list[str]:
 
 
 def _says(rows: list[dict[str, CellWords]], columns: tuple[str, ...]) -> bool:
-    """Whether part of a table has anything to say beside its row names."""
+    """Whether any of these columns but the first, which names the rows, has a word in any row."""
     return any(row[column] != ("",) for row in rows for column in columns[1:])
 
 

@@ -75,7 +75,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
 
 
 def epsilon_words(row: Row, digits: int = 2) -> str:
-    """The claimed epsilon of a row, as a reader is used to it.
+    """The claimed epsilon of a row in words: ∞ where none is proved, n/a without a claim.
 
     Args:
         row: of the board.

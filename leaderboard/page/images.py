@@ -31,7 +31,7 @@ class PictureError(ValueError):
 
 @dataclass(frozen=True)
 class ImagePair:
-    """One true image, its place, and what was made of it, all on [0, 1]."""
+    """One original and its reconstruction, both on [0, 1], and its place in the run."""
 
     seed: int
     target: int

@@ -45,7 +45,7 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One original and what was made of it."""
+    """One original and its reconstructions, one for each variant of the release."""
 
     title: str
     original: str
@@ -54,7 +54,7 @@ class Tile:
 
 @dataclass(kw_only=True)
 class PictureStrip:
-    """One attack on one defense.
+    """Reconstructions by one attack on one defense.
 
     Attributes:
         attack: its label.

@@ -164,7 +164,7 @@ class Section:
 
     @property
     def lacks(self) -> list[str]:
-        """What no row was asked, in words; what was tried and failed is not among it."""
+        """Kinds of attack, in words, that were tried on no row of the section, not even without success."""
         kinds = {record.kind for row in self.rows for record in (*row.records, *row.unranked)}
         return [kind.absent for kind in KINDS.values() if kind.absent and kind.name not in kinds]
 

@@ -32,7 +32,7 @@ class Completeness:
 
     @property
     def known(self) -> bool:
-        """Whether anything says what ought to be there."""
+        """Whether there is any manifest."""
         return bool(self.manifests)
 
     def missing(self, records: Iterable[Record]) -> list[tuple[Manifest, list[Expected]]]:

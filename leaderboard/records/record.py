@@ -208,7 +208,7 @@ def folder_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def read_all(directory: str | os.PathLike[str]) -> list[Record]:
-    """Reads every record of a run; `folder.read_folder` also holds them against their arrays and manifests.
+    """Reads every record of a run; `folder.read_folder` also checks them against their arrays and manifests.
 
     Args:
         directory: the run's output, with its records in `records/`, or that folder itself.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Natural:
-    """The data that an architecture is quoted on; every file of `models` has one, named NATURAL.
+    """The data that an architecture is quoted on: NATURAL in its file, or in its row of a family's table.
 
     Args:
         input_shape: shape of one input.
