@@ -62,6 +62,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     std = std[noisy].double()
     remainder = granted(target.others_removed)().detach()[:, noisy]
     own = _alike(target.contributions, candidates)[:, noisy]
+    # The grid is that of the undivided sums: the division by the expected batch came after the noise.
     sums = target.released.detach()[None, noisy].double() * target.expected_batch
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
     for left, mine in zip(remainder.split(some), own.split(some), strict=True):
@@ -90,6 +91,7 @@ def evidence(
     blur = _spacing(sums) / 2 + 2 * _spacing(sums - noise)
     scaled = std * _spacing(noise / std)
     rounded = blur + _spacing(noise) / 2
+    # Noise that is a float32 number; std times one; the same rounded to float32; pairs drawn by PyTorch.
     fits = (
         _multiples(noise, _spacing(noise), blur),
         _multiples(noise, scaled, blur),
@@ -183,5 +185,6 @@ def _standard(agreement: Float[Tensor, "*shape"], weight: Float[Tensor, "*shape"
 
 def _spacing(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Distance of neighbouring float32 numbers at these values."""
+    # |x| = m 2^e with m in [1/2, 1), and a significand has 24 bits; below 2^-126 the spacing stays 2^-149.
     exponent = torch.frexp(values.abs().clamp(min=2.0**-126)).exponent
     return torch.ldexp(torch.ones_like(values), exponent - 24)

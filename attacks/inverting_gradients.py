@@ -63,6 +63,7 @@ def inverting_gradients(
     labels, batch_size = granted(target.labels), granted(target.batch_size)
     box = Box(target.input_low, target.input_high)
     mismatch = direction_mismatch(target)
+    # Total variation is about neighbouring pixels, which a vector of features does not have.
     prior = total_variation if len(target.input_shape) >= 2 and tv_weight > 0 else None
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,6 +71,7 @@ def inverting_gradients(
         return (distance if prior is None else distance + tv_weight * prior(point)), distance
 
     def start() -> Tensor:
+        # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
         shape = (batch_size, *target.input_shape)
         return torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
 
@@ -79,6 +81,7 @@ def inverting_gradients(
         hopeless=HOPELESS,
     )
     return Reconstruction(
+        # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
         inputs=box.clamp(box.inputs(found.unknowns[0])),
         labels=labels,
         objective=found.objective,

@@ -20,7 +20,7 @@ class NoiseVariant:
         label: for a table's row or a picture, as "no noise".
         preposition: before "noise" in running text, as "without".
         adjective: of a record that is missing, as in "no noise-free reconstruction record".
-        needs_noise: whether a defense without noise has nothing of it.
+        needs_noise: whether it exists only for defenses that add noise.
     """
 
     name: str
@@ -79,6 +79,7 @@ class KindOfResult:
 
 
 _TABLE = (
+    # No control is judged by accuracy: a model may leak whatever it scores on held-out data.
     KindOfResult(name="utility", main="accuracy", counts="test examples", attacked=False, controls=()),
     KindOfResult(
         name="membership",
@@ -94,6 +95,7 @@ _TABLE = (
         counts="images",
         target="one shared update",
         variants=(
+            # Without its noise a release shows what codec and bound hide by themselves.
             NoiseVariant(name="none", label="no noise", preposition="without", adjective="noise-free"),
             NoiseVariant(
                 name="calibrated", label="with noise", preposition="with", adjective="noisy", needs_noise=True

@@ -77,7 +77,7 @@ class KnownMetric:
         chance: value of an attack that knows nothing; None where that is no single number.
         floor: what takes the place of chance where it differs from record to record.
         over_attacks: "worst" over the attacks tried, or of the "leading" one, for what no attack decides.
-        columns: of the board; none where only JSON and the page's details have it.
+        columns: of the board; empty for a metric that only JSON and the page's details show.
         scale: ends of its strips on the page; values beyond them move the ends.
         reported: whether papers report it, so that a figure of theirs can stand beside ours.
         pictured: whether it stands beside the pictures of an attack.
@@ -137,6 +137,7 @@ class KnownMetric:
 
 _TABLE = (
     KnownMetric(
+        # Strips start at 0.9: on [0, 1] models a point apart look alike. Lower values move the end.
         name="accuracy", kind="utility", label="accuracy", better="higher", scale=(0.9, 1.0),
         columns=(
             BoardColumn(
@@ -147,6 +148,7 @@ _TABLE = (
     KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
     KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
     KnownMetric(
+        # The strip begins below chance, where an attack without power lands in half of all runs.
         name="auc", kind="membership", label="AUC", better="lower", chance=0.5, scale=(0.4, 1.0), in_violations=True,
         columns=(
             BoardColumn(
@@ -156,6 +158,7 @@ _TABLE = (
         ),
     ),
     KnownMetric(
+        # Chance is the rate itself: who knows nothing flags members and non-members alike.
         name="tpr_at_1pct_fpr", kind="membership", label="TPR at 1 % FPR", short="TPR", better="lower", chance=0.01,
         scale=(0.0, 0.1), in_violations=True,
         columns=(
@@ -166,9 +169,11 @@ _TABLE = (
         ),
     ),
     KnownMetric(
+        # No column: one false alarm at 0.1 % takes 1,000 non-members, more than `digits` and `photos` have.
         name="tpr_at_0.1pct_fpr", kind="membership", label="TPR at 0.1 % FPR", better="lower", chance=0.001,
         scale=(0.0, 0.1),
     ),
+    # TPR - FPR at a threshold chosen on other candidates, so that chance also gives values below 0.
     KnownMetric(name="advantage", kind="membership", label="advantage", better="lower", least=-1.0, chance=0.0),
     KnownMetric(
         name="balanced_accuracy", kind="membership", label="balanced accuracy", better="lower", chance=0.5,
@@ -200,15 +205,19 @@ _TABLE = (
         most=math.inf, digits=1, over_attacks="leading", reported=False,
         columns=(BoardColumn(key="floor", field="psnr_floor", digits=1),),
     ),
+    # Directions are the defender's: a large error of a reconstruction is good.
     KnownMetric(name="mse", kind="reconstruction", label="MSE", better="higher", most=math.inf, digits=4),
+    # Below 0 where patches are anticorrelated.
     KnownMetric(name="ssim", kind="reconstruction", label="SSIM", better="lower", least=-1.0, pictured=True),
     KnownMetric(
+        # No upper end: distances of features add up over the layers of a network.
         name="lpips", kind="reconstruction", label="LPIPS", better="higher", most=math.inf, pictured=True
     ),
     KnownMetric(
         name="label_accuracy", kind="reconstruction", label="labels", better="lower", digits=2, pictured=True
     ),
     KnownMetric(
+        # What the attack minimised, so its unit and range are the attack's; comparable among its restarts alone.
         name="objective", kind="reconstruction", label="objective", better="higher", least=-math.inf, most=math.inf,
         reported=False,
     ),

@@ -1,4 +1,4 @@
-"""Shared machinery of attacks: targets, requirements, results, priors and the Gaussian likelihood ratio."""
+"""Core of attacks: threat models, the targets that they grant, checked results, image priors, likelihood ratios."""
 
 from .decorator import Attack, attack
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled

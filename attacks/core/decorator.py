@@ -76,6 +76,7 @@ class Attack(Generic[R]):
                 known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
                 raise ValueError(f"{self.name} has no setting {name!r}; {known}")
             wanted = self._types[name]
+            # Unions and sequences are the method's own to check.
             if wanted in (int, float, str, bool) and not _is_a(value, wanted):
                 raise ValueError(f"{name} of {self.name} must be of type {wanted.__name__}, got {value!r}")
         return {**self.defaults, **given}
@@ -103,6 +104,7 @@ class Attack(Generic[R]):
 
     def _missing(self, offered: Requirements) -> str | None:
         missing = self.requires.missing_from(offered)
+        # Access by itself: fields that would grant the side knowledge belong to another class of target.
         if self.requires.access in missing:
             return f"{self.name} needs access to {self.requires.access.value}, got {offered.access.value}"
         if missing:
@@ -130,7 +132,9 @@ class Attack(Generic[R]):
         resolved = self.settings(**settings)
         if (problem := self.check(target)) is not None:
             raise AccessError(problem)
+        # On the CPU, whose stream is the same on every device that the target may be on.
         coins = torch.Generator().manual_seed(0) if coins is None else coins
+        # Before the attack runs, which may write into its target, the ids of the candidates included.
         checked = RESULTS[self.kind].expected(target)
         return cast(R, checked(self._function(narrow(target, self.requires), coins, **resolved)))
 
@@ -161,4 +165,5 @@ def _target_of(access: Access) -> str:
 def _is_a(value: Any, wanted: type) -> bool:
     if wanted is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
+    # bool is a subclass of int: `restarts = true` must not pass for 1.
     return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

@@ -75,6 +75,7 @@ def subsampled(log_ratio: Float[Tensor, " n"], sample_rate: float) -> Float[Tens
     if sample_rate == 1:
         return log_ratio
     joined = log_ratio.double() + math.log(sample_rate)
+    # log1p, because 1 - q in floats loses the digits of a small q; logaddexp, because exp(Lambda) overflows.
     return torch.logaddexp(joined, torch.full_like(joined, math.log1p(-sample_rate)))
 
 
@@ -143,8 +144,10 @@ class Evidence:
             candidates: those that the step's `others_removed` answers for, in the same order.
         """
         contribution = step.contributions(candidates.inputs, candidates.labels)
+        # Once a step, since every call computes it anew.
         remainder = granted(step.others_removed)()
         self.add(remainder.detach(), contribution.detach(), granted(step.noise_std), step.sample_rate)
+        # Dependent participation: ratios of single steps do not multiply to that of the run.
         self._exact = self._exact and step.participation != "dependent"
 
     def scores(self) -> tuple[Float[Tensor, " n"], bool]:

@@ -39,6 +39,7 @@ def direction_mismatch(target: Observation) -> Callable[[Tensor, Tensor], Tensor
     """
     # residual(p) = W (released - p) with W the whitening, so W p = residual(0) - residual(p) for every kind of release.
     shared = target.residual(torch.zeros_like(target.released))
+    # clamp: an update of zeros has no direction, and 0 / tiny is 0 where 0 / 0 is NaN.
     direction = shared / shared.norm().clamp(min=torch.finfo(shared.dtype).tiny)
 
     def mismatch(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
     Args:
         target: what the attack is called with; not changed.
         requires: what the attack declared.
-        known: what may watch the target's functions compute; whatever does so now where None.
+        known: modes and hooks that may be active while the target's functions compute; those active now where None.
 
     Returns:
         An instance of a subclass of the target's class, without the withheld values.
@@ -53,6 +53,7 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
             shown[name] = narrow(value, requires, known)
         elif name == "steps":
             shown[name] = _narrowed(value, requires, known)
+    # Neither the constructor, whose checks read fields withheld here, nor setattr, which a frozen class refuses.
     view = object.__new__(_view_class(_plain_class(type(target))))
     vars(view).update(shown, _withheld=withheld)
     return view
@@ -77,7 +78,7 @@ def _narrowed(steps: Any, requires: Requirements, known: Sequence[object]) -> St
 
 
 def _alone(value: Any) -> Any:
-    """A field's value without what is attached to a tensor: more of the same memory, a graph."""
+    """A field's value whose tensors own their memory and have no graph, so that nothing else is reached from them."""
     if isinstance(value, Tensor):
         return value if _owns_its_memory(value) else value.detach().clone()
     if isinstance(value, Examples):
@@ -91,6 +92,7 @@ def _alone(value: Any) -> Any:
 
 def _owns_its_memory(tensor: Tensor) -> bool:
     """Whether nothing but its own values can be reached from a tensor."""
+    # Storage larger than the tensor is that of something that it was cut from.
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     bare = tensor.grad_fn is None and tensor.grad is None and not vars(tensor)
     return whole and bare and tensor._base is None
@@ -132,6 +134,7 @@ def _watching() -> list[object]:
         *modules._global_backward_pre_hooks.values(),
         *(cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True) or ()),
     ]
+    # `torch.device` as a context is a mode as well, which sees no operand but adds a device to factories.
     return [*(mode for mode in modes if type(mode) is not DeviceContext), *hooks]
 
 

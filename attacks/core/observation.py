@@ -70,7 +70,7 @@ class Target:
 
     @property
     def batch_size_shown(self) -> int | None:
-        """Examples behind it, where it says so, whatever the attack may know of it; None where there is no batch."""
+        """Size of the batch behind it, also where an attack may not read it; None where there is no batch."""
         return None
 
 
@@ -145,6 +145,7 @@ class Observation(Target):
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
         if self.participation not in get_args(Participation):
             raise ValueError(f"participation must be one of {get_args(Participation)}, got {self.participation!r}")
+        # At rate 1 the subsampled ratio is Lambda itself, which is right only where participation is certain.
         if (self.participation == "known") != (self.sample_rate == 1):
             raise ValueError(
                 "participation must be 'known' where sample_rate is 1 and nowhere else, "
@@ -155,6 +156,7 @@ class Observation(Target):
         _check_labels("labels", self.labels, self.classes)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        # Labels say the size of the batch too, so the two fields must agree.
         if self.labels is not None and self.batch_size not in (None, len(self.labels)):
             raise ValueError(f"labels must be one an example: {len(self.labels)} for a batch of {self.batch_size}")
         if self.noise_std is not None:
@@ -165,6 +167,7 @@ class Observation(Target):
                 )
             if not (self.noise_std.isfinite() & (self.noise_std >= 0)).all():
                 raise ValueError("noise_std must be finite and at least 0 everywhere")
+        # Rows of `others_removed` are in the order of the candidates.
         if self.others_removed is not None and self.candidates is None:
             raise ValueError("others_removed answers for candidates, and this observation has none")
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
@@ -206,6 +209,7 @@ class ModelAccess(Target):
 
     def offered(self) -> Requirements:
         """White-box where the parameters are filled."""
+        # White-box includes black-box (`Access.includes`), so one target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
         return Requirements(access=access, knows=_known(self), controls=self.controls)
 
@@ -253,6 +257,7 @@ class SeenTranscript(Target):
     controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
+        # An iterator would be empty for the second attack on the same run.
         if isinstance(self.steps, Iterator):
             raise ValueError("steps must be iterable again and again, got an iterator: pass a sequence or a lazy view")
 

@@ -17,7 +17,7 @@ class AccessError(ValueError):
 
 @dataclass(frozen=True)
 class Access:
-    """What the adversary holds. The constants below are those that we know; another is another constant.
+    """What the adversary holds; another access is another constant below.
 
     Attributes:
         name: as in a record.
@@ -26,6 +26,7 @@ class Access:
     """
 
     name: str
+    # An access is its name; how a sentence words it may change.
     value: str = field(compare=False)
     includes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -39,6 +40,7 @@ class Access:
         return f"Access.{self.name}"
 
 
+# Behind the class, because its body cannot make instances of it.
 Access.UPDATE = Access("UPDATE", "one shared update and the model it was taken at")
 Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
 # Who has the parameters can ask the model, too.
@@ -101,6 +103,7 @@ class Requirements:
 
     def missing_from(self, offered: "Requirements") -> list[Access | Knows | Controls]:
         """What is asked for here and not granted by `offered`; empty when `offered` is enough."""
+        # Iterating a Flag gives its single members, from Python 3.11 on.
         asked = [self.access, *self.knows, *self.controls]
         return [need for need in asked if not offered.grants(need)]
 

@@ -113,6 +113,7 @@ def checked_scores(result: object, ids: Tensor) -> MembershipScores:
         TypeError: it is something else than scores in plain tensors.
         ValueError: a candidate has no score, or a score has no candidate.
     """
+    # Exactly this class: a subclass may answer every reader differently.
     if type(result) is not MembershipScores:
         raise TypeError(f"a membership attack must return MembershipScores, got {type(result).__name__}")
     found, scores = _copied("ids", result.ids, ids), _copied("scores", result.scores, ids)
@@ -165,6 +166,7 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
         history=None if result.history is None else _copied("history", result.history, like),
         status=result.status,
     )
+    # Scoring matches guesses to images by least error, so spare guesses would be chosen by the truth.
     if batch_size is not None and len(own.inputs) > batch_size:
         raise ValueError(
             f"inputs must be at most as many as the batch has examples, {batch_size}, got {len(own.inputs)}: "
@@ -176,6 +178,7 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
 def _copied(name: str, values: object, like: Tensor | None) -> Tensor:
     if not isinstance(values, Tensor) or type(values) not in (Tensor, nn.Parameter, type(like)):
         raise TypeError(f"{name} must be a plain tensor, got {type(values).__name__}")
+    # A copy: the attack may keep its own tensor and write into it while it is scored.
     return values.detach().clone()
 
 
@@ -185,6 +188,7 @@ def _expected_scores(target: Target) -> Callable[[object], MembershipScores]:
 
 
 def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
+    # What the target says of its batch, also to an attack that may not read it.
     size, like = target.batch_size_shown, getattr(target, "released", None)
     return lambda result: checked_reconstruction(result, size, like)
 

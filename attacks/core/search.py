@@ -18,12 +18,12 @@ Objective = Callable[..., tuple[Tensor, Tensor]]
 """(*unknowns) -> what is minimised, and the mismatch in it; scalars, the first differentiable."""
 
 SETTLED = 10
-"""One part in so many of a search is its beginning, where no mismatch tells anything yet."""
+"""The first of so many parts of a search is not judged: no mismatch tells anything yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """What one start came to.
+    """Result of the descent from one start.
 
     Attributes:
         unknowns: the iterate with the smallest objective.
@@ -38,7 +38,7 @@ class Descent:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What the best of several starts came to.
+    """Result of the best of several starts.
 
     Attributes:
         unknowns: of the start with the smallest objective.
@@ -65,12 +65,14 @@ def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = 
     Returns:
         The best start, with `failed` as its status where no start gave a finite objective.
     """
+    # One after the other from one generator, so that more restarts repeat the first ones.
     descents = [descend() for _ in range(restarts)]
     best = min(descents, key=lambda descent: descent.objective)
     history = torch.stack([descent.history for descent in descents])
     later = history[:, history.shape[1] // SETTLED :]
     if not math.isfinite(best.objective):
         status: Status = "failed"
+    # The smallest of all restarts: one that found a match is enough.
     elif later.nan_to_num(nan=math.inf).min() > hopeless:
         status = "degraded"
     else:
@@ -114,11 +116,13 @@ def signed_adam(
         gradients = torch.autograd.grad(value, unknowns)
         # Tensors all the way: a comparison on the host would wait for the device in every iteration.
         better = value.detach() < best
+        # NaN is below nothing, so an iterate without a finite objective is never kept.
         best = torch.where(better, value.detach(), best)
         best_unknowns = [torch.where(better, u.detach(), b) for u, b in zip(unknowns, best_unknowns, strict=True)]
         history.append(mismatch.detach())
         moved = moved | torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
         for unknown, gradient in zip(unknowns, gradients, strict=True):
+            # PyTorch's sign of NaN is 0 and documented nowhere; a NaN would stay in Adam's moments for good.
             unknown.grad = gradient.sign().nan_to_num_()
         optimizer.step()
         schedule.step()

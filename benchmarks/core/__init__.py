@@ -1,4 +1,4 @@
-"""Shared machinery of data sets and architectures: the catalogue, splits, shapes."""
+"""Core of data sets and architectures: catalogues by name, fixed splits, client splits, checks of shapes."""
 
 from .catalogue import Catalogue
 from .data.client_splits import client_splits

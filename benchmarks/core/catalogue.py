@@ -45,8 +45,10 @@ class Variant:
 
         # The signature is read off what a function wraps, where it says that it wraps one.
         del build.__wrapped__
+        # What is fixed is no setting: `defaults` reads settings and their values off this signature.
         own = [p for p in signature.parameters.values() if p.name not in fixed]
         vars(build)["__signature__"] = signature.replace(parameters=own)
+        # Lists show the first line, and a family's own is about none of its variants.
         first, _, rest = doc.partition("\n")
         build.__doc__ = f"{self.summary or first}\n{rest}"
         return build
@@ -118,9 +120,11 @@ class Catalogue:
 
     def _modules(self) -> dict[str, str]:
         """Name of each entry -> name of the module that holds it."""
+        # Subpackages are other catalogues, such as `data/own`.
         files = sorted(module.name for module in pkgutil.iter_modules(self._path) if not module.ispkg)
         if not self._families:
             return {file: file for file in files}
+        # A file without a table is an entry by itself.
         return {name: file for file in files for name in _variants(self._imported(file)) or (file,)}
 
     def _imported(self, file: str) -> Any:

@@ -23,7 +23,7 @@ DECIDED = ("input_shape", "classes")
 
 
 def named(name: str) -> bool:
-    """Whether a name is of this kind."""
+    """Whether a name has the form FILE.py:FUNCTION."""
     path, colon, _ = name.rpartition(":")
     return bool(colon) and path.endswith(".py")
 
@@ -74,6 +74,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
                 if value.__module__ == module.__name__
             ]
             raise ValueError(f"no function {function!r} in {path}; it has {', '.join(own) or 'none'}")
+        # Inside the context: a factory may import from its folder only when it is called.
         arguments = _arguments(name, factory, {"input_shape": input_shape, "classes": classes}, settings)
         try:
             model = factory(**arguments)
@@ -99,6 +100,7 @@ def _arguments(
         if setting in data or not (takes_all or setting in parameters):
             known = ", ".join(key for key in parameters if key not in data) or "none"
             raise ValueError(f"model {name!r} has no setting {setting!r}; it has {known}")
+    # Only what the signature takes, so a factory for one data set needs no arguments at all.
     return {key: value for key, value in data.items() if takes_all or key in parameters} | dict(settings)
 
 
@@ -112,6 +114,7 @@ def _running(name: str, path: Path) -> Iterator[Any]:
     if spec is None or spec.loader is None:
         raise ValueError(f"model {name!r} must be built by a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
+    # Before it is run: a dataclass looks for its own module while its class is made.
     sys.modules[label] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)

@@ -29,6 +29,7 @@ def digits(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
         ValueError: if scikit-learn's copy is not the one that the recorded digest names, or has too few examples.
     """
     pixels, classes = load_digits(return_X_y=True)
+    # Pixels count the ink in blocks of 4x4, 0 to 16; sixteenths are exact in floats.
     inputs = torch.from_numpy(pixels / 16).float().reshape(-1, 1, 8, 8)
     labels = torch.from_numpy(classes).to(torch.int64)
     verify(
@@ -42,6 +43,7 @@ def digits(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     return Splits.cut(
         inputs,
         labels,
+        # Trap: the seed moves the public pool as well, unlike `LabelledImages.deal`, which came later.
         choose(torch.arange(len(labels)), dealt, salt=f"digits/{seed}"),
         name="digits",
         classes=10,

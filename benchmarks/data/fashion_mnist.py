@@ -21,6 +21,7 @@ def fashion_mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or damaged.
     """
+    # No digest of the content is recorded here, and torchvision reads unpacked files unchecked.
     dataset = packed("fashion_mnist", "FashionMNIST", data_folder(), unpacked_too=False)
     about = "Fashion-MNIST (Zalando, MIT), by torchvision"
     return dataset.deal(name="fashion_mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)

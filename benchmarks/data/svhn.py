@@ -22,6 +22,7 @@ def svhn(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: if the data are not there, or damaged.
     """
+    # A folder of ours: torchvision puts SVHN's files straight into its root, where CIFAR has folders.
     dataset = checked("svhn", "SVHN", data_folder(), FILES, below="svhn", classes=10)
     about = "SVHN, cropped digits (Netzer et al., 2011, non-commercial use), by torchvision"
     return dataset.deal(name="svhn", about=about, seed=seed, sizes=sizes, defaults=SIZES)

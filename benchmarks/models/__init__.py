@@ -118,6 +118,7 @@ def count(name: str, **changes: Any) -> int:
     """
     usual = natural(name)
     arguments = {"input_shape": usual.input_shape, "classes": usual.classes, **usual.settings, **changes}
+    # fork_rng all the same: whatever a constructor draws must not move the caller's generator.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = _CATALOGUE.find(name)(**arguments)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -140,6 +141,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 
     """
     check(name)
     kind, shape = _kind(name), tuple(input_shape)
+    # One logit is for the networks of R-GAP, whose loss is binary.
     least = 2 if kind else min(2, natural(name).classes)
     if classes < least:
         raise ValueError(f"classes must be at least {least}, got {classes}")

@@ -46,6 +46,7 @@ def leaky_relu_cnn(
 
 def _convolutions(second: int) -> tuple[tuple[int, int, int, int], ...]:
     """Those of CNN6 with so many channels after the second."""
+    # (channels, kernel size, stride, padding).
     return (12, 4, 2, 2), (second, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1)
 
 

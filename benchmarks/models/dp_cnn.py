@@ -53,6 +53,7 @@ def dp_cnn_small(
         return [] if channels_per_group is None else [nn.GroupNorm(width // channels_per_group, width)]
 
     body = nn.Sequential(
+        # Padding as in the authors' code; 3, which others have, gives as many parameters and another network.
         nn.Conv2d(channels, 16, 8, stride=2, padding=2),
         *norm(16),
         nn.Tanh(),

@@ -38,6 +38,7 @@ def dpdr_cnn5(*, input_shape: tuple[int, ...], classes: int, group_norm: bool = 
         if width < 256:
             layers.append(nn.MaxPool2d(2))
         entering = width
+    # The last convolution has a channel a class, so its global average is the logits.
     return nn.Sequential(*layers, nn.Conv2d(entering, classes, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

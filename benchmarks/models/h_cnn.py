@@ -16,6 +16,7 @@ def h_cnn(
     *,
     input_shape: tuple[int, ...],
     classes: int,
+    # 27 divides the 81 channels of grey images, and so the 243 of colour images.
     groups: int = 27,
     widths: tuple[int, int],
     pooled: bool,
@@ -48,6 +49,7 @@ def h_cnn(
         nn.Tanh(),
         nn.Flatten(),
     )
+    # On the shape of the features: their computation needs kymatio, which counting parameters must not.
     found = features(body, shape)
     if hidden is None:
         head = [nn.Linear(found, classes)]

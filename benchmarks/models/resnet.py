@@ -22,6 +22,7 @@ from ..core.nets.shapes import Natural, image_shape, refuse_groups
 COLOUR = Natural((3, 32, 32), classes=10)
 WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages, before a bottleneck's expansion."""
+# 6 n + 2 layers with n blocks a stage (He et al., section 4.2): n = 3 is ResNet-20.
 GROUPS_OF_GEP, BLOCKS_OF_GEP = 4, 3
 
 
@@ -53,6 +54,7 @@ def resnet(
     """
     if stem not in ("cifar", "imagenet"):
         raise ValueError(f"stem must be 'cifar' or 'imagenet', got {stem!r}")
+    # The narrowest width, of which all others are multiples.
     refuse_groups(groups, WIDTHS[0])
     channels, _, _ = image_shape(input_shape, smallest=8 if stem == "cifar" else 32, model=model)
     entering = WIDTHS[0]

@@ -59,6 +59,7 @@ def wide_resnet(
     def block(entering: int, width: int, stride: int) -> nn.Module:
         first = layer(entering, width, 3, stride)
         rest = (*before(width), layer(width, width, 3))
+        # Identity shortcut; the others project, He et al.'s option B.
         if stride == 1 and entering == width:
             return Residual(nn.Sequential(*before(entering), first, *rest))
         projection = layer(entering, width, 1, stride)
@@ -84,6 +85,7 @@ def wide_resnet(
 
 def _draw_as_de_et_al(network: nn.Module) -> None:
     """Variance 1 / fan-in, biases zero; the scale of standardised weights only sets their learning rate."""
+    # A list, because `standardise` adds modules while we walk.
     for layer in list(network.modules()):
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)

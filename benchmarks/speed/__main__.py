@@ -13,6 +13,7 @@ import typer
 from . import masked, noise, plot, projection, report, step
 
 Benchmark = Literal["all", "step", "noise", "projection", "masked"]
+# Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -60,11 +61,13 @@ def speed(
 def _finish(document: dict[str, Any], out: Path) -> None:
     """Prints and writes one benchmark's results."""
     name = document["benchmark"]
+    # Before the documents, which name them.
     figures = _figures(document, out)
     report.write_json(document, out / f"{name}.json")
     report.write(
         out / f"{name}.md", report.markdown(document, [figure for figure in figures if figure.endswith("png")])
     )
+    # To standard output, progress to standard error: tables can be piped.
     for table in report.tables(document):
         print(table.text())
     _say(f"wrote {', '.join([f'{name}.json', f'{name}.md', *figures])} to {out}")

@@ -44,7 +44,8 @@ class Ratio:
 
     @classmethod
     def of(cls, numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-        """Round by round; both must have been there in the same rounds."""
+        """The ratio of times that were taken in pairs, one pair a round."""
+        # Within a round, in which the machine's drift is the same for both.
         ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
         low, high = np.quantile(ratios, (0.1, 0.9))
         return cls(statistics.median(ratios), float(low), float(high), len(ratios))
@@ -52,7 +53,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What was measured of several ways.
+    """Times, notes and failures of several ways, by name.
 
     Attributes:
         seconds: way -> its time in each round.
@@ -105,6 +106,7 @@ def interleaved(
 
     def warmed(name: str) -> None:
         steps[name] = ways[name]()
+        # First calls fill caches, choose algorithms and, on a GPU, load kernels.
         for _ in range(warmup):
             steps[name]()
 
@@ -114,6 +116,7 @@ def interleaved(
 
     def timed(name: str) -> None:
         synchronize()
+        # After waiting: what another way left on the device would be counted here.
         start = clock()
         steps[name]()
         synchronize()
@@ -124,6 +127,7 @@ def interleaved(
         if number >= FEWEST_ROUNDS and clock() - begun > budget:
             break
         order = list(steps)
+        # Rotated, because the first way of a round finds the caches that the last one of the round before left.
         turn = number % max(1, len(order))
         for name in order[turn:] + order[:turn]:
             attempt(name, lambda name=name: timed(name))
@@ -139,7 +143,7 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What came out for one way.
+    """Time and memory of one way.
 
     Attributes:
         way: its name.
@@ -160,7 +164,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedComparison:
-    """What came out for all ways of doing one thing.
+    """Time and memory of all ways of doing one thing.
 
     Attributes:
         name: of the thing.
@@ -177,7 +181,7 @@ class SpeedComparison:
     floor: str | None = None
 
     def measurement(self, way: str) -> Measurement:
-        """Of one way; of one that was not run, with that as its reason."""
+        """The measurement of a way; an empty one that says so where the way was not run."""
         missing = f"'{way}' was not run"
         found = {measurement.way: measurement for measurement in self.measurements}
         return found.get(way, Measurement(way=way, reason=missing, memory_reason=missing))
@@ -246,4 +250,4 @@ def compare(
 
 
 def _nothing() -> None:
-    """A CPU has done what it was asked when a call returns."""
+    """Waits for nothing: on a CPU the work is done when a call returns."""

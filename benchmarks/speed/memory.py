@@ -1,8 +1,8 @@
 """Peak memory of a callable, in a process of its own: what it needs beyond what is there before its first call.
 
 On a CPU the kernel's high-water mark of the resident set (Linux only), on CUDA the allocator's. The mark also rises
-for what an allocator keeps for later, which a machine has to have all the same. Libraries are woken up first by work
-of their own, so that their buffers are nobody's; a megabyte or so remains uncertain.
+for what an allocator keeps for later, which a machine has to have all the same. Libraries run once before, so that the
+workspaces that they allocate for good are not counted; a megabyte or so remains uncertain.
 """
 
 from __future__ import annotations
@@ -86,10 +86,12 @@ def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None) -
         )
     except subprocess.TimeoutExpired:
         return f"its process took more than {_PATIENCE:.0f} s"
+    # Signal 9 is most often the kernel's, when memory ran out.
     if done.returncode < 0:
         return f"its process was ended by signal {-done.returncode}"
     lines = done.stdout.strip().splitlines()
     try:
+        # The last line: libraries may print before it.
         answer = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
         complaint = done.stderr.strip().splitlines()
@@ -114,11 +116,13 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
     gc.collect()
     before = mark.restart()
     step()
+    # The first call with its preparations: workspaces, hooks, compiled kernels.
     first = mark.peak()
     mark.restart()
     for _ in range(max(1, calls - 1)):
         step()
     later = mark.peak()
+    # Not below 0: the kernel may take pages back, and a peak then lies under the start.
     return Memory(extra=max(0, first - before, later - before), later=max(0, later - before))
 
 
@@ -126,7 +130,7 @@ class _Resident:
     """The resident set of this process, as Linux counts it."""
 
     def restart(self) -> int:
-        """Forgets the peak; bytes that are there now."""
+        """Resets the peak; returns the bytes in use now."""
         try:
             _CLEAR.write_text(_RESET_PEAK)
         except OSError as error:
@@ -150,7 +154,7 @@ class _Cuda:
     """PyTorch's allocator on the GPU."""
 
     def restart(self) -> int:
-        """Forgets the peak; bytes that are there now."""
+        """Resets the peak; returns the bytes in use now."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
@@ -162,7 +166,7 @@ class _Cuda:
 
 
 def _wake_libraries(device: str) -> None:
-    """A convolution and a product with their derivatives, for the buffers that libraries make once."""
+    """Runs a convolution and a product, forward and backward, so that libraries allocate the workspaces they keep."""
     layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 14 * 14, 10))
     layers.to(device)(torch.zeros(4, 3, 16, 16, device=device)).sum().backward()
 

@@ -1,4 +1,4 @@
-"""What the steps are taken on: the networks of the papers, two families of growing width, and made-up data.
+"""Workloads of the speed benchmarks: networks of the papers, two families of growing width, random data.
 
 Everything that counts here is the shape of a network, so weights are fresh and data random.
 """
@@ -18,7 +18,7 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
 
 class ResNetBlock(nn.Module):
-    """Two 3x3 convolutions with GroupNorm, and a way around them."""
+    """Two 3x3 convolutions with GroupNorm, and a shortcut."""
 
     def __init__(self, entering: int, width: int, stride: int) -> None:
         super().__init__()
@@ -28,19 +28,20 @@ class ResNetBlock(nn.Module):
         self.last = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Adds the two and cuts below zero."""
+        """ReLU(body + shortcut)."""
         return self.last(self.body(inputs) + self.around(inputs))
 
 
 def _normed(entering: int, width: int, kernel: int, stride: int) -> list[nn.Module]:
     padding = (kernel - 1) // 2
+    # Without biases: the GroupNorm behind has one for each channel.
     return [nn.Conv2d(entering, width, kernel, stride, padding, bias=False), nn.GroupNorm(16, width)]
 
 
 def resnet18_gn() -> nn.Module:
     """ResNet-18 for 32x32 images with GroupNorm of 16 groups: a 3x3 stem and no max-pool.
 
-    He et al., "Deep ResNetBlock Learning for Image Recognition", CVPR 2016; GroupNorm because BatchNorm mixes examples.
+    He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; GroupNorm because BatchNorm mixes examples.
     """
     layers: list[nn.Module] = [*_normed(3, 64, 3, 1), nn.ReLU()]
     entering = 64
@@ -107,6 +108,7 @@ class Workload:
             ValueError: when it does not have the parameters that figures about it are quoted for.
         """
         with torch.random.fork_rng(devices=[]):
+            # The CPU's generator alone: torch.manual_seed would also reseed every GPU.
             torch.default_generator.manual_seed(0)
             if self.network in _FAMILIES:
                 return _FAMILIES[self.network][1](self.width)

@@ -1,4 +1,4 @@
-"""What the noise of one step costs: ours of each kind against Opacus', from a sum in float32 to a release in float32.
+"""Cost of one step's noise: each of our kinds against Opacus', from a sum in float32 to a release in float32.
 
 Opacus adds normals in float32, or, in its secure mode, half the sum of four of them. Ours are rounded to a public unit:
 `os` adds normals in float64, `secure` discrete Gaussians to whole numbers. What `secure` costs elsewhere, sums without
@@ -48,6 +48,7 @@ def _float32(sums: Tensor) -> Draw:
 
 
 def _opacus(sums: Tensor, *, secure_mode: bool) -> Draw:
+    # Private, because Opacus has no public function for the noise alone.
     draw = opacus_module("optimizers.optimizer")._generate_noise
     return lambda: sums + draw(std=STD, reference=sums, secure_mode=secure_mode)
 

@@ -30,11 +30,13 @@ def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[st
         The names of the files written.
     """
     ways = list(dict.fromkeys(w["way"] for s in sweeps for c in s["comparisons"] for w in c["ways"]))
+    # Without pyplot, which keeps every figure and may ask for a display.
     figure = Figure(figsize=(5.2 * len(sweeps) + 2.2, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
     for panel, sweep in zip(panels, sweeps, strict=True):
         for number, way in enumerate(ways):
+            # A way that failed at one size has no point there, and its line joins the others.
             points = [
                 (c["about"][sweep["axis"]], 1e3 * w["median_seconds"], 1e3 * min(w["seconds"]), 1e3 * max(w["seconds"]))
                 for c in sweep["comparisons"]

@@ -49,7 +49,7 @@ def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """The leading directions of public gradients [rows, dim]."""
+    """Times the ways to the leading directions of public gradients [rows, dim]."""
     public = _gradients(rows, dim, device)
 
     def by_svd() -> Tensor:
@@ -76,12 +76,13 @@ def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
             "smallest_cosine_to_svd": _cosines(exact, basis).min().item(),
             "captured": _captured(public, basis),
         }
+    # 220 MB at the large dimension, which nothing that is timed needs.
     del exact
     return _case("leading directions", dim, rows, ways, baseline="svd", checks=checks, device=device, rounds=rounds)
 
 
 def _projection(dim: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """The sum of a private batch's parts inside a subspace, before any bound."""
+    """Times the ways to the sum of a private batch's components inside a subspace, before any bound."""
     basis = leading_directions(_gradients(RANK, dim, device), RANK)
     codec = Subspace.of(basis)
     private = torch.randn(BATCH, dim, generator=torch.Generator().manual_seed(SEED)).to(device)
@@ -111,7 +112,7 @@ def _case(
     device: str,
     rounds: int,
 ) -> dict[str, Any]:
-    """One case's figures."""
+    """Times the ways of one case: medians, and median ratios to the baseline of the same round."""
     on_gpu = torch.device(device).type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     builders = {way: lambda call=call: call for way, call in ways.items()}
@@ -139,6 +140,7 @@ def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:
 def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) -> float:
     """Fraction of the rows' squared length that lies in the span: tells more than angles where the spectrum is flat."""
     vectors = basis.double()
+    # |Q^T rows|^2 / |rows|^2 with Q = V L^-T and V^T V = L L^T, so that V need not be orthonormal.
     factor = torch.linalg.cholesky(vectors.T @ vectors)
     coefficients = torch.linalg.solve_triangular(factor, vectors.T @ rows.double().T, upper=False)
     return (coefficients.norm() / rows.double().norm()).square().item()
@@ -147,6 +149,7 @@ def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) ->
 def _cosines(one: Float[Tensor, "dim k"], other: Float[Tensor, "dim k"]) -> Float[Tensor, " k"]:
     """Principal cosines in float64, of the spans: neither basis needs to be quite orthonormal."""
     a, b = one.double(), other.double()
+    # Cosines: singular values of L_a^-1 A^T B L_b^-T (Björck & Golub, 1973).
     left, right = torch.linalg.cholesky(a.T @ a), torch.linalg.cholesky(b.T @ b)
     inner = torch.linalg.solve_triangular(left, a.T @ b, upper=False)
     return torch.linalg.svdvals(torch.linalg.solve_triangular(right, inner.T, upper=False))

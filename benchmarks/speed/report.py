@@ -85,6 +85,7 @@ def _way(comparison: SpeedComparison, measurement: Measurement) -> dict[str, Any
         "way": measurement.way,
         "note": measurement.note or None,
         "reason": measurement.reason or None,
+        # A median over 1 second, so that times and ratios are summarised by the same lines.
         "median_seconds": Ratio.of(seconds, [1.0] * len(seconds)).median if seconds else None,
         "minimum_seconds": min(seconds) if seconds else None,
         "rounds": len(seconds),
@@ -105,6 +106,7 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
         content: the text, or what writes bytes into an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # As `leaderboard.records.files.write_bytes`, which this leaf may not import.
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("xb") as file:
@@ -119,13 +121,13 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
 
 
 def write_json(document: dict[str, Any], path: Path) -> Path:
-    """A document as JSON; not-a-number is refused, because readers would be."""
+    """A document as JSON; NaN is refused, which strict readers of JSON refuse."""
     return write(path, json.dumps({"schema": SCHEMA, **document}, indent=2, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells as text.
+    """A table of text cells.
 
     Attributes:
         title: above it.
@@ -154,6 +156,7 @@ class TextTable:
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="left" if number < self.words else "right", overflow="fold")
         for row in self.rows:
+            # rich takes [1.2, 3.4] for markup.
             table.add_row(*(cell.replace("[", r"\[") for cell in row))
         sink = io.StringIO()
         console = Console(file=sink, width=width, highlight=False, color_system=None)
@@ -195,6 +198,7 @@ def _comparison(comparison: dict[str, Any]) -> TextTable:
             remarks.append(f"{way['way']}: n/a, {way['reason']}.")
         elif way["note"] and way["note"] != way["way"]:
             remarks.append(f"{way['way']} is {way['note']}.")
+    # One sentence for all ways: memory is missing for a reason of the platform, or was not asked for.
     reasons = {way["memory_reason"] for way in comparison["ways"] if not way["reason"]} - {None}
     remarks += [f"Memory: n/a, {reason}." for reason in sorted(reasons)]
     about = ", ".join(f"{_number(value)} {key}" for key, value in comparison["about"].items())
@@ -229,7 +233,7 @@ def _sweep(sweep: dict[str, Any]) -> TextTable:
 
 
 def _case(case: dict[str, Any]) -> TextTable:
-    """Timings of a benchmark that measures for itself."""
+    """Table of one entry of `cases`, timings that a benchmark took by itself."""
     rows = tuple(
         (way, milli(found["median_s"]), milli(found["min_s"]), f"{found['ratio']:.2f}", str(found["rounds"]))
         for way, found in case["ways"].items()

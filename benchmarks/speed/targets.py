@@ -61,7 +61,7 @@ class SpeedTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came out for one target.
+    """Whether one target was met, and by which ratio.
 
     Attributes:
         target: which.

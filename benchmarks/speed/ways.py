@@ -44,7 +44,7 @@ class Plain:
 
 
 def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> TimedCall:
-    """The same on images and weights with their channels last in memory.
+    """An SGD step as `Plain`, on images and weights with their channels last in memory.
 
     Raises:
         ValueError: when the inputs are no images.
@@ -57,7 +57,7 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_
 
 
 def seeded_noise() -> Noise:
-    """Noise as `train` takes it, from the same generator, but with the key of every other run of a benchmark."""
+    """Noise from the generator that `train` uses, under a fixed key, so that every run draws the same."""
     return seeded(0)
 
 
@@ -77,18 +77,20 @@ class Ours:
         """Takes what it trains, which engine is to compute the clipped sums, and where noise comes from."""
         self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
         self.engine = Engine(model, noise=noise(), engine=engine)
+        # One plan for all steps, as a stateless method's: planning is no part of the timing.
         self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM)))
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(self.trained, lr=LEARNING_RATE)
 
     @property
     def note(self) -> str:
-        """What the engine says of itself."""
+        """Name of the engine, which `auto` has chosen."""
         return self.engine.name
 
     def __call__(self) -> None:
         """One step."""
         out = self.engine.run(self.plan, self.inputs, self.labels, self.noise_multiplier)
+        # The batch is always the same, so its size is the expected one, as for Opacus below.
         update = self.engine.layout.unflatten(out.total / len(self.inputs))
         for parameter, gradient in zip(self.trained, update.values(), strict=True):
             parameter.grad = gradient
@@ -107,6 +109,7 @@ class OpacusHooks:
         """Wraps the model and an optimizer."""
         self.model = opacus_module("grad_sample").GradSampleModule(model)
         self.inputs, self.labels = inputs, labels
+        # Mean loss in both ways: Opacus multiplies per-example gradients by the batch again (`loss_reduction`).
         self.optimizer = opacus_module("optimizers").DPOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
             noise_multiplier=noise_multiplier,
@@ -181,6 +184,7 @@ def opacus_module(module: str) -> Any:
     try:
         return importlib.import_module(f"opacus.{module}")
     except ModuleNotFoundError as error:
+        # A dependency of Opacus that is missing is named as itself.
         if (error.name or "").partition(".")[0] != "opacus":
             raise
         text = "opacus is not installed: pip install 'leakbench[engines]'"

@@ -144,13 +144,16 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
     found = [over_seeds(name, cell, looks=looks) for cell in cells]
     found = [estimate for estimate in found if estimate.value is not None]
     sign = 1 if _better(name, cells) == "lower" else -1
+    # Of equal means the one whose interval reaches farther, so that the order of cells decides less.
     strongest = max(found, key=lambda e: (sign * (e.value or 0.0), sign * _pessimistic(e, sign)))
     low, high, interval, reason = None, None, None, strongest.reason
     if all(e.low is not None for e in found):
         pick = max if sign > 0 else min
+        # max_k mu_k >= mu_j >= low_j for every j, and <= max_j high_j, since all intervals hold at once.
         low = pick(e.low for e in found if e.low is not None)
         high = pick(e.high for e in found if e.high is not None)
         interval = strongest.interval
+    # An attack without an interval may be the strongest, so intervals of the others cover nothing.
     elif strongest.low is not None:
         without = next(e.attack for e in found if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
@@ -172,6 +175,7 @@ def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | Non
     """
     if len(values) < 2 or (spread := stdev(values)) == 0:
         return None
+    # mean ± t(1 - alpha / (2 k); n - 1) s / sqrt(n), alpha = 5 %, k = looks.
     half = float(stats.t.ppf(1 - 0.025 / looks, len(values) - 1)) * spread / len(values) ** 0.5
     return fmean(values) - half, fmean(values) + half
 
@@ -192,6 +196,7 @@ def _better(name: str, cells: list[BoardCell]) -> str:
 
 def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | None:
     ends = [(m.value, m.low, m.high) for m in metrics]
+    # Half-widths of a normal estimate are proportional to z(1 - alpha / (2 k)).
     widen = float(stats.norm.ppf(1 - 0.025 / looks) / stats.norm.ppf(0.975))
     lows, highs = [], []
     for value, low, high in ends:
@@ -200,6 +205,7 @@ def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | No
         # An interval may end at its own estimate, as at 0 or 1; widening must not turn it inside out.
         lows.append(min(low, value - widen * (value - low)))
         highs.append(max(high, value + widen * (high - value)))
+    # Mean ends, not narrowed by sqrt(n): conservative where seeds agree, and the record's own with one seed.
     return fmean(lows), fmean(highs)
 
 

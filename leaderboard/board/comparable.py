@@ -1,4 +1,4 @@
-"""Whether records can stand in one table: attacked by the same attacks, trained on the same split, by one code.
+"""Comparability of records in one table: attacked by the same attacks, trained on the same split, by one code.
 
 A folder may hold several requests of one suite, each of them complete, under which defenses were trained or attacked
 differently: by `--set`, a changed suite file, or another version of the code for a part of the seeds.
@@ -48,11 +48,12 @@ def same_splits(records: Iterable[Record]) -> bool:
     tasks = [(record.seed, record.task) for record in records if not KINDS[record.kind].own_task]
     tables = {key_of({key: task.get(key) for key in TASK}) for _, task in tasks}
     splits = {(seed, task.get("digest")) for seed, task in tasks}
+    # One digest for each seed: of one seed all rows have the same members.
     return len(tables) <= 1 and len(splits) == len({seed for seed, _ in splits})
 
 
 def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
-    """What differs in the code that gave the numbers of a suite, in words, by suites of which any differs.
+    """Suite -> packages and code, in words, in which its records differ; a suite of one code is left out.
 
     A package that some lack is no difference, as when records are kept; settings of a defense may be tuned by
     themselves.
@@ -62,8 +63,10 @@ def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
     """
     found: dict[str, dict[str, set[str]]] = {}
     for record in records:
+        # What failed has no number that could be mixed with others; its code may have been mended since.
         if record.status == "ok":
             origin = record.provenance
+            # Twelve digits are 48 bits, by which no two codes agree by accident.
             code = {"leakbench": f"{origin.version}, source {origin.source[:12]}", **origin.versions}
             code |= {f"the code of {name}": digest[:12] for name, digest in origin.third_party.items()}
             for name, value in code.items():

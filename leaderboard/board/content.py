@@ -1,4 +1,4 @@
-"""What every written form of the board says, before a form is chosen: headers, cells, footnotes.
+"""Content of the written board, before text, Markdown or LaTeX is chosen: headers, cells, footnotes.
 
 A cell is a tuple of parts (value, interval) that a form joins with a space, or with a line break where
 columns must be narrow. Reasons become numbered footnotes, each once.
@@ -75,7 +75,7 @@ def sheet(
     unranked: Sequence[Record],
     gaps: Sequence[str] = (),
 ) -> Sheet:
-    """Words the whole board.
+    """The whole board in words, ready for any format.
 
     Args:
         rows: in the order of the board.
@@ -91,11 +91,13 @@ def sheet(
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     page.halves = halves()
     headers: dict[str, CellWords] = {
+        # From a copy: how many deltas there are decides below whether every row says its own.
         "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}") if len(deltas) == 1 else ("claimed", "ε"),
         "attack": ("strongest", "attack"),
         **{column.key: column.header for _, column in columns(written=True)},
     }
     page.headers = {key: headers.get(key, (key,)) for half in page.halves for key in half}
+    # groupby joins neighbours alone; rows come sorted by section first (`Row.order`).
     for section, group in groupby(rows, key=lambda row: row.section):
         title = " · ".join(filter(None, section))
         page.sections.append((title, [_words(page, row, several=len(deltas) > 1) for row in group]))
@@ -169,6 +171,7 @@ def _epsilon(page: Sheet, row: Row, *, several: bool) -> CellWords:
     if claim is None:
         return page.mark(("n/a",), "no claim in these records")
     if claim.epsilon is None:
+        # Infinite, not n/a: accounting ran, and proved nothing.
         return page.mark(("∞",), claim.reason)
     words = page.mark((f"{claim.epsilon:.2f}",), claim_remark(claim))
     words += (f"δ={_short(claim.delta)}",) if several else ()
@@ -176,7 +179,7 @@ def _epsilon(page: Sheet, row: Row, *, several: bool) -> CellWords:
 
 
 def claim_remark(claim: RecordedClaim) -> str:
-    """What must be read beside a finite epsilon: the figure that papers print, and what nobody checked."""
+    """Remark on a finite epsilon: its value under Poisson sampling, which papers print, and what is unverified."""
     said = []
     if claim.as_if_poisson is not None:
         said.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
@@ -189,7 +192,7 @@ def at_least(row: Row, estimate: Estimate) -> bool:
 
 
 def _number(page: Sheet, row: Row, metric: KnownMetric, column: BoardColumn) -> CellWords:
-    """A number with its interval; that of a row whose attacks are not all there is a lower end."""
+    """A number with its interval, marked ≥ where attacks of its kind failed or are missing."""
     estimate, digits = row.estimates[column.key], column.digits
     if estimate.value is None:
         return page.mark(("n/a",), estimate.reason)
@@ -202,4 +205,5 @@ def _number(page: Sheet, row: Row, metric: KnownMetric, column: BoardColumn) -> 
 
 
 def _short(value: float) -> str:
+    # Python pads exponents to two digits, 1e-05.
     return f"{value:g}".replace("e-0", "e-")

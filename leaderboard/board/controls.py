@@ -1,4 +1,4 @@
-"""Whether the board can be trusted: controls that must leak or must not, and claims that were refuted.
+"""Controls of a board, positive ones that must leak and negative ones that must not, and claims that were refuted.
 
 A board on which plain SGD does not leak says nothing about the defenses: its attacks are too weak or broken.
 One on which a model that never saw the data leaks has broken attacks or splits.
@@ -66,6 +66,7 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
         if row.control is None:
             continue
         name = f"{row.suite}: {row.label}"
+        # A kind of which everything failed fails its control; one that was skipped was not asked, as without an extra.
         kinds = {cell.kind for cell in row.cells} | {r.kind for r in row.unranked if r.status == "failed"}
         for kind in KINDS.values():
             if kind.name in kinds and row.control in kind.controls:
@@ -121,9 +122,10 @@ def leaks(metric: KnownMetric, estimate: Estimate) -> bool | None:
 
 
 def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
-    """Whether a worst case is told from chance, where chance is the same in every record."""
+    """Judges a control by intervals against chance, for a metric whose chance level is the same in every record."""
     metric, worst = METRICS[kind.main], row.main(kind)[0]
     expected = f"{metric.label} {_side(metric, row)} {metric.chance:g}"
+    # At the level of the worst case: each further attack is another chance to pass a control.
     attacks = [over_seeds(metric.name, cell, looks=worst.looks) for cell in row.cells if cell.kind == kind.name]
     told = [leaks(metric, attack) for attack in attacks if attack.value is not None]
     if worst.value is None:
@@ -131,12 +133,13 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
     else:
         ends = f" {worst.words(metric.digits).partition(' ')[2]}" if worst.ends else " without an interval"
         measured = f"{metric.label} {metric.words(worst.value)}{ends} by {worst.attack}"
+        # None is an attack without an interval: it proves no leak, and clears no negative control.
         ok = any(told) if row.control == "positive" else all(leak is False for leak in told)
     return ControlResult(name=f"{name}, {kind.name}", expected=expected, measured=measured, ok=ok)
 
 
 def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> ControlResult:
-    """Whether an attack gains on what anyone could guess, which is another number in every record."""
+    """Judges a control by the gain over a guess without any attack, which is another number in every record."""
     metric = METRICS[kind.main]
     expected = f"{metric.label} {_side(metric, row)} {floor.of}'s"
     name = f"{name}, {kind.name}"
@@ -152,6 +155,7 @@ def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> Contr
     if row.control == "positive":
         ok = metric.leak_sign * found > metric.leak_sign * free + floor.margin
         return ControlResult(name=name, expected=expected, measured=measured, ok=ok)
+    # Every attack counts for a negative control, and for a positive one the best: one attack that works is enough.
     lower = [
         _lower_end([metric.leak_sign * (f - g) for f, g in pairs], looks=len(gains), margin=floor.margin)
         for _, pairs in gains
@@ -170,6 +174,7 @@ def _gains(cell: BoardCell, metric: KnownMetric, floor: Floor) -> list[tuple[flo
     for record in cell.records.values():
         found, free = record.metrics.get(metric.name), record.metrics.get(floor.metric)
         if found is not None and free is not None and found.value is not None and free.value is not None:
+            # Paired by record: both numbers are of the same images, whose difficulty cancels in the difference.
             pairs.append((found.value, free.value))
     return pairs
 

@@ -43,7 +43,7 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
 
     Args:
         records: all of the board.
-        complete: what they are held against.
+        complete: the manifests beside them.
 
     Returns:
         One sentence for each request that lacks cells; one where nothing says what ought to be there; one for each
@@ -97,9 +97,11 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     said += powerless(rows)
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         said.append(f"Controls that held: {'; '.join(passed)}.")
+    # Without any control the banner says so; here one of the two roles is missing.
     if roles := {row.control for row in rows} - {None}:
         absent = {"positive", "negative"} - roles
         said += [f"There is no {role} control in these records." for role in sorted(absent)]
+    # Whoever knows the seed draws the noise again and subtracts it.
     if any(record.noise == "seeded" for record in records):
         said.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
     said += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
@@ -179,6 +181,7 @@ def powerless(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for cell in row.cells if row.control == "positive" else ():
             kind = KINDS[cell.kind]
+            # Not widened for several looks: the sentence is about this attack, not about the strongest one.
             estimate, metric = over_seeds(kind.main, cell), METRICS[kind.main]
             if kind.powerless and leaks(metric, estimate) is False:
                 said.append(
@@ -201,6 +204,7 @@ def needs_words(records: Sequence[Record]) -> dict[str, str]:
                 if value:
                     items = value if isinstance(value, list) else [value]
                     words.append(f"{name} {', '.join(str(item).lower() for item in items)}")
+            # By name: what an attack is given stands in its decorator, whatever its settings.
             found[record.attack.name] = "; ".join(words)
     return {name: found[name] for name in sorted(found) if found[name]}
 
@@ -212,6 +216,7 @@ def unranked_words(records: Sequence[Record]) -> list[str]:
         what = record.attack.name if record.attack else record.kind
         cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.get('noise'))}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
+    # Sorted, which puts what failed before what was skipped.
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]
 
 

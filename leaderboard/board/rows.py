@@ -1,4 +1,4 @@
-"""Sorts records into the rows of a board: one for each suite, defense with its settings, budget and task.
+"""Rows of a board: records grouped by suite, defense with its settings, budget and task.
 
 Records of a kind with a task of its own (reconstruction: one shared update of a fresh model) join the rows of the
 same suite, defense, budget and control. What a seed decides (hashes of its split) does not divide a row, and
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def method(self) -> str:
-        """The defense as far as it has settings of its own, whatever the budget."""
+        """Name of the defense and what its rows differ in, without the budget."""
         return self.defense.name + (f" ({self.variant})" if self.variant else "")
 
     @property
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def records(self) -> list[Record]:
-        """The records that count, each once."""
+        """The records with numbers (status "ok"), each once."""
         return [record for cell in self.cells for record in cell.records.values()]
 
     @property
@@ -109,6 +109,7 @@ class Row:
         """Sort key: section, contestants before controls, what can be ranked, finite epsilon, the pessimistic AUC."""
         finite = self.claim is not None and self.claim.epsilon is not None
         value = math.inf if self.auc.value is None else self.auc.value
+        # By the high end, so that a wide interval, as of few seeds, is no advantage.
         high = value if self.auc.high is None else self.auc.high
         place = [None, "positive", "negative"].index(self.control)
         return (*self.section, place, bool(self.unplaced), not finite, high, value, self.defense.name, self.details)
@@ -119,7 +120,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
 
     Args:
         records: of any number of suites.
-        complete: what they are held against; nothing is ranked where it is None or knows nothing.
+        complete: the manifests beside them; without any, completeness is unknown and nothing is ranked.
 
     Returns:
         The rows that have at least one "ok" record, sorted.
@@ -159,7 +160,7 @@ def placed(rows: Iterable[Row]) -> list[Row]:
 
 
 def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
-    """Rows with the flags that come from the others of their section: other seeds, attacks, data, or code."""
+    """Rows with flags for what others of their section have and they lack: seeds, attacks, the same splits and code."""
     sections: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.control is None:
@@ -168,6 +169,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     uneven = {key for key, records in of_section.items() if not same_splits(records)}
     found = []
     for row in rows:
+        # Controls are not ranked, so they need not be measured as evenly as contestants.
         others = sections.get(row.section, []) if row.control is None else []
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
         if any(set(other.seeds) - set(row.seeds) for other in others):
@@ -189,7 +191,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
 def _held_against(
     row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
 ) -> Row:
-    """A row with what it lacks, and why it cannot be ranked."""
+    """The row with its missing cells, and the reason why it cannot be ranked."""
     first = row.records[0]
     missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, dict(row.task)))
     flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))
@@ -247,6 +249,7 @@ def _drafts(group: list[Record]) -> list[_Draft]:
         if not _own_task(record):
             trained.setdefault(key_of(public(record.task)), []).append(record)
     if not trained and shared:
+        # Both variants of one update, with its noise and without, stand in one row.
         task = without(public(shared[0].task), "noise")
         return [_Draft(first=shared[0], task=task, ok=shared, unranked=rest)]
     drafts = []
@@ -266,14 +269,17 @@ def _finish(family: list[_Draft]) -> list[Row]:
         differences([without(draft.task, "data", "model") for draft in family]),
     ]
     details = [", ".join(filter(None, words)) for words in zip(*parts, strict=True)]
+    # words[1] is the budget, in which rows of one variant may differ.
     variants = [", ".join(filter(None, (words[0], *words[2:]))) for words in zip(*parts, strict=True)]
     return [_row(draft, *words) for draft, *words in zip(family, details, variants, strict=True)]
 
 
 def _row(draft: _Draft, details: str, variant: str) -> Row:
     cells = _cells(draft.ok)
+    # Of trainings alone: the variant of an update without noise is recorded with a multiplier of 0.
     multipliers = {r.noise_multiplier for r in draft.ok if not _own_task(r)}
     claim, differ = _claim(draft.ok)
+    # Dictionaries as ordered sets, so that flags come in the order in which records have them.
     flags = dict.fromkeys(flag for record in draft.ok + draft.unranked for flag in record.flags)
     if any(record.status == "failed" for record in draft.unranked):
         flags["incomplete"] = None
@@ -363,6 +369,7 @@ def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
     claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]
     if not claims:
         return None, False
+    # A row claims what all of its records keep, which is the largest.
     largest = max(claims, key=lambda claim: math.inf if claim.epsilon is None else claim.epsilon)
     return largest, len({(claim.epsilon, claim.delta) for claim in claims}) > 1
 
@@ -370,6 +377,7 @@ def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
 def _why_missing(metric: KnownMetric, column: BoardColumn, unranked: list[Record], *, noiseless: bool) -> str:
     noise, variant = column.variant, KINDS[metric.kind].variant(column.variant)
     if variant is not None and variant.needs_noise and noiseless:
+        # Before what failed or was skipped: such a cell is never planned, so nothing else explains it.
         return "this defense adds no noise"
     of_kind = [r for r in unranked if r.kind == metric.kind and (noise is None or r.task.get("noise", noise) == noise)]
     reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)

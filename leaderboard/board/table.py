@@ -54,7 +54,7 @@ class Board:
 
         Args:
             records: of any number of suites, each once.
-            complete: what they are held against, as `read_folder` finds it; nothing is ranked without it.
+            complete: the manifests beside them, as `read_folder` finds them; nothing is ranked without.
 
         Returns:
             The board; it may have no rows, when everything failed.
@@ -91,6 +91,7 @@ class Board:
     @property
     def trustworthy(self) -> bool:
         """Whether there are controls and all of them show what they must."""
+        # all() of no control is true, and a board without any is not to be trusted.
         return bool(self.controls) and all(control.ok for control in self.controls)
 
     def to_text(self, *, width: int | None = None, color: bool = False) -> str:
@@ -119,6 +120,7 @@ class Board:
 
         The first column says in every row whether the controls held, so that no row is read without it.
         """
+        # In every line, because a spreadsheet is sorted, cut and passed on without what stood above it.
         verdict = "held" if self.trustworthy else "FAILED" if self.controls else "none"
         lines = [{"controls": verdict, **_flat(row)} for row in self.rows]
         file = io.StringIO()
@@ -258,6 +260,7 @@ def _cell(cell: BoardCell) -> dict[str, Any]:
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
     tree = dataclasses.asdict(estimate)
+    # asdict leaves out properties, as n.
     return {**tree, "seeds": list(estimate.seeds), "n": estimate.n}
 
 

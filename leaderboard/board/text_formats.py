@@ -28,6 +28,7 @@ def text(page: Sheet, *, width: int, color: bool = False) -> str:
         Lines, the last one ended.
     """
     layouts = [((tuple(page.headers),), " "), (page.halves, " "), (page.halves, "\n")]
+    # Wide enough that nothing wraps while the least widths are measured.
     ruler = Console(width=1000, file=io.StringIO())
     tables: list[tuple[str, list[Table]]] = []
     need = width
@@ -44,6 +45,7 @@ def text(page: Sheet, *, width: int, color: bool = False) -> str:
         file=io.StringIO(),
         force_terminal=color,
         color_system="standard" if color else None,
+        # All three off: names in records of others may hold [brackets] and :colons:, which rich interprets.
         highlight=False,
         markup=False,
         emoji=False,
@@ -112,7 +114,7 @@ def _under(page: Sheet) -> list[str]:
 
 
 def _says(rows: list[dict[str, CellWords]], columns: tuple[str, ...]) -> bool:
-    """Whether part of a table has anything to say beside its row names."""
+    """Whether any of these columns but the first, which names the rows, has a word in any row."""
     return any(row[column] != ("",) for row in rows for column in columns[1:])
 
 
@@ -154,6 +156,7 @@ def _joined(cell: CellWords, joint: str, column: str) -> Text:
 
 
 def _md(words: str) -> str:
+    # < and > as well: Markdown passes HTML through, and names may come from others.
     return re.sub(r"([\\|`*<>])", r"\\\1", " ".join(words.split()))
 
 

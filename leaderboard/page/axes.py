@@ -26,6 +26,7 @@ class Axis:
     def share(self, value: float) -> float:
         """Where a finite value lies between the ends, as a fraction; outside of them it is moved to the nearer one."""
         if self.log:
+            # No logarithm below or at 0: what lies there stands at the edge.
             value = max(value, self.low)
             place = math.log(value / self.low) / math.log(self.high / self.low)
         else:
@@ -39,10 +40,12 @@ class Axis:
 
         if self.log:
             decades = math.log10(self.high / self.low)
+            # On less than 1.3 decades powers of ten alone are one tick or two.
             locator = LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if decades < 1.3 else (1, 2, 5) if decades < 2.5 else (1,))
         else:
             locator = MaxNLocator(count)
         found = [float(value) for value in locator.tick_values(self.low, self.high)]
+        # Ticks are computed in floats, and one at an end may come out just beyond it.
         slack = 1e-9 * (self.high - self.low)
         return [value for value in found if self.low - slack <= value <= self.high + slack]
 
@@ -71,6 +74,7 @@ def axis_over(
         # A single value is no reason to show a sliver of the axis: its ends are a factor of 6 apart at least.
         margin = max((high / low) ** 0.08, 1.25, (6 * low / high) ** 0.5)
         return Axis(title=title, low=low / margin, high=high * margin, log=True, infinity=infinity)
+    # Equal values span nothing: then a tenth of the value, and for 0 a half.
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
     # Beyond the range there is room for half a mark, so that one at its very end is not cut.
     rim = 0.02 * (high - low + 2 * margin)

@@ -104,8 +104,10 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     Returns:
         The document.
     """
+    # Here because everything else of the leaderboard, the board in a terminal included, does without.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    # By id, so that records in any order give the same bytes.
     records = sorted(records, key=lambda record: record.id)
     notes, allowance = Footnotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
@@ -120,6 +122,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     environment = Environment(
         loader=PackageLoader("leaderboard.page", "templates"),
         autoescape=True,
+        # A misspelt name in a template is an error, instead of nothing on the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -131,6 +134,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     context: dict[str, Any] = {
         "css": Markup(_file(environment, "page.css")),  # noqa: S704 -- ours, and nothing is filled into it
         "script": Markup(script),  # noqa: S704 -- the same
+        # The content security policy allows this very script, and no other.
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         "suites": list(dict.fromkeys(record.suite for record in records)),
         "about": _about(board.rows, records),
@@ -238,11 +242,13 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
         shots: dict[str, tuple[str, str, Shot]] = {}  # a method with several settings is shown with its first
         for exhibit in shown:
             for tile in exhibit.strips[0].tiles:
+                # The release as it is made, with its noise, comes last in the table of variants, and is wanted first.
                 made = [shot for shot in reversed(tile.shots) if shot.uri]
                 if tile.original == original and made:
                     epsilon = "" if exhibit.epsilon == "n/a" else f"ε {exhibit.epsilon}"
                     shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
                     break
+        # With the original eight pictures, which is one line of the grid in print.
         seen = tuple(shots.values())[:7]
         return Opening(original=original, title=first.tiles[0].title, attack=first.attack, shots=seen)
     return None

@@ -1,4 +1,4 @@
-"""Which numbers of a board go into which plot, and what has to be said under it.
+"""Plots of a page: the numbers of the board that each one shows, and its caption.
 
 A section of the board gets: utility against leakage; where there are several budgets, accuracy against claimed epsilon
 and against the noise multiplier, with the papers' figures; and what attacks imply about epsilon against what is
@@ -66,6 +66,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
     shown = [row for row in rows if row.control != "negative"]
     drawn = [_trade_off(shown, style, f"{name}-trade")]
     by_auc = any(row.auc.value is not None for row in shown)
+    # Without an AUC `_trade_off` falls back to this very plot.
     if by_auc and len({row.claim.epsilon for row in shown if row.claim} - {None}) > 1:
         drawn.append(_against_epsilon(shown, style, f"{name}-epsilon"))
     if len({row.noise_multiplier for row in shown} - {None, 0.0}) > 1:
@@ -74,7 +75,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
 
 
 def epsilon_words(row: Row, digits: int = 2) -> str:
-    """The claimed epsilon of a row, as a reader is used to it.
+    """The claimed epsilon of a row in words: ∞ where none is proved, n/a without a claim.
 
     Args:
         row: of the board.
@@ -98,6 +99,7 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
     ]
     chance = AUC.chance or 0.0
     ends = _ends(row.auc for row in kept)
+    # Chance is in view however far off all defenses are.
     x = axis_over("worst-case AUC of membership attacks", [chance, *ends], least=AUC.least, most=AUC.most)
     caption = [
         "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC is simultaneous over "
@@ -122,6 +124,7 @@ def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
 def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     kept = [row for row in rows if row.noise_multiplier and row.accuracy.value is not None]
     ours = [
+        # Filled throughout: here outlines are the papers', elsewhere they are claims without proof.
         _point(row, row.noise_multiplier, row.accuracy, path=_path(row), hollow=False)
         for row in kept
         if row.noise_multiplier
@@ -130,6 +133,7 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     caption = ["Bars are 95 % intervals."]
     if theirs:
         caption.append("Outlines are figures that papers report for the same setting; their sources are listed below.")
+    # Papers' points stand at the noise of our rows, so ours span the axis.
     x = axis_over("noise multiplier (noise std / sensitivity)", [point.x for point in ours], log=True)
     title = "Accuracy against the noise multiplier"
     points = [*ours, *theirs]
@@ -153,6 +157,7 @@ def _reported(rows: Sequence[Row]) -> list[Point]:
                 hollow=True,
             )
             for value, source in figures
+            # 93.2, where a suite quotes per cent, has no place on the axis.
             if value == ACCURACY.clip(value)
         ]
     return points
@@ -276,6 +281,7 @@ def _point(
     hollow: bool | None = None,
 ) -> Point:
     leak = "" if row.auc.value is None else f", worst AUC {row.auc.words(2)} by {row.auc.attack}"
+    # y has a value: rows without accuracy were left out by the caller, and 0.0 is for the type checker.
     return Point(
         x=x,
         y=y.value or 0.0,
@@ -293,13 +299,14 @@ def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
     """A name where each method has one row; the budget alone where a line joins several."""
     epsilon = f"ε {epsilon_words(row, 1)}"
     if sum(other.method == row.method for other in rows) == 1:
+        # 28 letters take half of the narrow drawing (176 of 358 units); the legend has names in full.
         name = row.method if len(row.method) <= 28 else row.defense.name
         return f"{name}, {epsilon}" if with_epsilon else name
     return epsilon if with_epsilon else ""
 
 
 def _path(row: Row) -> str:
-    """What budgets of one defense have in common."""
+    """Key of the line that joins the budgets of one method."""
     return f"{row.method} {row.control}"
 
 
@@ -329,6 +336,7 @@ def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) 
     """Why rows are not in a plot, one sentence for each."""
     said = []
     for row in rows:
+        # By identity: `==` would compare rows record by record.
         if any(row is one for one in kept):
             continue
         if row.accuracy.value is None:

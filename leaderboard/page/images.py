@@ -1,7 +1,7 @@
-"""True images and their reconstructions, from the arrays that lie beside the records.
+"""Image pairs, original and reconstruction, from the arrays beside the records, with their PSNR computed again.
 
-Each PSNR is computed again, on [0, 1] and after the same matching as in the record (least total MSE within one
-target), so that a page can say where the two disagree.
+Each PSNR is on [0, 1] and after the same matching as in the record (least total MSE within one target), so that a page
+can say where the two disagree.
 """
 
 import base64
@@ -31,7 +31,7 @@ class PictureError(ValueError):
 
 @dataclass(frozen=True)
 class ImagePair:
-    """One true image, its place, and what was made of it, all on [0, 1]."""
+    """One original and its reconstruction, both on [0, 1], and its place in the run."""
 
     seed: int
     target: int
@@ -72,6 +72,7 @@ def png(image: ndarray) -> str:
     """
     from PIL import Image
 
+    # Rounded: a cast alone would cut every pixel down, and darken the picture by half a level.
     pixels = np.rint(image * 255).astype(np.uint8)
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
     file = io.BytesIO()
@@ -101,6 +102,7 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
         places = np.flatnonzero(targets == target)
         costs = mean_squares(found[places], originals[places])
         rows, columns = linear_sum_assignment(costs)
+        # By the place of the original, so that pictures keep the order of the run whatever was matched with what.
         order = np.argsort(columns)
         for k, i in zip(rows[order], columns[order], strict=True):
             true, guess = originals[places[i]].reshape(shape), found[places[k]].reshape(shape)
@@ -125,11 +127,14 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
     if not path.is_file():
         raise PictureError(f"{record.arrays} is not beside its record")
     try:
+        # By `read_bytes`, which refuses links; pyarrow would follow one out of the folder.
         content = io.BytesIO(read_bytes(path, "arrays"))
         table = pyarrow.parquet.read_table(content, columns=["target", "label", "original", "reconstruction"])
+        # One chunk, because `flatten` of a chunked column takes apart structs and not lists.
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         flat = {name: columns[name].flatten().to_numpy() for name in ("original", "reconstruction")}
         targets, labels = (columns[name].to_numpy().astype(int) for name in ("target", "label"))
+        # float64, as when the record's PSNR was computed; arrays on disk are float32.
         images = [flat[name].astype(float).reshape(table.num_rows, -1) for name in flat]
     except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise PictureError(

@@ -15,6 +15,7 @@ from .axes import Axis
 
 Rectangle = tuple[float, float, float, float]
 
+# Margins, in units of the drawing: room for tick labels and for the axes' names.
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
 INFINITY_WIDTH = 46.0
 """Width of the strip at the right edge in which infinite values stand."""
@@ -159,6 +160,7 @@ class _Frame:
         return self.across(point.x) + self.shifts.get((point.x, point.series), 0.0), self.down(point.y)
 
     def down(self, value: float) -> float:
+        # SVG's y grows downwards.
         return self.bottom - self.y.share(value) * (self.bottom - TOP)
 
 
@@ -168,11 +170,13 @@ def _shifts(points: Sequence[Point]) -> dict[tuple[float, str], float]:
     for point in points:
         if point.series not in at.setdefault(point.x, []):
             at[point.x].append(point.series)
+    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone.
     return {(x, s): 9.0 * (i - (len(here) - 1) / 2) for x, here in at.items() for i, s in enumerate(here)}
 
 
 def _f(template: str, *values: object) -> Markup:
     """Fills a template; numbers are rounded to what a screen shows, everything else is escaped."""
+    # Tenths of a unit, so that drawings do not depend on the last digits of a machine's floats.
     words = (f"{v:.1f}".removesuffix(".0") if isinstance(v, float) else v for v in values)
     return Markup(template).format(*words)  # noqa: S704 -- templates are ours, and what is filled in is escaped
 
@@ -203,6 +207,7 @@ def _grid(frame: _Frame) -> Markup:
 
 def _equality(frame: _Frame, name: str) -> Markup:
     """The line y = x, bent where only one axis is logarithmic, and the region above it."""
+    # The line is bent where x alone is logarithmic; 64 pieces look like a curve.
     steps = 64
     ratio = frame.x.high / frame.x.low if frame.x.log else 0.0
     values = [
@@ -279,8 +284,10 @@ def _labels(
     taken: list[Rectangle] = []
     for point in points:
         x, y = frame.place(point)
+        # No mark is larger: the bar's corners are 6.5 above and below its centre.
         taken.append((x - 7, y - 7, x + 7, y + 7))
         if point.y_ends is not None:
+            # The high end first: it has the smaller y.
             taken.append((x - 1, frame.down(point.y_ends[1]), x + 1, frame.down(point.y_ends[0])))
         if point.x_ends is not None and math.isfinite(point.x):
             taken.append((frame.across(point.x_ends[0]), y - 1, frame.across(point.x_ends[1]), y + 1))

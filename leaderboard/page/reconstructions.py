@@ -45,7 +45,7 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One original and what was made of it."""
+    """One original and its reconstructions, one for each variant of the release."""
 
     title: str
     original: str
@@ -54,7 +54,7 @@ class Tile:
 
 @dataclass(kw_only=True)
 class PictureStrip:
-    """One attack on one defense.
+    """Reconstructions by one attack on one defense.
 
     Attributes:
         attack: its label.
@@ -153,6 +153,7 @@ def _strip(
     shown = [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
     strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
     if floor := METRICS[kind.main].floor:
+        # From any variant: the floor is a number of the images, not of the release.
         strip.floor = value(over_seeds(floor.metric, next(iter(cells.values()))), notes)
         strip.floor_of = floor.of.removeprefix("the ")
     variants = _variants(row, kind)
@@ -164,10 +165,12 @@ def _strip(
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
     made, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
+    # One image a target needs no second number in its title.
     several = any(key.place for key in made)
     # Images before seeds, so that what is seen at once is of all seeds.
     for key in sorted(made)[:MOST]:
         tile = _tile(key, made[key], cells, variants, several=several)
+        # Stops here, even where a smaller one would fit: pictures are the first of the run, never a choice.
         if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
@@ -217,8 +220,10 @@ def _collect(
             remarks += [remark] if remark else []
             measured = record.metrics.get("psnr")
             why = "not measured" if measured is None else measured.reason
+            # The arrays of a search that failed hold its random start: shown, but of no PSNR.
             failed = measured is None or measured.value is None
             for pair in pairs:
+                # With its pixels, because both variants show one original only where they attacked the same one.
                 key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
                 made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else f"{pair.psnr:.1f} dB"
     remarks += [

@@ -1,4 +1,4 @@
-"""What a page says beside its board: the papers' figures, learning rates tuned, and where the numbers come from."""
+"""Remarks of a page: papers' figures beside ours, what claims assume, settings tuned, provenance of the numbers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +60,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
     found = []
     for row in rows:
         for cell in row.cells:
+            # Each seed's record repeats the figure of its cell.
             figures = dict.fromkeys(
                 (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
             )
@@ -87,6 +88,7 @@ def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
         proved = [claim.epsilon for claim in claims if claim.epsilon is not None]
         if not claims:
             return "n/a: no claim in these records", "n/a"
+        # One infinite claim makes the largest one infinite.
         if len(proved) < len(claims):
             why = next(claim.reason for claim in claims if claim.epsilon is None)
             return f"∞: {why}", "n/a"
@@ -94,6 +96,7 @@ def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
     ours = over_seeds(metric, cell)
     if ours.value is None:
         return f"n/a: {ours.reason}", "n/a"
+    # Our interval, shifted: a paper's figure is recorded without one, and taken as exact.
     ends = "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
     return ours.words(3), f"{ours.value - theirs:+.3f}{ends}"
 
@@ -107,6 +110,7 @@ def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.claim is not None and row.claim.epsilon is not None:
+            # Of finite claims alone: an infinite one assumes nothing.
             for sentence in (*row.claim.assumes, *(f"unverified: {words}" for words in row.claim.unverified)):
                 found.setdefault(sentence, {})[row.label] = None
     return [(sentence, ", ".join(names)) for sentence, names in found.items()]
@@ -137,6 +141,7 @@ def _tuning(path: Path) -> Tuning:
         raise
     except ValueError as error:
         raise RecordError(f"cannot read tuning {path}: {error}") from None
+    # Key by key: who writes these files is `audit`, whose types a leaf does not import.
     grid = data.get("grid") if isinstance(data, dict) else None
     if not isinstance(data, dict) or data.get("schema") != 2 or not isinstance(grid, list) or not grid:
         raise RecordError(f"bad tuning {path}: it must have schema 2 and a grid; delete it and tune again")
@@ -151,6 +156,7 @@ def _tuning(path: Path) -> Tuning:
     lines = [
         (
             (*(_cell(point.get(key)) for key in keys), *_accuracy(point), _cell(point.get("n"))),
+            # all() of nothing is true, and would mark every point as chosen.
             bool(named) and all(point.get(key) == chosen[key] for key in named),
         )
         for point in grid

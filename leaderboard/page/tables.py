@@ -19,6 +19,7 @@ from ..metrics import METRICS, KnownMetric, columns
 from .figures import Style, epsilon_words
 from .plots import marker
 
+# Bad: a number may be wrong or flatter; warn: right, and to be read with care. Other flags are remarks.
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
     "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad", "uneven_tasks": "bad",
@@ -68,6 +69,7 @@ class Scale:
     def place(self, value: float) -> float:
         """Per cent of the way from low to high."""
         share = (value - self.low) / (self.high - self.low)
+        # Rounded, so that the page's bytes do not depend on the last digit of a division.
         return round(100 * min(max(share, 0.0), 1.0), 2)
 
 
@@ -162,7 +164,7 @@ class Section:
 
     @property
     def lacks(self) -> list[str]:
-        """What no row was asked, in words; what was tried and failed is not among it."""
+        """Kinds of attack, in words, that were tried on no row of the section, not even without success."""
         kinds = {record.kind for row in self.rows for record in (*row.records, *row.unranked)}
         return [kind.absent for kind in KINDS.values() if kind.absent and kind.name not in kinds]
 
@@ -189,6 +191,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         section.columns = _columns(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in columns(written=True)}
         for row in section.rows:
+            # Apart from contestants, because sorting a table must not put a control at its head.
             into = section.controls if row.control else section.contestants
             into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
         found.append(section)
@@ -267,6 +270,7 @@ def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
     if metric.floor is not None:
         known = [row.estimates[column.key].value for row in rows for column in METRICS[metric.floor.metric].columns]
         floors = [floor for floor in known if floor is not None]
+        # Floors differ from row to row, and a scale has one mark: their mean.
         mark = sum(floors) / len(floors) if floors else None
         values += floors
     return Scale(low=min([metric.scale[0], *values]), high=max([metric.scale[1], *values]), mark=mark)
@@ -295,6 +299,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
             text="n/a" if noise is None else f"{noise:.3g}", order=noise, reason=why, note=notes.number(why)
         ),
         "attack": Value(text=strongest or "-", order=strongest.lower() or None, reason=other, note=notes.number(other)),
+        # Last of the cells: it binds `why` anew, which `noise` above has read.
         "seeds": Value(
             text=seeds_words(row), order=float(counts[0]), reason=(why := uneven_words(row)), note=notes.number(why)
         ),
@@ -312,6 +317,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
 
 
 def _meaning(flag: str) -> str:
+    # Back from the words of `claim_violated` to its name.
     key = flag.lower().replace(" ", "_")
     return FLAGS.get(key) or next((words for start, words in NUMBERED_FLAGS.items() if key.startswith(start)), "")
 

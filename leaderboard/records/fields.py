@@ -45,6 +45,7 @@ class Metric:
                 raise RecordError(f"low must be null when value is, got {self.low}")
             if self.low > self.high:
                 raise RecordError(f"low must be at most high, got {self.low} and {self.high}")
+            # Value and ends come from formulas of their own, and rounding may put one past the other by a last digit.
             slack = SLACK * max(1.0, abs(self.value))
             if not self.low - slack <= self.value <= self.high + slack:
                 raise RecordError(f"value must lie in its interval [{self.low}, {self.high}], got {self.value}")
@@ -107,6 +108,7 @@ class RecordedClaim:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise RecordError(f"{name} must not be negative, got {value}")
+        # 0 is pure differential privacy; with delta = 1 every mechanism would keep the claim.
         if not 0 <= self.delta < 1:
             raise RecordError(f"delta must be in [0, 1), got {self.delta}")
         if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
@@ -162,6 +164,7 @@ class Provenance:
         found = []
         if self.source != now.source:
             found.append(f"leakbench was {self.code}, is {now.code}")
+        # Where the source differs too, the sentence above has both versions already.
         if self.version != now.version and self.source == now.source:
             found.append(f"leakbench was {self.version}, is {now.version}")
         both = sorted(self.versions.keys() & now.versions.keys())
@@ -172,6 +175,7 @@ class Provenance:
         ]
         found += [
             f"the code of {name} has changed"
+            # A union, unlike packages: third-party code that is new or gone may have made the number.
             for name in sorted(self.third_party.keys() | now.third_party.keys())
             if self.third_party.get(name) != now.third_party.get(name)
         ]
@@ -208,6 +212,7 @@ def check_known(name: str, metric: Metric, kind: str) -> None:
         RecordError: it contradicts `METRICS`.
     """
     known = METRICS.get(name)
+    # A third party's metric: the table has nothing to hold it against.
     if known is None:
         return
     place = f"metrics.{name}"

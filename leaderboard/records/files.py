@@ -25,11 +25,11 @@ def digest_of_bytes(content: bytes) -> str:
 
 
 def read_bytes(path: Path, what: str = "file") -> bytes:
-    """The content of a file that is none other's.
+    """Content of a regular file; symbolic links and pipes are refused.
 
     Args:
         path: of a regular file; a symbolic link is refused.
-        what: it is, for the message.
+        what: noun for the message, as "record".
 
     Raises:
         RecordError: a link, a pipe (which would block), a folder, or it cannot be read.
@@ -40,10 +40,12 @@ def read_bytes(path: Path, what: str = "file") -> bytes:
         )
     try:
         # The check above is for the sentence; this one cannot be raced.
+        # O_NONBLOCK, because opening a pipe waits until somebody writes to it.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise RecordError(f"cannot read {what} {path}: it is no regular file; remove it and run again")
+            # Closed once, below: a second close may hit a file that another thread opened under the same number.
             with os.fdopen(handle, "rb", closefd=False) as file:
                 return file.read()
         finally:
@@ -69,9 +71,11 @@ def write_bytes(path: Path, content: bytes) -> Path:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Exclusive creation follows no link, should somebody have guessed the draft's name.
         with draft.open("xb") as file:
             file.write(content)
             file.flush()
+            # Before the rename, which a file system may write first: a power cut would leave an empty file.
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A folder of results as a board is made from it: records held against their arrays, and what the folder lacks.
+"""Results folder of a run: its records, each checked against the digest of its arrays, and the cells that it lacks.
 
 A record whose arrays are missing, cut or altered counts as one that failed, with the sentence that says so: its numbers
 can no longer be computed again, so they are not shown. Standard library only.
@@ -20,7 +20,7 @@ ScoreCheck = Callable[[Record, Path], str]
 
 @dataclass(frozen=True)
 class Completeness:
-    """What records are held against.
+    """The manifests beside the records, which say which cells ought to have one.
 
     Attributes:
         manifests: what was asked for; None where nothing says it, so that completeness is unknown.
@@ -32,7 +32,7 @@ class Completeness:
 
     @property
     def known(self) -> bool:
-        """Whether anything says what ought to be there."""
+        """Whether there is any manifest."""
         return bool(self.manifests)
 
     def missing(self, records: Iterable[Record]) -> list[tuple[Manifest, list[Expected]]]:
@@ -50,8 +50,8 @@ class Folder:
     """What lies in a folder of results.
 
     Attributes:
-        records: in the order of their ids; of those whose arrays are not theirs the numbers are gone.
-        complete: what they are held against.
+        records: in the order of their ids; one whose arrays are missing or altered has failed and has no numbers.
+        complete: the manifests that say which records ought to be there.
         path: where records and arrays lie.
     """
 
@@ -77,6 +77,7 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
         if not fault and verify is not None and record.status == "ok":
             fault = verify(record, path)
         records.append(spoiled(record, fault) if fault else record)
+    # `--out` names the folder above `records/`, and so must the command that an incomplete board prints.
     out = path.parent if path.name == "records" else path
     return Folder(records, Completeness(tuple(read_manifests(path)), out), path)
 
@@ -99,5 +100,6 @@ def arrays_fault(record: Record, folder: Path) -> str:
 
 
 def spoiled(record: Record, fault: str) -> Record:
-    """A record without its numbers, which have no ground any more."""
+    """The record as one that failed, without its numbers: the scores that they were computed from are gone."""
+    # Metrics go, claim and settings stay: the row still says which cell is lost, and counts it against its rank.
     return replace(record, status="failed", reason=fault, metrics={}, arrays=None, arrays_digest=None)

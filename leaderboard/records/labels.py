@@ -1,4 +1,4 @@
-"""Tells settings apart in few words, and reduces tasks to what makes two cells comparable."""
+"""Labels for settings: the few words in which several of them differ, and tasks without what a seed decides."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ def differences(items: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     # In the order of first appearance, which is a method's own order of its settings.
     keys = list(dict.fromkeys(key for item in items for key in item))
+    # An absent key counts as None, so a setting whose default is None tells nothing apart.
     differing = [key for key in keys if len({key_of(item.get(key)) for item in items}) > 1]
     return [", ".join(f"{key}={word(item[key])}" for key in differing if key in item) for item in items]
 
@@ -42,5 +43,6 @@ def without(task: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def key_of(value: Any) -> str:
-    """A hashable stand-in for a JSON value; equal for equal ones, whatever the order of their keys."""
+    """A JSON value as a string, to be hashed and compared; the order of keys does not count."""
+    # Trap: 1 and 1.0 are equal to Python and have different keys.
     return json.dumps(value, sort_keys=True)

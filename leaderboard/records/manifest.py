@@ -1,4 +1,4 @@
-"""What a run was asked for: every cell of the resolved suite, written beside the records before anything is computed.
+"""Manifest of a run: every cell of the resolved suite, written beside the records before anything is computed.
 
 Without it an interrupted run looks like a whole one in which no strong attack was ever tried. Each request has a file
 of its own, named by its content, so a folder may hold several: of a part of a suite and then the whole, of two suites,
@@ -95,7 +95,8 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Of its file: the suite's digest, and one of everything in it, so that nothing of it is edited unseen."""
+        """Name of its file: the suite's digest and one of its own content, which shows any later edit."""
+        # Sorted keys here, so that the name is of the content and not of the file's layout.
         content = json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
         return f"{self.suite_digest[:16]}-{digest_of_bytes(content)[:16]}{SUFFIX}"
 
@@ -116,6 +117,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> Path:
     """
     path = folder / manifest.name
     content = json.dumps(dataclasses.asdict(manifest), indent=1).encode() + b"\n"
+    # A run that is resumed asks for the same again; its manifest keeps its time.
     if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
         return path
     return write_bytes(path, content)
@@ -133,6 +135,7 @@ def read_manifests(folder: Path) -> list[Manifest]:
 def _read(path: Path) -> Manifest:
     try:
         manifest = build(Manifest, json.loads(read_bytes(path, "manifest")))
+    # A thousand nested brackets exhaust the stack of `json`; a RecordError is a ValueError.
     except (ValueError, RecursionError) as error:
         raise RecordError(f"bad manifest {path}: {error}; delete it and run its suite again") from None
     if manifest.name != path.name:
@@ -153,6 +156,7 @@ def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tu
     known, found = set(there), []
     # The largest first, whose command computes the rest too.
     for manifest in sorted(manifests, key=lambda manifest: (-len(manifest.cells), manifest.name)):
+        # A cell that two requests lack is named with the larger one alone, since one command computes it.
         lacks = [cell for cell in manifest.cells if cell.id not in known]
         known |= {cell.id for cell in lacks}
         if lacks:
@@ -161,11 +165,11 @@ def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tu
 
 
 def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) -> bool:
-    """Whether a cell's record would be in the row of another.
+    """Whether a missing cell's record would stand in the same row of the board as another record.
 
     Args:
         cell: that has no record.
-        suite: it is of.
+        suite: name of the cell's suite.
         record: of the row.
         task: the row's, resolved.
     """

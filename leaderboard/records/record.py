@@ -73,6 +73,7 @@ class Record:
         conform(self)
         if self.schema != SCHEMA:
             raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
+        # The id names the record's file; lower case, because some file systems hold `A` and `a` for one name.
         if not re.fullmatch(r"[0-9a-f]{16,128}", self.id):
             raise RecordError(f"id must be 16 or more hexadecimal digits in lower case, got {self.id!r}")
         if not self.suite:
@@ -86,6 +87,7 @@ class Record:
             raise RecordError(f"reason must be given when status is {self.status!r}, got nothing")
         if self.status == "ok" and not self.metrics:
             raise RecordError("metrics must not be empty when status is 'ok', got none")
+        # Of measured records alone: a cell may fail before its task is resolved.
         if self.status == "ok" and kind.variants and kind.variant(noise := self.task.get("noise")) is None:
             names = " or ".join(repr(variant.name) for variant in kind.variants)
             raise RecordError(f"task.noise must be {names} here, got {noise!r}")
@@ -125,6 +127,7 @@ class Record:
         """
         try:
             try:
+                # Python's parser takes NaN, and of two equal keys the last; both are refused here.
                 data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
             except RecordError:
                 raise
@@ -138,6 +141,7 @@ class Record:
                 )
             seal = data.pop(SEAL, None) if isinstance(data, dict) else None
             record = build(cls, data)
+            # The seal has no secret: it shows an edit by hand, and no forger who computes it anew.
             if seal != _seal(data):
                 raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
             return record
@@ -179,6 +183,7 @@ def read(path: str | os.PathLike[str]) -> Record:
     except UnicodeDecodeError:
         raise RecordError(f"bad record {path}: not UTF-8 text; delete it and run again") from None
     record = Record.from_json(text, source=str(path))
+    # A copy under another name would be counted twice.
     if path.stem != record.id:
         raise RecordError(f"bad record {path}: its id is {record.id}; name it {record.id}.json or delete it")
     return record
@@ -203,7 +208,7 @@ def folder_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def read_all(directory: str | os.PathLike[str]) -> list[Record]:
-    """Reads every record of a run; `folder.read_folder` also holds them against their arrays and manifests.
+    """Reads every record of a run; `folder.read_folder` also checks them against their arrays and manifests.
 
     Args:
         directory: the run's output, with its records in `records/`, or that folder itself.

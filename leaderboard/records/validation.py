@@ -88,6 +88,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _union(arguments, value, where)
     if origin is Literal:
+        # `==` alone would let True pass for a 1 among the choices.
         if any(value is choice or (isinstance(value, str) and value == choice) for choice in arguments):
             return value
         raise RecordError(f"{where} must be one of {', '.join(map(str, arguments))}, got {_short(value)}")
@@ -100,6 +101,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         cls = typing.cast(type, hint)
         return value if isinstance(value, cls) else build(cls, value, where)
     if origin is None and _is(hint, value):
+        # A whole number in a float field becomes a float: JSON of other languages writes 1.0 as 1.
         return hint(value)
     expected = {tuple: "a list", dict: "an object"}.get(typing.cast(type, origin)) or _WORDS[hint]
     raise RecordError(f"{where} must be {expected}, got {_short(value)}")
@@ -111,6 +113,7 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     rest = [choice for choice in choices if choice is not types.NoneType]
     if len(rest) == 1:
         return convert(rest[0], value, where)
+    # Not converted: in `float | int | str` a count stays an integer.
     if any(_is(choice, value) for choice in rest):
         return value
     expected = " or ".join(_WORDS[choice] for choice in rest)
@@ -119,6 +122,7 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _is(scalar: type, value: Any) -> bool:
     if scalar is float:
+        # bool is a subclass of int, and `true` is no number.
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return abs(value) <= sys.float_info.max  # false for NaN, infinity and integers no float can hold

@@ -1,1 +1,1 @@
-"""What data sets share: splits, how they are dealt, files and downloads."""
+"""Core of data sets: splits, how pools are dealt, decoding of images, paths and downloads."""

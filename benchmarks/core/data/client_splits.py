@@ -48,6 +48,7 @@ def client_splits(
     Raises:
         ValueError: for a value out of range, or fewer examples than the clients need.
     """
+    # Dealt on the CPU by NumPy, so that a seed gives the same clients on every device.
     labels = labels.cpu()
     _check(len(labels), clients, how, seed, alpha, classes_per_client, smallest)
     coins = np.random.Generator(np.random.Philox(seed))
@@ -92,6 +93,7 @@ def _by_class(
     labels: np.ndarray, shuffled: np.ndarray, clients: int, classes_per_client: int, coins: np.random.Generator
 ) -> list[np.ndarray]:
     """Shards of the examples sorted by class (in random order within one), dealt at random."""
+    # Stable, so that examples of one class stay in random order.
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(by_label, clients * classes_per_client)
     dealt = coins.permutation(len(shards)).reshape(clients, classes_per_client)
@@ -105,6 +107,7 @@ def _dirichlet(
     cuts = []
     for label in np.unique(labels):
         members = shuffled[labels[shuffled] == label]
+        # Without the last cumulative proportion: it is the whole class, up to the rounding of its sum.
         ends = np.cumsum(coins.dirichlet(np.full(clients, alpha)))[:-1]
         cuts.append(np.split(members, np.round(ends * len(members)).astype(np.int64)))
     return [np.concatenate(hand) for hand in zip(*cuts, strict=True)]

@@ -10,6 +10,7 @@ from .images import is_pointer
 VARIABLE = "LEAKBENCH_DATA"
 TRAIN, TEST = "train", ("test", "val", "validation")
 """What the training part and the test part are called; of several test parts the first is read."""
+# Pixels; 10,000 colour images of this side are 31 GB of bytes.
 LARGEST_SIDE = 1024
 
 
@@ -27,6 +28,7 @@ def parse(name: str) -> Address:
     Raises:
         ValueError: if what follows the question mark are no options, or sizes that no image has.
     """
+    # The last question mark, because a path may have others.
     whole, mark, tail = name.rpartition("?")
     if not mark:
         whole, tail = name, ""
@@ -52,6 +54,7 @@ def data_folder() -> Path:
     """
     named = os.environ.get(VARIABLE)
     if not named:
+        # `or`: an empty variable counts as unset, by the XDG specification.
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "leakbench"
     folder = Path(named).expanduser().absolute()
     if not folder.is_dir():
@@ -98,4 +101,5 @@ def stamp(files: list[Path]) -> int:
 
     Size and time of change stand for the content, so that a cached data set is used without reading its files again.
     """
+    # Trap: hashes of strings differ between processes, so it is a key for caches in memory alone.
     return hash(tuple((str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in files))

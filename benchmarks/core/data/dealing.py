@@ -67,6 +67,7 @@ class LabelledImages:
                 f"{what} must have every class in its training part, got class {int(labels[strange[0]])} in the test "
                 "part alone"
             )
+        # `unique` sorts, so the place of a label among the known ones is its new number.
         numbered = torch.searchsorted(known, labels)
         return LabelledImages(pixels=pixels, labels=numbered, train=train, classes=len(known), source=source)
 
@@ -80,6 +81,7 @@ class LabelledImages:
         """A hash of each training image, by which copies of one image are found."""
         # Of the exact pixels: near copies, another crop of one photograph, count as other images.
         content = self.pixels[: self.train].numpy()
+        # 64 bits: a collision, improbable among a million images, would leave one more image out of the deal.
         return torch.tensor([hash(image.tobytes()) for image in content], dtype=torch.int64)
 
     def deal(self, *, name: str, about: str, seed: int, sizes: Sizes, defaults: Sizes | None = None) -> Splits:
@@ -106,6 +108,7 @@ class LabelledImages:
         everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
         rest = everyone[~torch.isin(self._looks, self._looks[public])]
+        # Copies are known only once the public pool is, so sizes are dealt out a second time without them.
         if copies := self.train - len(public) - len(rest):
             counts = pool_sizes(
                 replace(sizes, public=len(public)),

@@ -67,6 +67,7 @@ def checked(
         ValueError: if it is neither there nor to be had.
     """
     kind = getattr(torchvision(name), dataset)
+    # SVHN asks for a part by name, CIFAR by a flag.
     by_name = hasattr(kind, "split_list")
     which = [{"split": part} if by_name else {"train": part == "train"} for part in ("train", "test")]
 
@@ -111,6 +112,7 @@ def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Labe
             if download or not missing:
                 # Unpacks what is there already, and downloads the rest.
                 with _aside():
+                    # Both parts come with the first download, as torchvision fetches all four files at once.
                     read = [kind(temporary, train=train, download=train) for train in (True, False)]
                 for file in missing:
                     _keep(staging / file, raw / file)
@@ -145,6 +147,7 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
         with _aside():
             return parts(True)
     except FAILURES as error:
+        # Unpacked files alone are incomplete data, not absent ones: without the packed ones nothing vouches for them.
         there = any((folder / name).exists() for file in files for name in (file, file.removesuffix(".gz")))
         state = "damaged or incomplete" if there else "not"
         raise ValueError(
@@ -155,7 +158,8 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """Keeps standard output for results, and lets no silent server hold us for ever."""
+    """Sends what torchvision prints to standard error, and gives up on a server that is silent for `PATIENCE`."""
+    # torchvision opens addresses without a timeout, so the default of all sockets is the only way to set one.
     patience = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
     try:

@@ -55,6 +55,7 @@ def decode(
     if first is None:
         raise ValueError(f"{address} must hold images, got none")
     name, read = first
+    # The first image decides shape and size of all, so one is decoded before memory is taken.
     start = _open(name, read, size, channels, address)
     refuse_too_large(count, count if dealt is None else dealt, start.size, address=address)
     out = np.empty((count, *start.shape), dtype=np.uint8)
@@ -67,6 +68,7 @@ def decode(
                 raise ValueError(_unlike(label, image.shape, name, start.shape, address))
             out[i] = image
 
+    # Threads, because Pillow's decoders let go of the interpreter's lock.
     workers = (os.cpu_count() or 1) if start[0].size >= WORTH_A_THREAD or size is not None else 1
     with ThreadPoolExecutor(workers) as pool:
         # In rounds, so that no more than a few chunks wait; errors come in order, so the first offender is named.
@@ -93,6 +95,7 @@ def refuse_too_large(images: int, dealt: int, values: int, *, address: str) -> N
     Raises:
         ValueError: if that exceeds the memory.
     """
+    # Bytes of all, and of those dealt a copy in bytes and one in float32: 1 + 4.
     needed, there = (images + 5 * dealt) * values, memory_bytes()
     if needed > there:
         raise ValueError(
@@ -108,6 +111,7 @@ def memory_bytes() -> int:
     except (AttributeError, ValueError, OSError):
         physical = 16 * 2**30  # where the system does not say, a common size
     try:
+        # Limit of a control group, version 2; it says `max`, which is no number, where there is none.
         return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     except (OSError, ValueError):
         return physical
@@ -119,6 +123,7 @@ def _open(
     encoded = read()
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+            # Image.open reads the header alone; damage shows while pixels are decoded.
             opened.load()
             mode, image = opened.mode, opened
             # More than 8 bits a channel have no one way to fewer, so they are not converted.
@@ -126,6 +131,7 @@ def _open(
                 image = image.convert("RGB" if channels == 3 else "L")
             if image.mode in MODES:
                 if size is not None:
+                    # Bilinear with antialiasing, as torchvision's Resize has it by default.
                     image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
                 pixels = np.asarray(image)
                 return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -126,11 +126,13 @@ class Splits:
         if len(order.unique()) != len(order):
             raise ValueError(f"pools of {name} must share no example, got one of them twice")
         stand_in = len(pools[1]) == 0
+        # Members are compared with somebody: the non-members, or the official test set in their place.
         if stand_in and test is None:
             raise ValueError(f"non_member of {name} must be at least 1, got 0: it has no official test set to stand in")
         # One copy in the order of the pools, of which each pool is a slice: a copy a pool would double the memory.
         chosen, classed = inputs[order], labels[order]
         if chosen.dtype == torch.uint8:
+            # In place: another float copy would double the peak of memory.
             chosen = chosen.float().div_(255)
         ends = [0, *accumulate(len(pool) for pool in dealt)]
         private, non_member, public, *rest = (
@@ -148,6 +150,7 @@ class Splits:
             classes=classes,
             low=0.0,
             high=1.0,
+            # With the ids of every pool, because one data set has as many splits as seeds and sizes.
             digest=content_digest(*known, *dealt),
             in_distribution_public=in_distribution_public,
             about=f"{about}; non-members are the official test set" if stand_in else about,
@@ -162,6 +165,7 @@ class Splits:
         def there(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in moved:
+                # The whole storage under the slice, as a tensor that can be moved.
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
                 moved[storage.data_ptr()] = whole.to(device)
             return moved[storage.data_ptr()].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

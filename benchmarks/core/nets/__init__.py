@@ -1,1 +1,1 @@
-"""Shared machinery of architectures: blocks, shapes, initial weights."""
+"""Core of architectures: residual blocks, scattering, weight standardisation, checks of shapes."""

@@ -1,4 +1,4 @@
-"""What residual networks are made of: a block with a shortcut, a convolution, the initial weights.
+"""Residual networks: a block with a shortcut, a convolution that keeps the resolution, the initial weights.
 
 He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
 """
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """What a body makes of its input, added to what a shortcut makes of it, and something done to the sum.
+    """after(body(x) + skip(x)): a block with a shortcut.
 
     Args:
         body: the branch with the weights.
         skip: the other branch; passes its input on where None.
-        after: of the sum; nothing where None.
+        after: what is applied to the sum, as a ReLU; nothing where None.
     """
 
     def __init__(self, body: nn.Module, skip: nn.Module | None = None, after: nn.Module | None = None) -> None:
@@ -21,17 +21,18 @@ class Residual(nn.Module):
         self.body, self.skip, self.after = body, skip or nn.Identity(), after or nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The sum, and what is done to it."""
+        """[n, entering, height, width] -> the block's output."""
         return self.after(self.body(inputs) + self.skip(inputs))
 
 
 def conv(entering: int, leaving: int, size: int, *, stride: int = 1, bias: bool = False) -> nn.Conv2d:
     """A convolution that keeps the resolution up to its stride."""
+    # For odd sizes; an even one with this padding would add a pixel.
     return nn.Conv2d(entering, leaving, size, stride=stride, padding=size // 2, bias=bias)
 
 
 def he_normal(model: nn.Module) -> nn.Module:
-    """Draws the weights of all convolutions as He et al. do, for ReLUs and by what leaves them; returns the model."""
+    """Draws the weights of all convolutions as He et al. do, for ReLUs and with fan-out; returns the model."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

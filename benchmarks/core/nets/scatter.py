@@ -51,6 +51,7 @@ class Scattering(nn.Module):
         # To the multiple of 4 that leaves one patch of margin on each side, which is cut off in the end.
         extra = [(size // STRIDE + 2) * STRIDE - size for size in (width, height)]
         self.padding = [side for total in extra for side in (total // 2, total - total // 2)]
+        # Counting parameters needs no filters, and no kymatio.
         if torch.get_default_device().type == "meta":
             return
         for name, values in _filters(height + extra[1], width + extra[0]).items():
@@ -78,6 +79,7 @@ class Coloured(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        # Of ImageNet's training images, public constants that every library has.
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1), persistent=False)
 

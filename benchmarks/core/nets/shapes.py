@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Natural:
-    """The data that an architecture is quoted on; every file of `models` has one, named NATURAL.
+    """The data that an architecture is quoted on: NATURAL in its file, or in its row of a family's table.
 
     Args:
         input_shape: shape of one input.
@@ -47,6 +47,7 @@ def image_shape(input_shape: tuple[int, ...], *, smallest: int, model: str) -> t
 def features(body: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Number of values per example that `body` puts out; measured, so that no formula can disagree."""
     with torch.no_grad():
+        # One forward pass of a blank image; it draws nothing, so initial weights stay those of the seed.
         return math.prod(body(torch.zeros(1, *input_shape)).shape[1:])
 
 
@@ -75,6 +76,7 @@ def refuse_misfit(
     modes = {module: module.training for module in model.modules()}
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {} if compute else {key: value.to("meta") for key, value in own.items()}
+    # Two examples: with one, a network that loses the batch dimension could pass.
     inputs = torch.zeros(2, *input_shape, device="cpu" if compute else "meta")
     try:
         with torch.no_grad():
@@ -91,5 +93,5 @@ def refuse_misfit(
 
 
 def first_line(error: BaseException) -> str:
-    """What of an error fits into a sentence."""
+    """First line of an error's message, or the name of its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

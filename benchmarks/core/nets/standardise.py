@@ -30,6 +30,7 @@ class Standardised(nn.Module):
         self, weight: Float[Tensor, "leaving entering height width"]
     ) -> Float[Tensor, "leaving entering height width"]:
         """The weights that the convolution uses."""
+        # correction=0: moments over the fan-in, as in the formula, not their unbiased estimates.
         variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
         return self.gain * (weight - mean) * (variance * weight[0].numel()).clamp(min=LEAST).rsqrt()
 

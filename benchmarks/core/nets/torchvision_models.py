@@ -34,6 +34,7 @@ def check(name: str) -> None:
         ModuleNotFoundError: without torchvision; names the extra.
     """
     vision = optional("torchvision.models", needed_by=f"model {name!r}")
+    # `module` leaves out detection and segmentation, whose models lie in modules of their own.
     wanted, known = name.removeprefix(PREFIX), vision.list_models(module=vision)
     if wanted not in known:
         near = difflib.get_close_matches(wanted, known, n=1)
@@ -75,5 +76,6 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
         model = make(wanted, **arguments)
     except Exception as error:  # whatever a builder raises on settings that it does not know
         raise ValueError(f"model {name!r} cannot be built with {dict(settings)}: {first_line(error)}") from error
+    # Shapes alone: a forward pass of the largest classifiers takes seconds on a CPU.
     refuse_misfit(model, name, input_shape, classes, compute=False)
     return model

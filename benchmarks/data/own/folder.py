@@ -63,6 +63,7 @@ def listed(root: Path) -> tuple[list[Path], list[int], int]:
 
 
 def _entries(root: Path) -> list[Path]:
+    # `__MACOSX` is what macOS adds to the archives that it packs.
     return sorted(entry for entry in root.iterdir() if not entry.name.startswith((".", "__MACOSX")))
 
 
@@ -86,6 +87,7 @@ def _images(root: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], li
     for number, name in numbered:
         found = sorted(
             Path(below, file)
+            # Links are followed, as by torchvision's ImageFolder.
             for below, _, inside in os.walk(root / name, followlinks=True)
             for file in inside
             if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES

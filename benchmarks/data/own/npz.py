@@ -74,6 +74,7 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
             archive = np.load(opened, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("one array, not an archive of several")
+            # Other arrays keep their names, for the error, and are not read: they may be large.
             return {name: archive[name] if name in wanted else np.empty(0) for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
@@ -95,6 +96,7 @@ def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     first, last = array.shape[1:2], array.shape[-1:]
     if array.ndim == 3:
         array = array[:, None]
+    # Both or neither may be channels: [n, 3, 5, 3] is refused, because either reading is a guess.
     elif array.ndim != 4 or (first[0] in (1, 3)) == (last[0] in (1, 3)):
         raise ValueError(
             f"{name} of {file} must be [n, height, width], or have its 1 or 3 channels either second or last, got "

@@ -72,11 +72,13 @@ def _parts(root: Path) -> tuple[list[Path], list[Path]]:
     if root.is_file():
         return [root], []
     below = (file for file in root.rglob("*.parquet") if file.is_file())
+    # Hidden folders are caches, as the Hub's downloader leaves one.
     files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(root).parts))
     if not files:
         raise ValueError(f"path of parquet must be a file or a folder with *.parquet below it, got none in {root}")
     train = [file for file in files if file.name.startswith(TRAIN)]
     for part in TEST:
+        # A test part without a training part is one set: there is nothing else to deal from.
         if train and (test := [file for file in files if file.name.startswith(part)]):
             return train, test
     return files, []
@@ -110,6 +112,7 @@ def _decoded(
 
     total = sum(counts.values())
     pixels = torch.from_numpy(decode(images(), total, size=size, channels=channels, address=address))
+    # Behind `decode`, which draws from `images` and so fills `labels` and `source`.
     classes = torch.from_numpy(np.concatenate(labels))
     trained = sum(counts[file] for file in train)
     return LabelledImages.renumbered(pixels, classes, train=trained, what=address, source=source.hexdigest())
