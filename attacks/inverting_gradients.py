@@ -51,15 +51,7 @@ def inverting_gradients(
     Raises:
         ValueError: a setting out of range.
     """
-    for name, value, rule in (
-        ("iterations", iterations, 1),
-        ("restarts", restarts, 1),
-        ("tv_weight", tv_weight, 0),
-    ):
-        if not (value >= rule and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least {rule}, got {value}")
-    if not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
+    _check(iterations, restarts, tv_weight, lr)
     labels, batch_size = granted(target.labels), granted(target.batch_size)
     box = Box(target.input_low, target.input_high)
     mismatch = direction_mismatch(target)
@@ -89,3 +81,16 @@ def inverting_gradients(
         history=found.history,
         status=found.status,
     )
+
+
+def _check(iterations: int, restarts: int, tv_weight: float, lr: float) -> None:
+    """Refuses settings out of range, before anything is computed."""
+    for name, value, rule in (
+        ("iterations", iterations, 1),
+        ("restarts", restarts, 1),
+        ("tv_weight", tv_weight, 0),
+    ):
+        if not (value >= rule and math.isfinite(value)):
+            raise ValueError(f"{name} must be at least {rule}, got {value}")
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")

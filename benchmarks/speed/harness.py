@@ -66,6 +66,13 @@ class Rounds:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+def _check(rounds: int, budget: float) -> None:
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if not budget > 0:
+        raise ValueError(f"budget must be a positive number of seconds, got {budget}")
+
+
 def interleaved(
     ways: Mapping[str, Callable[[], TimedCall]],
     *,
@@ -88,10 +95,7 @@ def interleaved(
     Raises:
         ValueError: for a number of rounds below 1 or a budget that is not positive.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if not budget > 0:
-        raise ValueError(f"budget must be a positive number of seconds, got {budget}")
+    _check(rounds, budget)
     steps: dict[str, TimedCall] = {}
     failed: dict[str, str] = {}
 

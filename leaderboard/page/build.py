@@ -104,9 +104,6 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     Returns:
         The document.
     """
-    # Here because everything else of the leaderboard, the board in a terminal included, does without.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     # By id, so that records in any order give the same bytes.
     records = sorted(records, key=lambda record: record.id)
     notes, allowance = Footnotes(), PictureAllowance()
@@ -119,16 +116,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         )
         for section in sections(board.rows, style, notes)
     ]
-    environment = Environment(
-        loader=PackageLoader("leaderboard.page", "templates"),
-        autoescape=True,
-        # A misspelt name in a template is an error, instead of nothing on the page.
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["breakable"] = _breakable
+    environment = _environment()
     script = _file(environment, "page.js")
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
@@ -163,6 +151,24 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         "json": JSON,
     }
     return environment.get_template("page.html").render(context)
+
+
+def _environment() -> Any:
+    """The templates beside this file."""
+    # Here because everything else of the leaderboard, the board in a terminal included, does without.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("leaderboard.page", "templates"),
+        autoescape=True,
+        # A misspelt name in a template is an error, instead of nothing on the page.
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["breakable"] = _breakable
+    return environment
 
 
 def _breakable(name: str) -> Markup:
@@ -207,7 +213,8 @@ def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]
     """Figures for a quick look: the number, its unit, and a tone where it is a verdict."""
     held = sum(control.ok for control in board.controls)
     attacks = {record.attack.name for record in records if record.attack}
-    claims = {row.claim.epsilon for row in board.rows if row.claim and row.control is None} - {None}
+    found = (row.claim.epsilon for row in board.rows if row.claim and row.control is None)
+    claims = [epsilon for epsilon in found if epsilon is not None]  # 0 is a claim, and the strongest
     failed = sum(record.status == "failed" for record in records)
     facts = [
         (str(len({row.defense.name for row in board.rows if row.control is None})), "defenses", ""),
@@ -221,7 +228,7 @@ def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]
         else ("no", "controls", "bad"),
     ]
     if claims:
-        low, high = (f"{end:.2g}" for end in (min(e for e in claims if e), max(e for e in claims if e)))
+        low, high = (f"{end:.2g}" for end in (min(claims), max(claims)))
         facts.insert(0, (low if low == high else f"{low} to {high}", "claimed ε, where proved", ""))
     if failed:
         facts.append((str(failed), "records failed", "bad"))
