@@ -24,7 +24,7 @@ class BusyError(RuntimeError):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the folder of a run.
+    """Holds the lock of a results folder, and writes into it who does.
 
     Args:
         directory: made when absent.
@@ -38,7 +38,8 @@ def locked(directory: Path) -> Iterator[None]:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Opened without truncating: until the lock is held, the text in the file names who holds it.
+        # Opened without truncating: until the lock is held, the text in the file names who holds it. 0o666, less the
+        # umask: whoever may write into a shared folder may lock it.
         handle = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         raise WriteError(f"cannot write to {directory}: {error.strerror or error}; name another --out") from error

@@ -23,7 +23,7 @@ Report = Callable[[int, int, str], None]
 
 @contextmanager
 def show(*, quiet: bool = False) -> Iterator[Report]:
-    """Gives a function to report progress with.
+    """Yields the function that a run reports its progress to.
 
     Args:
         quiet: report nothing.

@@ -157,7 +157,7 @@ def _point(
 
 
 def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
-    """The budget at which settings are chosen for a budget."""
+    """The budget at which points are trained for one of the suite's: that of the table where it names one."""
     tune = suite.tune
     if tune is None or len(budget) == 1:  # a defense without noise has delta alone
         return dict(budget)

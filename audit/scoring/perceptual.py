@@ -41,8 +41,8 @@ def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
     _, local = image.structural_similarity_index_measure(
         images, truth, sigma=1.5, reduction="none", data_range=1.0, k1=0.01, k2=0.03, return_full_image=True
     )
-    # torchmetrics makes a window of sigma 1.5 of 11 pixels, too; but its own mean includes the border, where windows
-    # reach over reflected pixels.
+    # torchmetrics, too, gives a Gaussian of sigma 1.5 a side of 11 pixels. Its own mean includes the border, where
+    # windows reach over reflected pixels.
     edge = SSIM_WINDOW // 2
     values = local[..., edge:-edge, edge:-edge].flatten(1).mean(dim=1)
     return mean_metric(values.double().numpy(), better="lower", one="one image", least=-1.0, most=1.0)

@@ -1,8 +1,8 @@
 """Verification of a record (`--verify`): its metrics computed again from the per-example arrays beside it.
 
 Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floor, MSE
-and SSIM of the images; each with its interval. What needs more than arrays is not: LPIPS (weights), label accuracy (the
-labels that an attack guessed), an attack's objective.
+and SSIM of the images; each with its interval. Left out is what needs more than arrays: LPIPS (weights), label accuracy
+(the labels that an attack guessed), an attack's objective.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
 
 
 def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    # Copies, because columns of a table may be read-only, and torch warns of those.
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
     # What else an attack said of its scores enters no metric.
@@ -92,7 +93,7 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
             low=low,
             high=high,
             floor_image=guess[0] if len(guess) else None,
-            failed="failed" in record.flags,  # the attack itself gave up
+            failed="failed" in record.flags,  # of one target or more: then there is no mean over all to compare
         )
         for _, group in table.groupby("target", sort=True)
     ]

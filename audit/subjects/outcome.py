@@ -78,7 +78,7 @@ def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
 
 
 def world_of(splits: Splits, device: torch.device) -> World:
-    """What everybody knows about a data set."""
+    """The `World` of a data set: what everybody knows about it, its public examples included."""
     return World(
         input_shape=splits.input_shape,
         classes=splits.classes,

@@ -137,12 +137,12 @@ class TrainedRun:
 
     @cached_property
     def world(self) -> World:
-        """What everybody knows about the data set."""
+        """What everybody knows about the data set, its public examples included."""
         return world_of(self.splits, self.device)
 
 
 def watched(steps: int) -> list[int]:
-    """The numbers of the steps whose noise is looked at: spread evenly, the last one among them."""
+    """Numbers of the steps whose noise is measured: spread evenly over the run, the last one among them."""
     count = min(steps, WATCHED)
     # Counted from the end in integers: the last step has i = 0, and rounding repeats none.
     return sorted({steps - 1 - i * steps // count for i in range(count)})

@@ -127,6 +127,7 @@ class Suite(Document):
             digest: of how they were chosen.
         """
         tuned = self.model_copy()
+        # Replaced, and not written into: a copy shares its private attributes with the suite that it was made of.
         tuned._tuned = self._tuned | {_key(choice, budget): (dict(values), digest)}
         return tuned
 
@@ -176,6 +177,7 @@ class Suite(Document):
                 if name not in known:
                     raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
             if wanted:
+                # An entry has at least one choice, and all of them are of one method.
                 kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
                 setattr(chosen, attribute, tuple(entries[place] for place in kept))
                 if kind == "defense":
