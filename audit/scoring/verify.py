@@ -1,8 +1,8 @@
 """Verification of a record (`--verify`): its metrics computed again from the per-example arrays beside it.
 
 Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floor, MSE
-and SSIM of the images; each with its interval. Left out is what needs more than arrays: LPIPS (weights), label accuracy
-(the labels that an attack guessed), an attack's objective.
+and SSIM of the images; each with its interval. What needs more than arrays is left out: LPIPS (weights), accuracy of
+labels (which the attack guessed), an attack's objective.
 """
 
 from __future__ import annotations
