@@ -62,7 +62,7 @@ def build_model(name: str, settings: dict[str, Any], splits: Splits, seed: int) 
         name,
         input_shape=splits.input_shape,
         classes=splits.classes,
-        # Not of the request, which names the defense: leaks of defenses are compared from the same weights.
+        # Not of the request, which names the defense: all defenses of a seed start from the same weights.
         seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
         **settings,
     )

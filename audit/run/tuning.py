@@ -202,7 +202,7 @@ def _check_public(suite: Suite) -> None:
         return
     training, here = _on_public(suite), torch.device("cpu")
     splits = load_splits(training, suite.tune.seed, here)
-    # Where pools are dealt anew by each seed, an example that is public under one is a member under another.
+    # Where a seed decides all pools, an example that is public under one may be a member under another.
     for seed in suite.seeds:
         if not torch.equal(load_splits(training, seed, here).public.ids, splits.public.ids):
             raise SuiteError(
