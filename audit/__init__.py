@@ -1,6 +1,7 @@
-"""The hub: trains defended models, gives attackers what they may see, scores what they find, writes records.
+"""Privacy audits: models trained under a defense, attacks given what their threat model grants, scores, records.
 
-`share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both at length.
+The hub of the project: it alone imports the types of the other packages, and it finds methods by name. From Python,
+`share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both for a suite.
 """
 
 from . import import_guard  # noqa: F401 - before anything that imports `benchmarks`

@@ -1,13 +1,15 @@
-"""From a step that was executed to what an attacker is given: the one place where an attacker gets anything.
+"""Targets of attacks, made from steps that were executed: the one place where an attacker is given anything.
 
 An `Observation` is built from the step's plan, so dense, masked, projected and two-part releases need no case of their
-own here or in any attack. The truth (`scoring.truth`) goes to scorers only. What the informed adversary of differential
-privacy knows, everybody's contribution but the candidate's, is computed here from the private data and handed out as a
-remainder per candidate, which looks the same for members and non-members when nothing leaks.
+own here or in any attack. The truth (`scoring.truth`) goes to scorers only. The informed adversary of differential
+privacy knows everybody's contribution but the candidate's. That is computed here from the private data and handed out
+as a remainder: the noisy sums less everybody else, one row a candidate. The row of somebody who took no part is the
+noise, and of somebody who did the noise and one bounded contribution.
 
-Everything handed out is the attacker's own: a copy, or a plain function over copies. What the auditor computes with,
-the steps as they were executed and the private data, no attribute of a target leads to, so an attack can neither read
-it nor change it under the auditor's hands.
+A target holds copies, and plain functions over copies. None of its attributes leads to what the auditor computes with,
+the steps as they were executed and the private data: an attack can neither read those nor change them. Python cannot
+hide what a function closes over; the function behind the remainder is the only one that closes over private data, and
+`narrow` withholds it from attacks that did not declare to be informed.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from defenses.core import (
 
 from .subjects.candidates import Candidates, copied
 
-_AT_ONCE = 1024  # inputs a forward pass
-_ROWS = 2**26  # numbers of per-example gradients in memory where they can be cut up
-_MOST = 2**30  # ... and where they cannot
-_KEPT = 2**25  # numbers that are kept for further views of a run
+_AT_ONCE = 1024  # inputs a forward pass, which bounds activations whatever the size of the pool
+_ROWS = 2**26  # numbers of per-example gradients at a time, 256 MiB in float32, where a sum allows to cut them up
+_MOST = 2**30  # the same, 4 GiB, where all rows are wanted at once: the answer to an attack has one row a candidate
+_KEPT = 2**25  # numbers of left-over noise that all views of a run share, 256 MiB in float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def observe(
     candidates: Examples | None = None,
     others_removed: Callable[[], Float[Tensor, "n m"]] | None = None,
 ) -> Observation:
-    """What one shared update shows.
+    """The target of an attack on one step of a run, or on one shared update.
 
     Args:
         step: as the trainer's transcript has it, with its plan and noisy blocks; copied.
@@ -89,15 +91,16 @@ def observe(
         sample_rate: chance that a record takes part; 1 where participation is known.
         participation: what is known of who takes part.
         candidates: whom a membership test is about, as the attacker's own copy.
-        others_removed: for the informed adversary, the sums minus everybody else, per candidate.
+        others_removed: for the informed adversary, the undivided noisy sums less everybody else, one row a candidate.
 
     Returns:
-        The observation; nothing in it was computed from who is a member, but `others_removed`.
+        The observation. Of its fields `others_removed` alone depends on who is a member.
     """
-    # Copied, because the graph behind a differentiable answer leads to the tensors it was computed with.
+    # A copy, because the autograd graph behind a differentiable answer leads to the tensors it was computed with.
     seen = Observed(copy.deepcopy(step), model, layout, world.loss)
     return Observation(
         released=seen.released,
+        # Functions, because a bound method has `seen` as its `__self__`.
         simulate=lambda inputs, labels: seen.simulate(inputs, labels),
         contributions=lambda inputs, labels: seen.contributions(inputs, labels),
         residual=lambda predicted: seen.residual(predicted),
@@ -110,6 +113,7 @@ def observe(
         expected_batch=step.expected_batch,
         sample_rate=sample_rate,
         participation=participation,
+        # A clone, because scorers compare with the very tensor that the caller holds.
         labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
         population=world.population,
@@ -128,7 +132,7 @@ class Observed:
     """
 
     def __init__(self, step: Step, model: nn.Module, layout: Layout, loss: Loss) -> None:
-        """Takes a step recorded for the `updates` observer.
+        """Takes a step recorded for the observer `updates`, the only one that keeps plans and noisy blocks.
 
         Raises:
             ValueError: when the transcript kept no releases.
@@ -141,11 +145,12 @@ class Observed:
         stds = [block.noise_std(step.noise_multiplier) for block in self._plan.blocks]
         self.noise_std = torch.cat([self.sums.new_full((n,), std) for n, std in zip(sizes, stds, strict=True)])
         self._sizes = sizes
+        # Residuals are of divided releases, so the deviation is divided, too; 1 where there is no noise to whiten by.
         self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)
 
     @property
     def released(self) -> Float[Tensor, " m"]:
-        """The divided release."""
+        """The noisy sums divided by the expected batch, as the server gets them."""
         return self.sums / self._step.expected_batch
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
@@ -157,6 +162,7 @@ class Observed:
         _refuse_too_many(len(inputs), self._layout.dim)
 
         def gradients(point: Tensor | None) -> Tensor:
+            # A query such as DIFF2's asks for gradients at another point than that of the step, too.
             at = self._step.parameters if point is None else point
             return per_example_gradients(self._model, self._loss, self._layout, inputs, labels, parameters=at)
 
@@ -164,6 +170,7 @@ class Observed:
 
     def simulate(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
         """The release without noise that these data would give."""
+        # The public constant, and not the number of inputs: a guess of another size must not be scaled to fit.
         return self.rows(inputs, labels).sum(dim=0) / self._step.expected_batch
 
     def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
@@ -172,16 +179,17 @@ class Observed:
             return self.rows(inputs, labels)
 
     def residual(self, predicted: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """Released minus predicted, in units of the noise where there is noise, without what carries noise only."""
+        """Released minus predicted, whitened: in units of the noise, and without directions that no row can reach."""
         parts = ((self.released - predicted) * self._whitening).split(self._sizes)
         return torch.cat([b.codec.signal(part) for b, part in zip(self._plan.blocks, parts, strict=True)])
 
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:
-        """The model at this step."""
+        """The model's logits, at the parameters of this step."""
         return outputs(self._model, self._layout, inputs, parameters=self._step.parameters)
 
 
 def _refuse_too_many(examples: int, dim: int, width: int = 4) -> None:
+    # `_MOST` counts float32 numbers, of 4 bytes; `width` is the bytes of those that are held.
     most = 4 * _MOST // (width * dim)
     if examples > max(most, 1):
         raise ValueError(
@@ -198,11 +206,12 @@ class RunView:
     Attributes:
         run: trained with observer="updates".
         world: what everybody knows.
-        private: the training data, in the trainer's order; used for what is left without everybody's contribution.
+        private: the training data, in the trainer's order: the sampler answers with positions in it.
         sampling: the sampler of the run.
         candidates: whom membership is about; None where nothing is asked.
         informed: whether the attacker knows everybody but the candidate.
-        kept: what is left of a step's sums without everybody, by the number of the step, for other views of the run.
+        kept: number of a step -> its noisy sums less everybody's contribution. Views of a run share it: each takes the
+            gradients of a whole batch to compute.
     """
 
     run: Run
@@ -214,14 +223,14 @@ class RunView:
     kept: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Training drew other units than an auditor would, so the contributions could not be computed again.
+        # Dropout in training drew other units than an auditor would: contributions could not be computed again.
         for name, module in self.run.model.named_modules():
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise ValueError(f"model must have no dropout for attacks on its updates, got '{name}'; set its p to 0")
 
     @cached_property
     def attackers_model(self) -> nn.Module:
-        """A copy of the final model: other cells ask the same, whatever an attack does to what it was given."""
+        """A copy of the final model: an attack may write into what it is given, and other cells ask the same run."""
         return copy.deepcopy(self.run.model)
 
     @cached_property
@@ -242,7 +251,7 @@ class RunView:
         return (self.at(position) for position in range(len(self)))
 
     def at(self, position: int, *, participation_known: bool = False) -> Observation:
-        """One step.
+        """The observation of one step.
 
         Args:
             position: in the transcript, from 0.
@@ -251,6 +260,7 @@ class RunView:
         step = self.run.transcript.steps[position]
         candidates = self.candidates
         remainder = None
+        # A function, because rows [candidates, m] may take gigabytes: an attack calls it for one step at a time.
         if self.informed and candidates is not None:
             remainder = lambda: self._others_removed(step, candidates)  # noqa: E731 - a name for a partial application
         return observe(
@@ -258,6 +268,7 @@ class RunView:
             self.attackers_model,
             self.run.transcript.layout,
             self.attackers_world,
+            # Whoever knows that a candidate would have taken part gains nothing from sampling: nothing amplifies.
             sample_rate=1.0 if participation_known else self.sampling.rate,
             participation="known" if participation_known else participation(self.sampling),
             candidates=self.given,
@@ -265,28 +276,34 @@ class RunView:
         )
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
-        """What is left of a step's sums without everybody's contribution; for the auditor."""
+        """The noise of a step as the auditor finds it: its noisy sums less everybody's contribution, in float64."""
         return self._left_over(step, None)[0]
 
     def _others_removed(self, step: Step, candidates: Candidates) -> Float[Tensor, "n m"]:
-        """What is left of a step's sums without everybody but one candidate, for each of them."""
+        """The noisy sums less everybody but one candidate, for each of them: noise, plus its own if it took part."""
         _refuse_too_many(len(candidates), self.run.transcript.layout.dim, width=8)
         noise, own = self._left_over(step, candidates)
+        # Into `own`, which is fresh at every call; `noise` may be the tensor in `kept`, which other cells read.
         return own.add_(noise)
 
     def _left_over(self, step: Step, candidates: Candidates | None) -> tuple[Tensor, Tensor]:
-        """A step's sums without everybody's contribution [m], and the candidates' own contributions to it [n, m].
+        """A step's noisy sums less everybody's contribution [m], and the candidates' own contributions to it [n, m].
 
-        Computed from the private data alone: rows that an attack asks for are rows that it may change. In float64,
-        because the last digits of a float32 release tell more than its noise hides.
+        Rows are computed from the private data, and not from `candidates.given`, which an attack may have changed.
+        In float64: noise drawn in float32 gives members away by the last digits of a release, and a remainder rounded
+        to float32 would hide that from the audit.
         """
         private, layout = self.private, self.run.transcript.layout
         seen = Observed(step, self.run.model, layout, self.world.loss)
+        # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
         took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
+        # Sorted, for the binary search below; `place` leads back to the order in which the attack has candidates.
         asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
+        # A candidate that took no part contributed 0.
         own = seen.sums.new_zeros(len(asked), seen.sums.numel(), dtype=torch.float64)
         total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
         noise = self.kept.get(step.step)
+        # With the noise known, only rows of candidates are missing.
         needed = took_part if noise is None else took_part[torch.isin(private.ids[took_part], asked)]
         for part in needed.split(max(1, _ROWS // layout.dim)) if len(needed) else ():
             rows = seen.contributions(private.inputs[part], private.labels[part])
@@ -295,6 +312,7 @@ class RunView:
             own[place[torch.searchsorted(asked, private.ids[part][is_asked])]] = rows[is_asked].double()
         if noise is None:
             noise = seen.sums.double() - total
+            # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
             if sum(one.numel() for one in self.kept.values()) + noise.numel() <= _KEPT:
                 self.kept[step.step] = noise
         return noise, own
@@ -304,22 +322,24 @@ def participation(sampling: Sampling) -> Participation:
     """What is known of who takes part in a step, to somebody who knows the sampler and not its key."""
     if sampling.rate == 1:
         return "known"
+    # Poisson alone flips a coin for each record and step; batches of a fixed size, or dealt over an epoch, do not.
     return "independent" if sampling.kind == "poisson" else "dependent"
 
 
 def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
-    """Whether the noise in a run's releases is the noise that its plans claim.
+    """How the noise in a run's releases compares with the noise that its plans claim.
 
     Args:
         view: of a run whose releases all carry noise.
         steps: numbers of the steps to look at.
 
     Returns:
-        The standard deviation found over the one claimed, and by how many standard deviations of its own the mean
-        square of the whitened noise differs from 1, negative for too little: sum (noise / std)^2 is chi-square.
+        The standard deviation found over the one claimed, and a z-score, negative for too little noise: the sum of
+        (noise / std)^2 over all coordinates is chi-square, of mean n and variance 2 n.
     """
     energy, degrees = 0.0, 0
     for step in view.run.transcript.steps:
+        # A transcript for attacks on every step holds more than these; to look at all would cost a second training.
         if step.step not in steps:
             continue
         seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
@@ -330,29 +350,30 @@ def noise_found(view: RunView, steps: Collection[int]) -> tuple[float, float]:
 
 
 def every_step(view: RunView) -> SeenTranscript:
-    """What an attacker sees who reads every release of a run."""
+    """`Access.ALL_STEPS`: every release of a run, and queries to the final model."""
+    # Built when they are read: all observations of a run together would not fit into memory.
     steps = Steps(lambda: iter(view), lambda: len(view))
     return SeenTranscript(steps=steps, candidates=view.given, final=black_box(view))
 
 
 def last_update(view: RunView) -> Observation:
-    """What an attacker sees of the last step who knows whoever would have taken part in it."""
+    """`Access.UPDATE`: the last step of a run, to somebody who knows who would have taken part in it."""
     return view.at(len(view) - 1, participation_known=True)
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
-    """A model's answers, computed in parts that fit in memory, without gradients."""
+    """A model's logits, computed in parts that fit into memory, without gradients."""
     with torch.no_grad():
         return torch.cat([model(part) for part in inputs.split(_AT_ONCE)])
 
 
 def black_box(view: RunView) -> ModelAccess:
-    """What an attacker sees who can ask the final model."""
+    """`Access.BLACK_BOX`: queries to the final model."""
     return _model_access(view, white=False)
 
 
 def white_box(view: RunView) -> ModelAccess:
-    """What an attacker sees who has the parameters of the final model."""
+    """`Access.WHITE_BOX`: queries to the final model, and its parameters."""
     return _model_access(view, white=True)
 
 

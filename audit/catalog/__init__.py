@@ -1,1 +1,1 @@
-"""Finds methods by name and reads their settings."""
+"""Catalogue of methods: defenses and attacks by name, with settings read from their signatures."""

@@ -1,7 +1,7 @@
-"""The settings that ids and digests depend on: those that differ from their defaults, and those that always did.
+"""Canonical settings of a method, which ids of records and digests of suites are hashed from.
 
-A setting that a method gains later is left out at its default, so that records of its former version keep their ids.
-Settings that methods had before this rule are in the ids that exist whatever their value, and stay in them.
+A setting at its default is left out: a method may gain one, and records of its former version keep their ids. Settings
+that are older than this rule are in the ids that exist whatever their value, and stay in them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .methods import MethodKind, settings
 
 @cache
 def older() -> dict[str, dict[str, list[str]]]:
-    """Settings that are older than the rule, by kind and name of a method. Nothing is ever added to this file."""
+    """Settings that are older than the rule, by kind and name of a method. Adding to this file would move ids."""
     text = importlib.resources.files("audit.catalog").joinpath("older_settings.json").read_text(encoding="utf-8")
     return json.loads(text)
 
@@ -35,7 +35,7 @@ def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str
 
 
 def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a method as a record has them: all, so that nobody has to know the defaults of its day.
+    """The settings of a method as a record has them: all, so that a reader need not know the defaults of its day.
 
     Methods that are older than the rule keep the keys that their records have always had: a setting that they gained
     later is there only where it is set.
@@ -45,4 +45,5 @@ def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str,
 
 def _at_default(kind: MethodKind, name: str, key: str, value: Any) -> bool:
     setting = settings(kind, name).get(key)
+    # A required setting has None for a default, which must not pass for a value that was left alone.
     return setting is not None and not setting.required and value == setting.default

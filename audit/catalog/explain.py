@@ -1,4 +1,4 @@
-"""What `leakbench list` and `leakbench explain` say about the entries of the catalogue."""
+"""Descriptions of defenses, attacks, suites, data sets and models, for `leakbench list` and `leakbench explain`."""
 
 from __future__ import annotations
 
@@ -64,20 +64,21 @@ def describe(kind: EntryKind, name: str) -> str:
         return tomllib.loads(text).get("about", "")
     if kind in ("data", "models"):
         return importlib.import_module(f"benchmarks.{kind}").describe(name)
+    # Parsed, not imported: a method without its extra is listed like any other.
     if name in method_files(kind):
         return _file_text(kind, name).partition("\n")[0]
     return f"added by {entry_points(kind)[name][0].value}"
 
 
 def patterns(kind: EntryKind) -> dict[str, str]:
-    """How entries are named that have no file of ours, as `folder:PATH`, with a line about each."""
+    """Open-ended kinds of names, as `folder:PATH`, with a line about each."""
     if kind in ("data", "models"):
         return importlib.import_module(f"benchmarks.{kind}").patterns()
     return {} if kind == "suites" else {plugins.PATTERN: f"A {KINDS[kind]} of your own, by the path of its file."}
 
 
 def explain(name: str) -> Explanation:
-    """What an entry of any kind is; of several of one name, the first in the order of `KINDS`.
+    """Explains an entry of any kind; of several of one name, the first in the order of `KINDS`.
 
     Raises:
         CatalogError: no such name, with the nearest one.
@@ -112,8 +113,9 @@ def count(name: str) -> int | None:
 
 
 def _explain_path(name: str) -> Explanation:
-    """Of a file of the user's own: an attack where it is decorated as one, else a defense."""
+    """Explains a file of the user's own: as an attack where it is decorated as one, else as a defense."""
     check("defenses", name)
+    # A path does not say what it leads to, and either kind is found in the same way; only attacks declare `requires`.
     kind: MethodKind = "attacks" if hasattr(find("defenses", name), "requires") else "defenses"
     summary = plugins.summary(name)
     return _of_method(kind, name, summary, plugins.docstring(name) or summary)

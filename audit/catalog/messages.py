@@ -1,4 +1,4 @@
-"""Sentences about names that are not there: with the nearest one, or with all there are."""
+"""Error sentences about unknown names, with the nearest known one as a suggestion, else with all of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def no_such(what: str, name: str, options: Iterable[str]) -> str:
 
 def way_out(word: str, options: Iterable[str]) -> str:
     """The clause "did you mean 'clip_norm'?", or all that there is where nothing is near."""
-    options = list(options)
+    options = list(options)  # read twice, and it may be an iterator
     near = near_miss(word, options)
     return f"did you mean {near!r}?" if near else f"there are {', '.join(options) or 'none'}"
 
 
 def in_one_line(error: BaseException) -> str:
-    """What an exception says, without line breaks, behind the name of its class."""
+    """Class and message of an exception without line breaks, as records, progress and errors quote it."""
     words = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {words}"

@@ -1,8 +1,8 @@
-"""Finds methods by file name: `defenses/pcdp.py` holds the function `pcdp`, and there is nothing to register.
+"""Registry of methods without registration: `defenses/pcdp.py` holds the function `pcdp`, and is found by that name.
 
 Third parties add methods by the entry points `leakbench.defenses` and `leakbench.attacks`, users by the path of a
-file, `mine/half_dp.py:half_dp`. Nothing is imported before it is asked for, so a method that needs an extra costs the
-others nothing; asked for without its extra, it says which one. A method's settings, their types, defaults and meaning
+file, `mine/half_dp.py:half_dp`. A method is imported when it is asked for, so that one whose extra is not installed
+stops nobody who does not use it; asked for, it names the extra. A method's settings, their types, defaults and meaning
 are read from its function: signature, annotations, docstring.
 """
 
@@ -50,7 +50,7 @@ BUDGETED = "noise_multiplier"
 """The argument of a defense that a suite's budget decides, never a setting."""
 
 OURS = ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
-"""Packages of this distribution: one of their modules that is not there is a mistake in the code."""
+"""Packages of this distribution: failing to import one of them is a bug, and no extra that is missing."""
 
 
 class MissingExtra(CatalogError):
@@ -105,7 +105,7 @@ def find(kind: MethodKind, name: str) -> Callable[..., Any]:
 
 
 def module_of(kind: MethodKind, name: str) -> str | None:
-    """The module of an entry point that a method comes from; None for ours, for a path, and for an unknown name."""
+    """The module that a third party's entry point leads to; None for ours, for a path, and for an unknown name."""
     points = entry_points(kind).get(name, [])
     return points[0].module if points and name not in method_files(kind) else None
 
@@ -158,6 +158,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     """
     factory = find("defenses", name)
     resolved = resolve("defenses", name, given or {})
+    # SGD, say, adds no noise whatever the budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier
     try:
@@ -168,7 +169,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         raise  # the method's own rule, in its own sentence
     except Exception as error:
         if not foreign("defenses", name):
-            raise
+            raise  # a bug of ours, whose traceback says where
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
     if not isinstance(made, Defense):
         raise CatalogError(f"{origin('defenses', name)} must return a defenses.core.Defense, got {type(made).__name__}")
@@ -176,7 +177,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
 
 
 def foreign(kind: MethodKind, name: str) -> bool:
-    """Whether a method is none of this distribution's."""
+    """Whether a method is a third party's: of another distribution, or of a file of the user's."""
     return plugins.is_path(name) or module_of(kind, name) is not None
 
 
@@ -193,8 +194,8 @@ def missing_module(error: ImportError) -> str:
 
 
 def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
-    """The error to raise for a method that imports what is not there."""
-    # One of our own modules that is not there is a mistake in the code, and its traceback says where.
+    """The exception for a method whose import failed, by whose module is missing."""
+    # Without a name it was raised by hand, and tells of no extra; one of our own modules that is missing is a bug.
     ours = not error.name or error.name.partition(".")[0] in OURS
     if ours and foreign(kind, name):
         return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}")
@@ -207,12 +208,14 @@ def method_files(kind: MethodKind) -> dict[str, Path]:
         module.name: Path(folder) / f"{module.name}.py"
         for folder in importlib.import_module(kind).__path__
         for module in pkgutil.iter_modules([folder])
+        # `core` is a package: methods are flat files, so that the name of the file is that of the method.
         if not module.ispkg and not module.name.startswith("_")
     }
 
 
 def entry_points(kind: MethodKind) -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """What installed distributions of others add, by name."""
+    """Entry points that third parties' distributions add, by name of the method."""
+    # Lists, because two distributions may use one name, and `_from_catalogue` refuses that by naming both.
     found: dict[str, list[importlib.metadata.EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=f"leakbench.{kind}"):
         found.setdefault(point.name, []).append(point)
@@ -220,8 +223,9 @@ def entry_points(kind: MethodKind) -> dict[str, list[importlib.metadata.EntryPoi
 
 
 def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
-    """What a name of the catalogue stands for, and where it lies."""
+    """The function, or attack, of a name in the catalogue, and the file or entry point that it is from."""
     points = entry_points(kind).get(name, [])
+    # Two of one name are refused: which of them a record is about would depend on what is installed.
     places = [f"{kind}/{name}.py"] * (name in method_files(kind)) + [point.value for point in points]
     if len(places) > 1:
         raise CatalogError(f"a {KINDS[kind]}'s name must be its own, got {name!r} from {' and '.join(places)}")

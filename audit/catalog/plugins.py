@@ -1,7 +1,7 @@
-"""Methods of the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
+"""Methods in files of the user's own, by path: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
 
 Such a path is taken wherever the name of a defense or an attack is. A relative path starts at the current folder. The
-file runs once a process, as an import would run it, and may import what lies beside it. Whatever goes wrong in it is
+file is run once a process, as an import would run it, and may import what lies beside it. Whatever it raises becomes
 one sentence that names the file.
 """
 
@@ -26,7 +26,8 @@ PATTERN = "FILE.py:FUNCTION"
 
 
 def is_path(name: str) -> bool:
-    """Whether a name says where a function lies, and not what it is called in the catalogue."""
+    """Whether a name is a path of a Python file, and not a name of the catalogue."""
+    # Also without a function, so that `check` can say that it lacks one.
     path, colon, _ = name.rpartition(":")
     return name.endswith(".py") or (bool(colon) and path.endswith(".py"))
 
@@ -61,6 +62,7 @@ def load(what: str, name: str) -> Any:
     """
     check(what, name)
     path, function = _parts(name)
+    # The digest is part of the cache's key: a file that was edited, as between cells of a notebook, is run again.
     module = _module(path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
     found = getattr(module, function, None)
     if found is None:
@@ -71,6 +73,8 @@ def load(what: str, name: str) -> Any:
 
 def source_files(name: str) -> list[Path]:
     """The file of a path and every file beside it that it imports, directly or by way of others; sorted.
+
+    A record names the code of a third party's method by a digest over these.
 
     Args:
         name: path of a Python file, a colon, the name of a function.
@@ -107,7 +111,7 @@ def _parts(name: str) -> tuple[Path, str]:
 @cache
 def _module(path: Path, digest: str) -> ModuleType:
     """A file as a module, run once for each content that it has had."""
-    # A name that no other module has, which stays: dataclasses and pickle look modules up.
+    # A unique name, registered before the file runs and kept: dataclasses and pickle look classes' modules up by it.
     label = f"leakbench_method_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
@@ -126,6 +130,7 @@ def _module(path: Path, digest: str) -> ModuleType:
 
 def place_in(error: BaseException, path: Path) -> str:
     """Where in a file an exception came from, as " (line 3, in plan)"; empty where it did not pass through it."""
+    # Innermost first: the user's own line, and not the library's that it called.
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     for frame in reversed(frames):
         if Path(frame.filename).resolve() == path.resolve():
@@ -135,6 +140,7 @@ def place_in(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
+    """Lets a file import its neighbours, while it runs only: they must not shadow what is imported later."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -143,7 +149,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _imported(path: Path, folder: Path) -> list[Path]:
-    """Files of a folder that a file imports, anywhere in it."""
+    """Files of a folder that a file imports, also within functions, where imports run late or never."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
@@ -153,10 +159,12 @@ def _imported(path: Path, folder: Path) -> list[Path]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
+            # The syntax does not say whether an alias is a module or something in one: both are looked for.
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     found = []
     for name in names:
         parts = name.split(".")
+        # Every prefix: importing `a.b` runs `a/__init__.py` as well.
         places = [folder.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
         found += [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return [file.resolve() for file in found if file.is_file()]

@@ -1,7 +1,7 @@
-"""A method's settings, read from its function: names, types, defaults and the text of its docstring.
+"""Settings of a method, read from the signature, annotations and docstring of its function, and checks of values.
 
-What a suite file gives for them is checked here, so that a misspelt or mistyped setting is one sentence
-before any compute, whatever the method itself would have made of it.
+A misspelt or mistyped setting is refused in one sentence before anything is computed, whatever the method itself would
+have made of it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .messages import way_out
 
 
 class CatalogError(ValueError):
-    """Nothing of that name, or not with these settings."""
+    """No method of that name, or not with these settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One keyword of a method.
+    """One setting of a method: a keyword-only parameter of its function.
 
     Attributes:
         name: as in a suite file.
@@ -64,7 +64,7 @@ class Setting:
             CatalogError: another type, as text for a number or true for 1.
         """
         try:
-            # By way of JSON, whose strict mode reads a list as a tuple, yet nothing else as something else.
+            # By way of JSON: pydantic's strict mode takes a list for a tuple there, and coerces nothing else.
             return _read(json.dumps(value), self.annotation)
         except (ValidationError, TypeError):
             raise CatalogError(f"{self.name} must be {self.type}, got {value!r}") from None
@@ -77,11 +77,11 @@ def read_settings(method: Callable[..., Any], *, ignoring: str = "") -> dict[str
         method: a factory of defenses or an attack.
         ignoring: a keyword that is no setting.
     """
-    function = inspect.unwrap(method)
+    function = inspect.unwrap(method)  # of a decorated attack, the function that was decorated
     about = _arguments(inspect.getdoc(function) or "")
     try:
         hints = typing.get_type_hints(function)
-    except NameError:  # a type that its file imports for the type checker only
+    except NameError:  # a type that its file imports for the type checker only; every setting is then `Any`
         hints = {}
     return {
         parameter.name: Setting(
@@ -92,6 +92,7 @@ def read_settings(method: Callable[..., Any], *, ignoring: str = "") -> dict[str
             about=about.get(parameter.name, ""),
         )
         for parameter in inspect.signature(function).parameters.values()
+        # What comes by position is the harness's to give: an attack's target and its coins.
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != ignoring
     }
 
@@ -130,7 +131,7 @@ def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
             value = tomllib.loads(f"value = {text}") if equals and key.strip() else {}
         except tomllib.TOMLDecodeError:
             value = {}
-        if set(value) != {"value"}:
+        if set(value) != {"value"}:  # a text with a line break could set further keys
             raise CatalogError(f"a setting must be key=value with a TOML value, as share=0.1, got {assignment!r}")
         parsed[key.strip()] = value["value"]
     return parsed
@@ -148,6 +149,7 @@ def _arguments(doc: str) -> dict[str, str]:
         if line.strip() and not line.startswith("    "):
             break
         name, colon, text = line.strip().partition(":")
+        # A colon in a line that goes on, which is indented further, starts no argument.
         if colon and not line.startswith("     ") and name.isidentifier():
             current, found[name] = name, text.strip()
         elif current:
@@ -157,6 +159,7 @@ def _arguments(doc: str) -> dict[str, str]:
 
 def _read(text: str, annotation: Any) -> Any:
     try:
+        # Settings are written into records, and JSON has neither infinity nor NaN.
         adapter = TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
     except PydanticUserError:  # a model or dataclass brings a configuration of its own
         adapter = TypeAdapter(annotation)
@@ -171,6 +174,7 @@ def _words(annotation: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in arguments)
     if origin in (typing.Union, types.UnionType):
+        # Without None, which TOML cannot write.
         return " or ".join(_words(part) for part in arguments if part is not type(None))
     if inspect.isclass(origin) and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
         return "a list, each " + " or ".join(dict.fromkeys(_words(part) for part in arguments if part is not ...))

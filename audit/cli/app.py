@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader of our output has gone (`| head`); without this Python complains once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = OK
+    # standalone_mode=False above: typer would print errors in its own way, and exit with its own codes.
     except Exception as error:
         code = _known(error)
         if code is None:

@@ -1,4 +1,4 @@
-"""What this machine has: device, versions, data sets, extras, optional weights. Computes nothing, downloads nothing."""
+"""`leakbench doctor`: this machine's device, versions, data sets, extras and optional weights; downloads nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXTRAS = {
 
 
 def examine() -> dict[str, Any]:
-    """Everything `leakbench doctor` prints, as plain data."""
+    """Everything that `leakbench doctor` prints, as plain data."""
     import torch
 
     from ..catalog import methods as catalog
@@ -41,6 +41,7 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _CORE},
+        # By module and by metadata: either may be left behind without the other.
         "extras": {
             extra: {
                 name: _version(name) if importlib.util.find_spec(module) else None for name, module in parts.items()

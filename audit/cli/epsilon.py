@@ -1,4 +1,4 @@
-"""`leakbench epsilon`: what a planned run proves."""
+"""`leakbench epsilon`: the epsilon of a planned run, by accounting for the defense's own plans."""
 
 from __future__ import annotations
 

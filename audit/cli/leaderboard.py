@@ -1,4 +1,4 @@
-"""`leakbench leaderboard`: boards and pages from records."""
+"""`leakbench leaderboard`: the board of a folder of records, as text or as a page."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def build(
 
 
 def _verifier(wanted: bool) -> Callable[[Any, Path], str] | None:
+    # `leaderboard` may not import `audit`, whose scorers compute numbers again: it is handed the function.
     if not wanted:
         return None
     from ..scoring.verify import contradiction

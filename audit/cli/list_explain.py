@@ -1,4 +1,4 @@
-"""`leakbench list` and `leakbench explain`: what there is, and what it does."""
+"""`leakbench list` and `leakbench explain`: entries of the catalogue, with their settings and threat models."""
 
 from __future__ import annotations
 

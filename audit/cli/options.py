@@ -1,4 +1,4 @@
-"""What all commands share: options, exit codes, and where words go."""
+"""Options, exit codes and output functions that all commands share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+# 130 is 128 + SIGINT, a shell's code for a command that Control-C ended.
 OK, FAILED, USAGE, BAD_FILE, INTERRUPTED = 0, 1, 2, 3, 130
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
@@ -16,10 +17,10 @@ Recomputed = Annotated[bool, typer.Option("--verify", help="Recompute numbers fr
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout."""
+    """Prints one JSON document on stdout; NaN and infinity, which many parsers refuse, are errors."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def say(text: str) -> None:
-    """A line on stderr, which leaves stdout to results."""
+    """Prints a line on stderr, which leaves stdout to results."""
     print(text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`leakbench run`: a suite, its records, its board."""
+"""`leakbench run`: computes the records of a suite and prints their board."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def run(
             command=command,
             report=report,
         )
+    # A folder may hold manifests of other requests: the board is held against that of this very command.
     ids = {record.id for record in done}
     asked = [m for m in read_manifests(directory / "records") if ids <= {cell.id for cell in m.cells}]
     mine = tuple(m for m in asked if m.command == command)[:1]
@@ -72,7 +73,7 @@ def run(
 def _asked(
     suite: str, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure_noise: bool
 ) -> tuple[str, ...]:
-    """The command that asks for the same cells, whatever else was said about how to compute them."""
+    """The command that asks for the same cells, without options that say how and where they are computed."""
     options = [
         (f"--{kind}", name) for kind, names in (("defense", defenses), ("attack", attacks)) for name in names or ()
     ]

@@ -1,1 +1,1 @@
-"""From a suite to cells: typed requests, and the models, data and defenses that they name."""
+"""Plans of a run: a suite expanded into cells with typed requests, and what a request names, built."""

@@ -1,7 +1,7 @@
-"""Artifacts: results that cells wait for, named by a hash of the request that decides them.
+"""Artifacts: intermediate results that cells wait for, named by a hash of the request that decides them.
 
-A point of a tuning is one; a shadow model will be another. Several cells, and several jobs, may wait for the same one:
-it is computed once.
+A point of a hyperparameter search is one; a shadow model will be another. Cells of several jobs may wait for the same
+one: by its name it is known to be the same, and computed once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .request import MethodAsked, digest_of
 
 @dataclass(frozen=True)
 class Artifact:
-    """One result to be.
+    """One result that is to be computed.
 
     Attributes:
         request: everything that decides it, as plain JSON values.
         words: what it is, for progress and errors.
-        make: computes it on a device, as plain JSON values; a function that processes can be sent.
-        methods: whose code decides it, too.
+        make: computes it on a device, as plain JSON values; picklable, because workers are sent it.
+        methods: defenses and attacks whose code decides it, too; a kept result of other code is refused.
     """
 
     request: dict[str, Any]

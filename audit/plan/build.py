@@ -1,4 +1,4 @@
-"""What a request names, made: splits, model, sampler and length of its training, its defense at its budget's noise."""
+"""Builders of what a request names: data splits, model, sampler, number of steps, defense with calibrated noise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_splits(of: Training | Update, seed: int, device: torch.device) -> Split
 
 
 def load_sizes(data: str, sizes: Sizes, seed: int) -> Splits:
-    """Splits on the CPU, for whoever asks how large they are before there is a request."""
+    """Splits on the CPU, for checks of sizes and shapes before there is a request."""
     return load_data(data, seed, sizes, torch.device("cpu"))
 
 
@@ -62,6 +62,7 @@ def build_model(name: str, settings: dict[str, Any], splits: Splits, seed: int) 
         name,
         input_shape=splits.input_shape,
         classes=splits.classes,
+        # Not of the request, which names the defense: all defenses of a seed start from the same weights.
         seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
         **settings,
     )
@@ -78,16 +79,16 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
     task = request.training
     rate = 1.0 if task.sampling == "full" else task.batch / examples
     if request.never_saw:
-        rate = min(rate, 1.0)  # the public pool may be smaller than a batch of the members
+        rate = min(rate, 1.0)  # `check_sizes` looked at the members; the public pool may be smaller than a batch
     sampling = Sampling(task.sampling, rate)
     return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
 
 
 def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
-    """The defense of a request at its budget's noise, and whether that noise was matched rather than calibrated.
+    """The defense of a request at its budget's noise, and whether that noise was matched instead of calibrated.
 
-    A defense that proves nothing at any noise (no bound on an example) gets, for a budget in epsilon, the noise that a
-    bounded one would need: its record is flagged, and its epsilon stays infinite.
+    A defense without a bound on an example's contribution proves no epsilon at any noise. For a budget in epsilon it
+    gets the noise that a bounded one would need: its record is flagged, and its epsilon stays infinite.
 
     Args:
         request: of any cell.
@@ -99,9 +100,11 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     if budget.noise_multiplier is not None:
         return defense.with_noise(float(budget.noise_multiplier)), False
     sampling, steps = planned(request, examples)
+    # Sampling and steps of the very run: a multiplier that was calibrated for others proves another epsilon.
     wanted = {"epsilon": budget.epsilon, "delta": budget.delta, "sampling": sampling, "steps": steps}
+    # At any positive multiplier: an entry of the ledger has a reason where its plan has no bound.
     if not any(entry.reason for entry in predict(defense.with_noise(1.0), sampling=sampling, steps=steps).entries):
-        # What the method releases once, beside its steps, is a part of the budget.
+        # By the method's own plans, because what it releases once beside its steps spends budget, too.
         return calibrate(defense, **wanted), False
     return defense.with_noise(noise_multiplier(**wanted)), True
 
@@ -117,12 +120,13 @@ def noise_for(request: TrainingRequest) -> Noise:
 
 
 def reads_public(method: MethodAsked) -> bool:
-    """Whether a defense reads public data; its plans are tried on a toy."""
+    """Whether a defense reads public data, found by a dry run of its plans on a toy."""
     return _reads_public(method.name, json.dumps(method.settings))
 
 
 @cache
 def _reads_public(name: str, settings: str) -> bool:
+    # Settings come as JSON because a cache needs keys that can be hashed; the noise does not matter here.
     defense = catalog.defense(name, json.loads(settings))
     toy = ToyRows(TOY_DIM)
     predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4, public=toy)

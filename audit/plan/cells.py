@@ -11,14 +11,14 @@ from .request import Request, digest_of
 
 @dataclass(frozen=True)
 class Cell:
-    """One record to be.
+    """One defense against one attack, or utility, at one budget and seed: what becomes one record.
 
     Attributes:
         request: everything that decides the result.
         subject: what is attacked, a key of `audit.subjects.SUBJECTS`.
         skip: why it cannot be run; empty if it can.
         reported: the papers' figures for it, as (metric, value, source).
-        needs: results that it waits for.
+        needs: artifacts that have to be computed before.
     """
 
     request: Request
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """Of its result, as `membership`."""
+        """Kind of its result, as `membership`."""
         return self.request.kind
 
 
@@ -68,6 +68,7 @@ class Job:
     @property
     def words(self) -> str:
         """What it is, for progress."""
+        # Of the first cell: what is told here, the training or the update, is the same for all cells of a job.
         first = self.cells[0].request
         control = f" ({first.control} control)" if first.control else ""
         noise = "" if first.release_noise is None else f", noise {first.release_noise}"
@@ -77,11 +78,11 @@ class Job:
 
 @dataclass
 class Plan:
-    """All jobs of a run.
+    """All cells of a run, those that are computed together in one job.
 
     Attributes:
         jobs: to be computed.
-        skipped: cells that cannot be.
+        skipped: cells that cannot be run, each with its reason.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -90,11 +91,11 @@ class Plan:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell, in the order of the suite."""
+        """Every cell: those of jobs in the order of the suite, then those that cannot be run."""
         return [cell for job in self.jobs for cell in job.cells] + self.skipped
 
     def add(self, cells: list[Cell], suite_digest: str) -> None:
-        """Files cells that are computed together; one that is there already, under other words, is left out."""
+        """Files cells that are computed together, without those that are there: two entries may come to the same."""
         new = [cell for cell in cells if cell.id not in self._ids]
         self._ids |= {cell.id for cell in new}
         self.skipped += [cell for cell in new if cell.skip]

@@ -1,7 +1,7 @@
-"""The cells of a suite: every defense x attack x seed as a resolved request, decided before any compute.
+"""Expansion of a suite into cells: every defense x attack x budget x seed as a resolved request, before any compute.
 
-All cells that train the same model share one training, and all defenses of one seed start from the same weights. What
-cannot be run is found here, from declarations, toy runs and shapes, and becomes a cell that says why.
+Cells that attack the same model share one training, and all defenses of one seed start from the same weights. What
+cannot be run is found here, from declarations, dry runs and shapes, and becomes a cell that says why.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
 
 OF_MODEL, OF_UPDATE = "trained_model", "shared_update"
+"""Subjects that cells without an attack, and attacks that no suite serves, are filed under; keys of `SUBJECTS`."""
 
 
 @dataclass(frozen=True)
 class _Aimed:
-    """An attack of the suite, what it finds out about which subject, and why it cannot be run whatever the defense."""
+    """An attack of the suite with its kind of result, its subject, and why it cannot be run, whatever the defense."""
 
     choice: AttackChoice
     kind: str
@@ -67,6 +68,7 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
     found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
         budgets = budgets_of(suite, choice)
+        # A model that never saw the members leaks nothing of them at any budget: one cell each tests the attack.
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
                 _add(found, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
@@ -76,6 +78,7 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
 def _check_fits(suite: Suite) -> None:
     """Refuses sizes that the data do not have, and models that do not fit them."""
     task, share = suite.task, suite.share
+    # Of the first seed alone: a seed decides who is in a pool, and not how many.
     first = _first_splits(f"{suite.source}: task.data", task.data, _sizes(task), suite.seeds[0])
     shared = (
         None if share is None else _first_splits(f"{suite.source}: share.data", share.data, Sizes(), suite.seeds[0])
@@ -98,31 +101,32 @@ def _sizes(task: TaskTable) -> Sizes:
 
 
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
-    """Every defense, and its part as a control; controls are added when they are asked for and not there."""
+    """Every defense with its role as a control; controls that are asked for and not listed are added."""
     chosen: list[tuple[DefenseChoice, Control | None]] = [(choice, None) for choice in suite.defense_grid()]
     if not suite.controls:
         return chosen
     baseline = DefenseChoice(name=BASELINE, settings=catalog.resolve("defenses", BASELINE, {}))
     chosen = [(c, "positive" if c.name == BASELINE else None) for c, _ in chosen]
     if not suite.whole:
-        return chosen
+        return chosen  # controls judge a suite as a whole
     if all(control is None for _, control in chosen):
         chosen.append((baseline, "positive"))
+    # The negative control trains as the positive one does: they differ in who is trained on, and in nothing else.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
-    # Without noise there is nothing left to score who took no part; with noise the attack's own workings are tested.
+    # A second one, with noise: without, the remainder of somebody who took no part is 0, and leaves nothing to score.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
-    # One without public data if there is any: the control trains on them, and a method that reads them gets half.
+    # A method without public data, if there is any: the control trains on those, and would leave it one half to read.
     never_saw += sorted(proving, key=lambda c: reads_public(asked(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 
 
 @cache
 def _proves(name: str, settings: str) -> bool:
-    """Whether a defense proves an epsilon once it has noise."""
+    """Whether a defense proves an epsilon once it has noise; found by a dry run on a toy."""
     defense = catalog.defense(name, json.loads(settings))
     if defense.noise_multiplier is not None:
-        return False
+        return False  # it decides its noise itself, and adds none
     try:
         claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
     except Exception:
@@ -131,7 +135,7 @@ def _proves(name: str, settings: str) -> bool:
 
 
 def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
-    """The budgets of a defense; one that adds no noise runs once, whatever the grid."""
+    """The budgets of a defense; one that adds no noise is trained once, whatever the grid."""
     if catalog.defense(choice.name, choice.settings).noise_multiplier is None:
         return suite.budget_grid()
     return [{"delta": suite.budget.delta}]
@@ -154,19 +158,21 @@ class _Run:
 
 
 def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
-    """Files the cells of one training, and those of the updates that are shared in its place."""
+    """Files the cells of one training as one job, and every shared update as a job of its own."""
     trained = _training_request(suite, run)
     choice, _ = suite.tuned(run.choice, run.budget)
     reason = _cannot_run(trained.defense)
-    told = vars(trained)
+    told = vars(trained)  # the training's fields, which the request of every cell repeats
 
     def cell(request: Request, aimed: _Aimed | None, skip: str) -> Cell:
         attack = None if aimed is None else aimed.choice
+        # A paper's figure is about a model that was trained on its members.
         figures = [] if trained.never_saw else suite.reported_for(choice, run.budget, attack)
         told = tuple((f.metric, f.value, f.source) for f in figures)
         needs = () if aimed is None or aimed.needs is None or skip else aimed.needs(request)
         return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, told, needs)
 
+    # Utility first: the time that the training takes is counted in the first cell of a job.
     group = [cell(Request(**told, kind="utility"), None, reason)]
     for aimed in attacks:
         request, why = Request(**told, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
@@ -174,7 +180,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             group.append(cell(request, aimed, why))
             continue
         if trained.never_saw and choice.name != BASELINE:
-            continue  # images have one negative control, without noise, where they would be found most easily
+            continue  # images have one negative control, the one without noise, where they would show most clearly
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         for noise in _release_noises(suite, trained.budget):
@@ -210,19 +216,19 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
             engine=task.engine,
             **_own(task.data, task.model.name, _sizes(task), run.seed),
         ),
-        # A part of the request only where noise is drawn, so that what has none is not computed again.
+        # Only where noise is drawn: a cell without noise has one id, and is not computed again for --secure-noise.
         secure=run.secure and budget.draws_noise,
     )
 
 
 def _release_noises(suite: Suite, budget: Budget) -> tuple[Literal["none", "calibrated"], ...]:
-    """With which noise updates are shared; a defense without noise releases the same either way."""
+    """Variants in which updates are shared; a defense without noise would release the same in both."""
     kinds = ("none",) if suite.share is None else suite.share.noise
     return ("none",) if "none" in kinds and not budget.draws_noise else kinds
 
 
 def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrated"]) -> Request:
-    """The request of an attack on a shared update, of that on the training in whose place it is shared."""
+    """The request of an attack on a shared update, from that of the same attack on the training."""
     secure, share = request.secure and noise != "none", suite.share
     if share is None:
         return replace(request, secure=secure, no_update=noise)
@@ -242,8 +248,9 @@ def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrate
 
 
 def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
-    """Digests of what is the user's own: a name does not say that what is behind it has changed."""
+    """Digests of the user's own data and model: behind the same path may lie something else tomorrow."""
     found = {}
+    # The user's own data are named as `folder:PATH`, a model as `FILE.py:FUNCTION`.
     if ":" in data:
         found["data_digest"] = load_sizes(data, sizes, seed).digest
     path = Path(model.rpartition(":")[0]).expanduser()
@@ -253,7 +260,7 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
 
 
 def _cannot_run(defense: MethodAsked) -> str:
-    """Why a defense cannot run here; its plans are tried on a toy."""
+    """Why a defense cannot run here, for want of an extra; found by a dry run of its plans on a toy."""
     return _toy_run(defense.name, json.dumps(defense.settings))
 
 
@@ -270,6 +277,7 @@ def _toy_run(name: str, settings: str) -> str:
 
 
 def _aim(attack: AttackChoice) -> _Aimed:
+    """Holds an attack's requirements against the threat models that suites offer."""
     method = catalog.attack(attack.name)
     row = threat_model(method.kind, method.requires.access)
     if row is None:
@@ -281,8 +289,10 @@ def _aim(attack: AttackChoice) -> _Aimed:
 def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:
     for key, default in models.defaults(choice.name).items():
         value = choice.settings.get(key, default)
+        # Not isinstance, which takes true for 1.
         if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise SuiteError(f"{where}.{key}: must be of type {type(default).__name__}, got {value!r}")
+    # RuntimeError, too, which is what torch raises for sizes that do not fit.
     try:
         refuse_batch_norm(build_model(choice.name, choice.settings, splits, 0))
     except (ModuleNotFoundError, TypeError, ValueError, RuntimeError) as error:

@@ -1,9 +1,8 @@
-"""Requests: everything that decides one record, typed and frozen, and the id and the seeds that follow from it.
+"""Requests: everything that decides one record, typed and frozen, and the id and seeds that are hashed from it.
 
-The id is a hash of the request's canonical form, so a run over existing results knows what is missing, and adding a
-cell to a suite moves no other. What a random process decides derives from the same form. The canonical form leaves out
-a field that has its default, and a method's setting that has its own: a field or a setting that comes later moves no
-id that exists. Fields without a default are in it always.
+The id is a hash of the request's canonical form: by it a run over existing results knows what is missing, and adding a
+cell to a suite moves no other. Seeds derive from the same form. Fields, and settings of methods, are left out at their
+default: one that is introduced later moves no id that exists. Fields without a default are always in it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from defenses.core import seed_from
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
 
-SCHEMA = 1
+SCHEMA = 1  # of the canonical form; part of every id
 
 Control = Literal["positive", "negative"]
 """A cell's part as a control: it must leak, or must not."""
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    """The id of plain content: the same for the same values, whatever their order."""
+    """SHA-256 of plain content, cut to 128 bits: the same for the same values, whatever the order of keys."""
     canonical = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
@@ -38,7 +37,7 @@ def seed_of(content: dict[str, Any], purpose: str) -> int:
 
 
 def seed_of_data(digest: str, purpose: str) -> int:
-    """A seed that every cell on the same split shares, whatever it trains or attacks.
+    """A seed that every cell on the same split shares: defenses are compared on the same candidates and targets.
 
     Args:
         digest: of the splits.
@@ -59,6 +58,7 @@ class MethodAsked:
 
     kind: MethodKind
     name: str
+    # A dictionary, so that no request can be hashed by Python: caches go by JSON.
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,13 +90,13 @@ class Budget:
         return self.epsilon is not None or self.noise_multiplier is not None
 
     def to_dict(self) -> dict[str, float]:
-        """What is given, by name."""
+        """The fields that are given, by name."""
         return _without_defaults(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained, on what, and how; None where the data decide.
+    """What is trained, on which data, and how; sizes are None where the data set decides.
 
     Attributes:
         data: name of a data set, or the place of the user's own.
@@ -140,7 +140,7 @@ class Training:
 
     @property
     def sizes(self) -> Sizes:
-        """Of the pools."""
+        """Sizes of the pools that are asked for."""
         return Sizes(private=self.private, non_member=self.non_member, public=self.public)
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The shared update that is attacked; all None but the noise where a suite has no [share] table.
+    """The shared update that is attacked, as a suite's [share] table describes it.
 
     Attributes:
         data: name of a data set, or the place of the user's own.
@@ -180,16 +180,17 @@ class Update:
 
     @property
     def sizes(self) -> Sizes:
-        """The data set's own."""
+        """Sizes of the pools: the data set's own."""
         return Sizes()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a record has them, where `noise` is the noise of the release."""
         content = _without_defaults(self)
-        # Before the digests, where it has always been.
+        # Renamed in its place: records keep the order of keys, and in those that exist `noise` precedes the digests.
         return {("noise" if key == "release_noise" else key): value for key, value in content.items()}
 
 
+# kw_only also because `Request` adds fields without a default behind one that has a default.
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
     """What decides one training, or the step that is shared in its place.
@@ -227,6 +228,7 @@ class TrainingRequest:
             "control": self.control,
             "seed": self.seed,
             "task": self.training.to_dict(),
+            # Absent where noise is seeded, the default, so that those ids stay what they are.
             **({"noise": "secure"} if self.secure else {}),
         }
 
@@ -236,8 +238,9 @@ class TrainingRequest:
         Args:
             purpose: what is drawn, as "noise".
         """
+        # `Request` adds these two; attacks on one training must find the same training.
         content = {key: value for key, value in self.canonical().items() if key not in ("attack", "kind")}
-        if self.control == "positive":  # a mark on what is trained, which changes nothing about it
+        if self.control == "positive":  # a mark for the board: the same training as without it
             content["control"] = None
         return seed_of(content, purpose)
 
@@ -250,7 +253,7 @@ class Request(TrainingRequest):
         kind: of its result, as "membership".
         attack: None for utility.
         update: the shared update that is attacked; None where the trained model is.
-        no_update: what would be released, where an attack needs a shared update and the suite has none.
+        no_update: variant of the noise, for the id of a cell that is skipped because the suite shares no update.
     """
 
     kind: str
@@ -299,6 +302,7 @@ class Request(TrainingRequest):
 
     def of_training(self) -> TrainingRequest:
         """The training alone: equal for all cells that attack the same one."""
+        # Of the base class, and no copy of this one: instances of two dataclasses are never equal.
         names = [one.name for one in dataclasses.fields(TrainingRequest)]
         return TrainingRequest(**{name: getattr(self, name) for name in names})
 
@@ -306,13 +310,18 @@ class Request(TrainingRequest):
         """What the result depends on, as plain JSON values."""
         content = super().canonical()
         if self.release_noise is not None:
+            # The training stays in it: the noise of the update is calibrated to its sampling and length.
             content |= {"training": content["task"], "task": self.task}
         attack = None if self.attack is None else self.attack.canonical()
         return content | {"kind": self.kind, "attack": attack}
 
 
 def _without_defaults(instance: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, without those that have their default."""
+    """The fields of a dataclass by name, without those at their default.
+
+    A field with a default factory has no `default`, and is always among them: giving one to a field that exists is
+    harmless, a new field with one moves every id.
+    """
     return {
         one.name: getattr(instance, one.name)
         for one in dataclasses.fields(instance)

@@ -1,4 +1,4 @@
-"""Splits of data sets, kept between the cells that use the same, and never more of them than there is room for."""
+"""Cache of data splits that cells share, least recently used out first, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from benchmarks import data as datasets
 from benchmarks.core import Sizes, Splits
 
-# A training's, a shared update's and another seed's; together at most so large, unless one alone is larger.
+# Three: of a training, of a shared update, and of another seed.
 _MOST = 3
-_MOST_BYTES = 2**30
-# From here on, a data set is in memory under one seed at a time.
+_MOST_BYTES = 2**30  # of all together, unless one alone is larger
+# From this size on a data set is kept under one seed only.
 _LARGE_BYTES = 2**28
 
 _Key = tuple[str, int, Sizes, torch.device]
@@ -18,15 +18,14 @@ _kept: dict[_Key, Splits] = {}  # the one that was used last comes last
 
 
 def load_data(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
-    """A data set's splits on a device; the last few are kept, because all cells of a seed use the same.
-
-    Not those of one's own data, which may change while this process lives.
-    """
+    """A data set's splits on a device, kept for the other cells of the seed."""
+    # A path leads to data of the user's own, which may change while this process lives.
     if ":" in name:
         return _load(name, seed, sizes, device)
     key = (name, seed, sizes, device)
-    splits = _kept.pop(key, None)
+    splits = _kept.pop(key, None)  # and put back below, at the end: a dictionary keeps the order of insertion
     if splits is None:
+        # Before the next is loaded, so that two of them are never in memory together.
         for other in [key for key, kept in _kept.items() if key[0] == name and _bytes(kept) >= _LARGE_BYTES]:
             del _kept[other]
         splits = _load(name, seed, sizes, device)

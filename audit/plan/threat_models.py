@@ -1,7 +1,8 @@
-"""Threat models: what a suite grants to attackers, one row for each kind of result and access.
+"""Threat models that suites offer: a table of what an attacker is granted, by kind of result and access.
 
-A row says which subject is attacked, what beside the access is granted, and how the target is built from a run. Another
-access is another row here and its builder in `audit/observe.py`, the one place where an attacker is given anything.
+A row says which subject is attacked, what an attacker knows beside its access, and how the target is built from a run.
+Another access is another row here and its builder in `audit/observe.py`, the one place where an attacker is given
+anything.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OfRun = Callable[[RunView], Target]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel:
-    """One row.
+    """One row: what a suite grants to attacks of one access that find out one kind of thing.
 
     Attributes:
         kind: of what an attack finds out, as "membership".
@@ -30,10 +31,10 @@ class ThreatModel:
         knows: what beside it a suite grants.
         subject: what is attacked, a key of `audit.subjects.SUBJECTS`.
         build: run -> target, for subjects that are runs; None where the subject makes its own.
-        reads: the steps of a run that the target is made of: none, the last one, or all of them. Releases without noise
-            decide what they are asked about; all steps have to be kept while training.
-        participation_known: whether the attacker knows who would have taken part in the step that it sees: then it is
-            asked about those who did, sampling amplifies nothing, and the claim is that of this step alone.
+        reads: steps of a run whose releases are shown: none, the last one, or all of them. All have to be kept while
+            training; and scores of what was released without noise are decisions, which records flag.
+        participation_known: whether the attacker knows who would have taken part in the step that it sees. It is then
+            asked about those who did; sampling amplifies nothing, and the claim is that of this step alone.
         needs: results that an attack's cell waits for, as shadow models; none where None.
     """
 
@@ -48,7 +49,7 @@ class ThreatModel:
 
     @property
     def offered(self) -> Requirements:
-        """What attacks' needs are held against."""
+        """What this threat model grants, which an attack's requirements are checked against."""
         return Requirements(access=self.access, knows=self.knows)
 
 

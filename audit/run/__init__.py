@@ -1,1 +1,1 @@
-"""Runs cells: what waits for what, where it is computed, what is kept and written."""
+"""Execution of a plan: scheduling of jobs, worker processes, resumption, provenance, files that are written."""

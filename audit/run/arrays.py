@@ -1,4 +1,4 @@
-"""Per-example results beside a record, as Parquet: whoever doubts a number can compute it again."""
+"""Per-example arrays beside a record, as Parquet: whoever doubts a number can compute it again from them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def write_arrays(columns: dict[str, Any], folder: Path, name: str) -> tuple[Path
     Raises:
         WriteError: as on a full disk.
     """
+    # In memory: the digest is of what was meant to be written, whatever the disk makes of it.
     file = io.BytesIO()
     pd.DataFrame(columns).to_parquet(file, index=False)
     content = file.getvalue()

@@ -1,6 +1,6 @@
-"""Files of artifacts: each is named by a hash of the request that decides it, and computed once.
+"""Store of artifacts: JSON files named by the hash of the request that decides them, each computed once.
 
-What lies in the folder is kept over runs if it is whole, was not edited, and is of the code of now.
+A file of a former run is kept if it is whole, its seal holds, and the code that computed it is the code of now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .resume import StaleError, refuse_other_code
 
 
 def origin_of(artifact: Artifact) -> Provenance:
-    """The code that computes an artifact now."""
+    """Provenance that an artifact would have if it were computed now."""
     return replace(library(), third_party=third_party(*artifact.methods))
 
 
@@ -45,6 +45,7 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: di
         StaleError: this process read another code than the run began with.
     """
     origin = origins[artifact.name]
+    # Before computing: this process imported the source later than the run hashed it.
     refuse_other_code(origin)
     try:
         result = artifact.make(device)
@@ -58,7 +59,7 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: di
 
 
 def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
-    """Results that were computed in this run, by name.
+    """Results that were computed or found kept in this run, by name; they are not checked again.
 
     Raises:
         RecordError: one of them failed, or its file is gone.
@@ -89,9 +90,11 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
     found, stale = {}, []
     for name, artifact in wanted.items():
         path = folder / f"{name}.json"
+        # A dangling link does not exist either; it is not missing, but refused below.
         if not path.exists() and not path.is_symlink():
             continue
         result, differs = _read(path, artifact)
+        # One that failed has neither a result nor a difference: it counts as missing, and is tried again.
         if result and not differs:
             found[name] = result
         elif differs and not recompute:
@@ -105,12 +108,12 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
 
 
 def write_document(document: dict[str, Any], path: Path) -> Path:
-    """Writes plain JSON values, indented."""
+    """Writes plain JSON values, indented; refuses NaN and infinity, which are no JSON."""
     return write_bytes(path, json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
 
 
 def _read(path: Path, artifact: Artifact) -> tuple[dict[str, Any], list[str]]:
-    """A result, and in what it is not the one that would be computed now."""
+    """A result, and in which respects it is not the one that would be computed now."""
     try:
         data = json.loads(read_bytes(path, "artifact"))
         if "error" in data:

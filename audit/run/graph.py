@@ -1,7 +1,8 @@
-"""What waits for what: pieces of work named by a hash of their content, each done once, after all that it needs.
+"""Dependency graph of work: pieces named by a hash of their content, each done once, after everything that it needs.
 
-A training that a cell attacks, a shadow model, a point of a tuning are such pieces; so is a job of cells. Two requests
-for the same content are one piece, so nothing is computed twice. An executor takes what is ready, wherever it computes.
+A job of cells is a piece; so is a point of a hyperparameter search, or a shadow model. Two requests for the same
+content are one piece, so nothing is computed twice. An executor takes the pieces that are ready, and computes them
+wherever it does.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Graph(Generic[Item]):
         for name, needs in self.needs.items():
             if unknown := sorted(needs - self.items.keys()):
                 raise ValueError(f"everything that {name} needs must be in the graph, and {unknown[0]} is not")
-        left = dict(self.needs)
+        left = dict(self.needs)  # Kahn's algorithm: what remains when nothing is free waits for itself
         while free := [name for name, needs in left.items() if not needs & left.keys()]:
             for name in free:
                 del left[name]
@@ -57,6 +58,7 @@ class Graph(Generic[Item]):
 
     def take(self) -> str | None:
         """The name of the next piece that is ready, which counts as started; None where all are done or wait."""
+        # In the order of addition, which is that of the suite: a run that is cut short has its first cells.
         for name, needs in self.needs.items():
             if name not in self._started and needs <= self._done:
                 self._started.add(name)
@@ -64,7 +66,7 @@ class Graph(Generic[Item]):
         return None
 
     def finish(self, name: str) -> None:
-        """Says that a piece is done, so that what waited for it is ready."""
+        """Marks a piece as done, so that what waited for it is ready; one that failed is done, with its error."""
         self._done.add(name)
 
     def __len__(self) -> int:

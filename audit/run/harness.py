@@ -1,8 +1,8 @@
-"""Runs the cells of a suite: train, attack, score, record. One record a cell, written as soon as it is there.
+"""Runner of a suite: trains, attacks, scores, and writes one record a cell as soon as it is computed.
 
 A run over existing results computes only what is missing or failed. A failing cell is a record with its error; the
-others go on. Jobs run in processes of their own, each on one core, and write their own records, so a crash loses at
-most what is in progress.
+others go on. Jobs run in worker processes, each on one thread, and workers write the records themselves, so a crash
+loses at most what is in progress.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(
     command: Sequence[str] = (),
     report: Report = lambda done, total, what: None,
 ) -> list[Record]:
-    """Runs what is missing of a suite.
+    """Runs those cells of a suite that have no record yet.
 
     Args:
         suite: with its overrides and selection.
@@ -91,18 +91,20 @@ def run(
         WriteError: a full disk, say; what was finished is kept.
     """
     with locked(directory):
+        # Results may come from others, and a folder that is a link would be swept and written through.
         refuse_links(*(directory / name for name in ("records", "artifacts", "tuning", "tuning/points")))
         if suite.tune is not None:
             planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
         folder = directory / "records"
-        read_manifests(folder)  # a bad one is said now, and not when the board is to be shown
+        read_manifests(folder)  # a bad one is reported now, and not when the board is to be shown
+        # By the runner alone, before anything is computed: workers import the source later, when it may be edited.
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
         there = found.records
-        sweep(folder)
-        # Before anything is computed: whatever interrupts the run, the folder says what it lacks.
+        sweep(folder)  # under the lock: drafts of a run that goes on would be taken for those of a killed one
+        # Before anything is computed: an interrupted run must not look like a whole one without the strong attacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
         there |= _skipped(plan, there, suite.digest, device, origins, folder)
         todo = _missing(plan, there)
@@ -111,6 +113,7 @@ def run(
         for remark in found.remarks:
             report(finished, total, remark)
         report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
+        # Closed on a break and on an error, too, which is what ends the workers.
         with closing(_computed(todo, directory, device, jobs, origins, recompute=recompute)) as computed:
             for piece, records in computed:
                 there.update({record.id: record for record in records})
@@ -118,11 +121,12 @@ def run(
                 report(finished, total, piece.words)
                 if fail_fast and any(record.status == "failed" for record in records):
                     break
+        # After --fail-fast some are not there.
         return [there[cell.id] for cell in plan.cells if cell.id in there]
 
 
 def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
-    """What a plan asks for, as it is written beside the records.
+    """The manifest of a plan: every cell that it asks for, written beside the records.
 
     Args:
         plan: of the suite.
@@ -157,13 +161,16 @@ def _expected(cell: Cell) -> Expected:
 
 
 def _origin(cell: Cell, directory: Path) -> Provenance:
-    """The code that computes a cell now."""
+    """Provenance that a cell's record would have if it were computed now."""
     tuning = tuning_digest(cell.request, directory)
     return replace(library(), third_party=third_party(cell.request.defense, cell.request.attack), tuning=tuning)
 
 
 def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
-    """Whether the record of a cell that cannot be run is what it would be now, or has numbers of former runs."""
+    """Whether the record of a cell that cannot be run may stay: it says the same, or has numbers of a former run.
+
+    Numbers stay where an attack's extra was installed once and is not now.
+    """
     if record is None or record.status == "failed":
         return False
     return record.status == "ok" or (record.reason == cell.skip and not record.provenance.differences(origin))
@@ -187,9 +194,9 @@ def _skipped(
 
 
 def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
-    """Jobs with the cells that have no numbers.
+    """Jobs, cut down to the cells without numbers.
 
-    What was skipped in former runs and can be run now, as with an extra that came since, is missing too.
+    Cells that a former run skipped and that can be run now, as with an extra that came since, are among them.
     """
     done = {name for name, record in there.items() if record.status == "ok"}
     return [
@@ -208,10 +215,11 @@ def _computed(
     *,
     recompute: bool,
 ) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
-    """Jobs and what they wait for, each with its records, in the order in which they are ready."""
+    """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
     folder, store = directory / "records", directory / "artifacts"
     if store.is_dir():
         sweep(store)
+    # Of jobs that are to be computed only: finished cells need no artifact any more.
     needed = {name: artifact for job in todo for name, artifact in job.needs.items()}
     graph = _graph(todo, read_kept(needed, store, recompute=recompute).keys())
     known = origins | {name: origin_of(artifact) for name, artifact in needed.items()}
@@ -220,7 +228,7 @@ def _computed(
 
 
 def _graph(jobs: Sequence[Job], there: Collection[str]) -> Graph[Job | Artifact]:
-    """Jobs, each after what it waits for and is not there yet."""
+    """Jobs, each after those artifacts that it waits for and that are not in the store."""
     graph: Graph[Job | Artifact] = Graph()
     for job in jobs:
         missing = {name: artifact for name, artifact in job.needs.items() if name not in there}
@@ -248,6 +256,7 @@ def run_piece(
     Raises:
         StaleError: this process read another code than the run began with, so no record could say which it was.
     """
+    # Its error is in its file: every job that waited for it finds it there and fails with that sentence.
     if isinstance(piece, Artifact):
         make_one(piece, store, device, origins)
         return []
@@ -289,7 +298,7 @@ def run_job(
 
 
 def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
-    """Writes a record and its arrays, these first, so that a record that is there has them; both or neither."""
+    """Writes a record after its arrays, so that no record is there without them; both or neither."""
     if not outcome.arrays:
         write(record, folder)
         return record
@@ -298,7 +307,7 @@ def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
     try:
         write(record, folder)
     except OSError:
-        with suppress(OSError):
+        with suppress(OSError):  # on a full disk, say: the error to show is the one above
             path.unlink()
         raise
     return record
@@ -315,7 +324,7 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
         control=request.control,
         defense=MethodUsed(**request.defense.to_dict()),
         attack=None if attack is None else MethodUsed(**attack.to_dict()),
-        task=request.task | outcome.task,
+        task=request.task | outcome.task,  # sizes as the data decided them replace those that were asked for
         budget=request.budget.to_dict(),
         requires=None if attack is None else catalog.attack(attack.name).requires.to_dict(),
         claim=None if claim is None else RecordedClaim(**claim),

@@ -1,4 +1,4 @@
-"""What one job computes: a trained model and the attacks on it, or shared updates and the attack on them."""
+"""Computation of one job: its subject, made once, and the outcome of each of its cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..subjects.table import SUBJECTS, Artifacts, Subject
 def compute(
     cells: tuple[Cell, ...], device: torch.device, read: Callable[[], Artifacts] = dict
 ) -> Iterator[tuple[Cell, Outcome]]:
-    """Computes cells that share a training, or a single shared update, one after another.
+    """Computes cells that share a subject, one after another.
 
     Args:
         cells: of one job.
@@ -35,6 +35,7 @@ def compute(
     for cell in cells:
         start = time.perf_counter()
         try:
+            # Within the try, and again for each cell: a subject that cannot be made is the error of all of them.
             if subject is None:
                 subject = SUBJECTS[cell.subject](cells, device, read())
             outcome = subject.outcome(cell)
@@ -45,12 +46,16 @@ def compute(
 
 
 def _sentence(error: Exception, request: Request) -> str:
-    """What went wrong and where; in the file of a method that is none of ours, where it passed through that."""
+    """Exception and place in one sentence; the place is in a third party's method where the traceback passes one.
+
+    Whoever wrote that method knows its lines, and not those of this library that it called.
+    """
     words = in_one_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     methods = [m for m in (request.attack, request.defense) if m is not None and catalog.foreign(m.kind, m.name)]
     for method in methods:
         files = set(map(str, plugins.source_files(method.name))) if plugins.is_path(method.name) else set()
+        # The last of its own frames: the line that called into the library, or raised by itself.
         if own := [frame for frame in frames if str(Path(frame.filename).resolve()) in files]:
             written = Path(method.name.rpartition(":")[0])  # as the user named it
             file = written.with_name(Path(own[-1].filename).name)

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a lock that the operating system takes back when its holder dies, however it dies."""
+"""Lock of a results folder, for one run at a time; the operating system releases it when its holder dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leaderboard.records.files import WriteError
 
 try:
     import fcntl
-except ImportError:  # a system without it has no such lock, and two runs there are the user's affair
+except ImportError:  # Windows has no such lock: there two runs in one folder are the user's affair
     fcntl = None
 
 NAME = ".lock"
@@ -24,7 +24,7 @@ class BusyError(RuntimeError):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the folder of a run.
+    """Holds the lock of a results folder, and writes into it who does.
 
     Args:
         directory: made when absent.
@@ -38,12 +38,15 @@ def locked(directory: Path) -> Iterator[None]:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # Opened without truncating: until the lock is held, the text in the file names who holds it. 0o666, less the
+        # umask: whoever may write into a shared folder may lock it.
         handle = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         raise WriteError(f"cannot write to {directory}: {error.strerror or error}; name another --out") from error
     try:
         if fcntl is not None:
             try:
+                # flock, not a file that exists: nothing has to be cleaned up after a kill.
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 holder = os.read(handle, 100).decode(errors="replace").strip() or "a process"
@@ -60,4 +63,5 @@ def locked(directory: Path) -> Iterator[None]:
             ) from error
         yield
     finally:
-        os.close(handle)  # and with it the lock; the file stays, because who removes it may remove another's
+        # Closing releases the lock. The file stays: between release and removal another run may have locked it.
+        os.close(handle)

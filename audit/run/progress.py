@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with the time left on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress of a run on stderr: a bar with the time left on a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report = Callable[[int, int, str], None]
 
 @contextmanager
 def show(*, quiet: bool = False) -> Iterator[Report]:
-    """Gives a function to report progress with.
+    """Yields the function that a run reports its progress to.
 
     Args:
         quiet: report nothing.
@@ -48,6 +48,7 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
 
         def line(done: int, total: int, what: str) -> None:
             spent = time.monotonic() - start
+            # As if all cells took equally long, those of former runs included: a rough guide.
             left = f", about {spent / done * (total - done):.0f} s left" if 0 < done < total else ""
             print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)
 

@@ -1,7 +1,8 @@
-"""Which code gives a number: the library, the packages it computes with, third-party methods, points of a tuning.
+"""Provenance of a number: digests and versions of the code that computed it.
 
-What is compared is the digest of the source files, so that two codes never pass for one, installed from a wheel or as a
-checkout with changes; version and commit are for the reader.
+That is the library, the packages it computes with, third-party methods, and the hyperparameter search that settings
+rest on. Digests of source files are compared, so that two codes never pass for one, whether installed from a wheel or
+in a checkout with changes; version and commit are for the reader.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..import_guard import ROOT
 from ..plan.request import MethodAsked, TrainingRequest
 
 COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
-"""Packages of ours whose source decides results; `leaderboard` only shows them."""
+"""This library's packages whose source decides results; `leaderboard` only shows them."""
 
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "opacus", "backpack-for-pytorch", "torchvision",
@@ -34,7 +35,7 @@ PACKAGES = (
 
 @cache
 def library() -> Provenance:
-    """The library and the packages here, without what belongs to single cells."""
+    """Provenance without what belongs to single cells; hashed once a process, as modules are imported once."""
     files = [path for package in COMPUTING for path in sorted((ROOT / package).rglob("*.py"))]
     commit = _git("rev-parse", "HEAD")
     return Provenance(
@@ -48,10 +49,10 @@ def library() -> Provenance:
 
 
 def third_party(*methods: MethodAsked | None) -> dict[str, str]:
-    """Digests of the code of methods that are none of ours, by "defense NAME" or "attack NAME".
+    """Digests of the code of third parties' methods, by "defense NAME" or "attack NAME".
 
     Args:
-        *methods: of a request; None for what it has not.
+        *methods: of a request; None where it has no attack.
     """
     found = {}
     for method in methods:
@@ -67,7 +68,7 @@ def third_party(*methods: MethodAsked | None) -> dict[str, str]:
 
 
 def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
-    """SHA-256 of the search that a request's settings rest on; None where they rest on none."""
+    """SHA-256 of the file of the search that a request's settings rest on; None where they rest on none."""
     name = request.training.tuning_digest
     if not name:
         return None
@@ -79,11 +80,12 @@ def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
 
 
 def _code_of(module: str) -> str:
-    """Digest of the source of a module, and of everything in its package."""
+    """Digest of the source of a module's whole top-level package, of which it may import any part."""
     top = module.partition(".")[0]
     spec = importlib.util.find_spec(top)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     if folders:
+        # Compiled extensions decide results, too; bytecode caches and data files come and go.
         files = [path for folder in folders for path in sorted(folder.rglob("*"))]
         return _digest([path for path in files if path.suffix in (".py", ".so", ".pyd")], folders[0].parent)
     origin = Path(spec.origin) if spec and spec.origin else None
@@ -96,12 +98,13 @@ def _digest(files: list[Path], root: Path) -> str:
     found = hashlib.sha256()
     for path in files:
         content = path.read_bytes()
+        # With name and length, so that no two trees of files give the same stream of bytes.
         found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 
 def _git(*arguments: str) -> str:
-    """What git says about our own checkout; empty where we are none: another repository around us says nothing."""
+    """Output of git about this library's checkout; empty without one, also inside a repository of the user's."""
     program = shutil.which("git")
     if program is None or not (ROOT / ".git").exists():
         return ""

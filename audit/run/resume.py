@@ -1,4 +1,4 @@
-"""Which records of former runs are kept: those of the same code, with the claim that follows and their own arrays."""
+"""Resumption: which records of former runs are kept, by code, settings, claim and arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..scoring.verify import contradiction
 from .provenance import library
 
 UNRESOLVED = ("private", "non_member", "public")
-"""Sizes of a task that a record has as the data decided them."""
+"""Sizes of a task that a suite may leave to the data: a record has them as they were resolved."""
 
 
 class StaleError(RecordError):
@@ -33,7 +33,7 @@ class Kept:
 
     Attributes:
         records: by id, of any status.
-        remarks: why others count as missing, a sentence each.
+        remarks: sentences for the user, why others count as missing.
     """
 
     records: dict[str, Record] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Kept:
 def kept(
     cells: list[Cell], folder: Path, now: dict[str, Provenance], *, recompute: bool = False, verify: bool = False
 ) -> Kept:
-    """Reads the records that are there and decides which of them stand.
+    """Reads the records of a plan's cells and decides which of them are kept.
 
     Args:
         cells: of the plan.
@@ -59,6 +59,7 @@ def kept(
     found, stale = Kept(), {}
     for cell in cells:
         path = folder / f"{cell.id}.json"
+        # A dangling link does not exist either, and `read` refuses it by name.
         if not path.exists() and not path.is_symlink():
             continue
         try:
@@ -68,10 +69,12 @@ def kept(
                 raise
             found.remarks.append(f"{error}; computed again")
             continue
+        # Failed cells are computed again anyway, and skipped ones are held against their sentence by the harness.
         if record.status == "ok":
             if differs := differences(record, cell, now[cell.id]):
                 stale.setdefault("; ".join(differs), []).append(_name(record))
                 continue
+            # Missing or altered arrays make a cell missing, and nothing refused: computing it again mends the folder.
             fault = arrays_fault(record, folder)
             if not fault and record.arrays is None:
                 fault = "it names no arrays"
@@ -94,7 +97,7 @@ def kept(
 
 
 def refuse_other_code(origin: Provenance) -> None:
-    """Checks in a process of a run that it read the code that the run began with, and that its records will name.
+    """Checks in a worker that the source it imported is that of the runner, which its records will name.
 
     Raises:
         StaleError: the source was edited meanwhile.
@@ -107,7 +110,7 @@ def refuse_other_code(origin: Provenance) -> None:
 
 
 def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
-    """In what a record is not the one that its cell would have now, in words."""
+    """In which respects a record is not the one that its cell would have now, in words."""
     found = record.provenance.differences(now)
     asked, attack = cell.request, cell.request.attack
     expected = {
@@ -120,6 +123,7 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
         "budget": asked.budget.to_dict(),
         "requires": None if attack is None else catalog.attack(attack.name).requires.to_dict(),
     }
+    # As the file has it: dataclasses are dictionaries there.
     content = json.loads(record.to_json())
     found += [f"its {key} is not that of its cell" for key, value in expected.items() if content[key] != value]
     task = {key: value for key, value in asked.task.items() if key not in UNRESOLVED}
@@ -128,7 +132,10 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
 
 
 def _claim_fault(record: Record, request: Request) -> str:
-    """Why a finite claim does not follow from the steps of its request; empty where it does."""
+    """Why a finite claim does not follow from the steps of its request; empty where it does.
+
+    A seal is no signature: whoever edits an epsilon can seal the file again, but cannot make it follow.
+    """
     claim = record.claim
     if claim is None or claim.epsilon is None:
         return ""
@@ -139,10 +146,12 @@ def _claim_fault(record: Record, request: Request) -> str:
         sampling, steps = full(), 1
     else:
         sampling, steps = planned(request, int(record.task["trained_on"]))
+    # As text, which can be hashed for the cache: accounting takes seconds, and the cells of a training ask alike.
     defense = json.dumps(request.defense.to_dict(), sort_keys=True)
     proved = _proved(defense, record.noise_multiplier, sampling, steps, request.budget.delta)
     if claim.delta != request.budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget"
+    # A larger epsilon than what the steps prove is true, too: it claims less.
     if claim.epsilon < proved * (1 - 1e-6):
         words = f"{proved:.4g}" if math.isfinite(proved) else "none"
         return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"

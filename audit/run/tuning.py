@@ -1,9 +1,9 @@
-"""Training settings chosen on public data: each defense by a grid, before anything private is touched.
+"""Hyperparameter search (tuning) on public data: a grid for each defense, before anything private is touched.
 
-Part of the public pool is trained on in place of the private examples (as many, under the same noise), another part
-judges, the rest is public data for methods that read some. The pool must be the same under every seed, so that it holds
-no member of any: then the choice costs no privacy, and the same values serve all seeds. Every point of a grid is a file
-of its own; a run over existing results computes what is missing.
+Part of the public pool is trained on in place of the private examples (as many, under the same noise), accuracy is
+measured on another part, and the rest is public data for methods that read some. The pool must be the same under every
+seed, so that it holds no member of any: then the choice costs no privacy, and the same values serve all seeds. Every
+point of a grid is an artifact; a run over existing results computes what is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .executors.local import Local
 from .graph import Graph
 from .progress import Report
 
-SCHEMA = 2
+SCHEMA = 2  # of the files of points and choices; part of a point's name
 
 
 def tune(
@@ -46,13 +46,13 @@ def tune(
     report: Report,
     recompute: bool = False,
 ) -> Suite:
-    """The suite with the settings of its `tune` table chosen; the suite itself where it has none.
+    """Runs the grids of a suite's `tune` table; the suite with the best values chosen for each defense and budget.
 
     Args:
         suite: with its overrides and selection.
         directory: choices go to `directory/tuning`, one file for a defense and budget.
         device: where to compute.
-        jobs: processes, as in `execute`.
+        jobs: processes, as in `harness.run`.
         report: called with (points done, points in all, what just happened).
         recompute: whether points of another code are tried again, instead of refused.
 
@@ -71,6 +71,7 @@ def tune(
     _check_public(suite)
     folder = directory / "tuning" / "points"
     folder.mkdir(parents=True, exist_ok=True)
+    # By name, so that a point that several budgets come to, as where one budget chooses for all, is computed once.
     points = {point.name: point for _, _, grid in grids for point in grid}
     sweep(folder)
     there = read_kept(points, folder, recompute=recompute)
@@ -85,11 +86,12 @@ def tune(
         for point, _ in executed:
             done += 1
             report(done, total, point.words)
+    # From the files, also for what this run computed: workers hand back no results.
     there = read_made(points.values(), folder)
     tuned = suite
     for choice, budget, grid in grids:
         tried = [there[point.name] for point in grid]
-        # The first of equals.
+        # `max` takes the first of equals: the order of the grid decides, and not that in which points were done.
         best = max(tried, key=lambda point: point["accuracy"])
         values = {key: best[key] for key in grid[0].request["tried"]}
         document = {
@@ -101,6 +103,7 @@ def tune(
             "grid": tried,
             "request": {key: value for key, value in grid[0].request.items() if key != "tried"},
         }
+        # Of what was tried, and not of what came out: ids of cells depend on it. The file's digest is in provenance.
         digest = digest_of({"grid": [point.request for point in grid]})
         write_document(document, directory / "tuning" / f"{digest}.json")
         tuned = tuned.with_tuned(choice, budget, values, digest)
@@ -108,7 +111,7 @@ def tune(
 
 
 def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[Artifact]:
-    """Every combination of the grid's values that this defense takes and does not set itself."""
+    """Points of a defense's grid: every combination of values for keys that it takes and its entry does not set."""
     if suite.tune is None:
         return []
     keys = [key for key in suite.tune.grid if key in suite.tunable(choice)]
@@ -154,7 +157,7 @@ def _point(
 
 
 def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
-    """The budget at which settings are chosen for a budget."""
+    """The budget at which points are trained for one of the suite's: that of the table where it names one."""
     tune = suite.tune
     if tune is None or len(budget) == 1:  # a defense without noise has delta alone
         return dict(budget)
@@ -163,7 +166,7 @@ def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
 
 
 def _on_public(suite: Suite) -> Training:
-    """What is the same for every point: the public data, the model, and how it is trained."""
+    """The task's training, from which points differ in what they try."""
     task = suite.task
     return Training(
         data=task.data,
@@ -185,7 +188,8 @@ def _on_public(suite: Suite) -> Training:
 
 
 def _task_of(training: Training) -> dict[str, Any]:
-    """A point's training as its file has it: candidates are nobody's business here."""
+    """A point's training as its file has it; without candidates, who are about membership, which nobody asks here."""
+    # At their defaults, too, unlike requests of cells: points that exist are named by a hash of this.
     names = (
         "data", "model", "model_settings", "private", "non_member", "public", "optimizer", "schedule", "sampling",
         "engine", "batch", "epochs", "lr", "momentum",
@@ -198,6 +202,7 @@ def _check_public(suite: Suite) -> None:
         return
     training, here = _on_public(suite), torch.device("cpu")
     splits = load_splits(training, suite.tune.seed, here)
+    # Where a seed decides all pools, an example that is public under one may be a member under another.
     for seed in suite.seeds:
         if not torch.equal(load_splits(training, seed, here).public.ids, splits.public.ids):
             raise SuiteError(
@@ -215,7 +220,7 @@ def _check_public(suite: Suite) -> None:
 
 
 def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Trains one point on public data and says how well it did on others.
+    """Trains one point on public examples and measures its accuracy on others.
 
     Args:
         request: the training, on public data in place of the private.
@@ -225,6 +230,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     task = request.training
     splits = load_splits(task, request.seed, device)
     public = examples_of(splits.public, device)
+    # By the data alone: all points are compared on the same examples.
     coins = keyed(seed_of_data(splits.digest, "tuning"))
     order = torch.randperm(len(public), generator=coins)
     sizes = [len(splits.private), content["validation"]]
@@ -239,6 +245,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         steps=steps,
         lr=task.lr,
         public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
+        # Seeded also for a run with secure noise: nothing private is in it.
         noise=seeded(seed_of(content, "noise")),
         seed=seed_of(content, "coins"),
         sampler_key=seed_of(content, "sampler"),

@@ -1,1 +1,1 @@
-"""From results and the truth to metrics with intervals."""
+"""Scorers: metrics with confidence intervals, from an attack's result and the truth."""

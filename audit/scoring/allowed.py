@@ -1,4 +1,4 @@
-"""What a privacy claim allows an attacker to achieve, and whether a measurement exceeds it.
+"""Bounds between a privacy claim and the success of membership tests: AUC, TPR, implied epsilon, exact intervals.
 
 A mechanism that is (epsilon, delta)-private, or that is one Gaussian with mean shift `mu` in units of the
 noise, has a trade-off curve: the least miss rate of any membership test at each false positive rate. The area
@@ -27,6 +27,7 @@ def gaussian_auc(mu: float) -> float:
         mu: shift, in standard deviations of the noise; 1 / noise_multiplier for an example that fills its
             bound.
     """
+    # P(X < Y) for X ~ N(0, 1), Y ~ N(mu, 1): their difference is N(mu, 2).
     return float(ndtr(mu / math.sqrt(2)))
 
 
@@ -42,6 +43,7 @@ def gaussian_tpr(mu: float, fpr: float) -> float:
     """
     if not 0 <= fpr <= 1:
         raise ValueError(f"fpr must be in [0, 1], got {fpr}")
+    # 1 - G_mu(fpr), with G_mu(a) = Phi(Phi^-1(1 - a) - mu) the trade-off curve of Dong et al.
     return float(ndtr(ndtri(fpr) + mu))
 
 
@@ -59,7 +61,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
         raise ValueError(f"epsilon and mu must be >= 0, got {epsilon} and {mu}")
     if mu == 0 or math.isinf(epsilon):
         return 0.0
-    # exp(epsilon) alone overflows where its product with the tail is tiny
+    # Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2), whose second term is computed in logarithms:
+    # e^epsilon alone overflows where its product with the tail is tiny.
     tail = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
     return max(0.0, float(ndtr(-epsilon / mu + mu / 2)) - tail)
 
@@ -80,7 +83,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    high = 1.0
+    high = 1.0  # delta falls in epsilon, so doubling brackets the root
     while gaussian_delta(high, mu) > delta:
         high *= 2
     root = optimize.brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, high, xtol=1e-12)
@@ -88,7 +91,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def largest_tpr(epsilon: float | None, delta: float, fpr: float) -> float:
-    """The most true positive rate that (epsilon, delta)-privacy allows at a false positive rate.
+    """The largest true positive rate that (epsilon, delta)-privacy allows at a false positive rate.
 
     Args:
         epsilon: claimed, nats; None or infinite: no claim.
@@ -103,12 +106,13 @@ def largest_tpr(epsilon: float | None, delta: float, fpr: float) -> float:
         raise ValueError(f"fpr must be in [0, 1], got {fpr}")
     if epsilon is None or math.isinf(epsilon):
         return 1.0
+    # Kairouz et al.: the miss rate is at least the larger of two lines in the false positive rate, and 0.
     steep = 1 - delta - math.exp(min(epsilon, 700.0)) * fpr  # e^709 is the largest float
     return 1 - max(0.0, steep, math.exp(-epsilon) * (1 - delta - fpr))
 
 
 def largest_auc(epsilon: float | None, delta: float) -> float:
-    """The most AUC that (epsilon, delta)-privacy allows a test: 1 - (1 - delta)^2 / (1 + e^epsilon).
+    """The largest AUC that (epsilon, delta)-privacy allows a test: 1 - (1 - delta)^2 / (1 + e^epsilon).
 
     It is the area above max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)): two triangles that meet
     at a = (1 - delta) / (1 + e^epsilon). The bound holds for membership decided by coins and for both orders
@@ -125,7 +129,7 @@ def largest_auc(epsilon: float | None, delta: float) -> float:
     _check_claim(epsilon, delta)
     if epsilon is None or math.isinf(epsilon):
         return 1.0
-    shrink = math.exp(-epsilon)
+    shrink = math.exp(-epsilon)  # e^epsilon overflows above 709
     return 1 - (1 - delta) ** 2 * shrink / (1 + shrink)
 
 
@@ -153,18 +157,20 @@ def epsilon_implied(
         delta: of the claim, in [0, 1].
         level: confidence, simultaneous over both rates.
     """
-    alpha = (1 - level) / 2
+    alpha = (1 - level) / 2  # a rate each, so that both hold together with probability `level` (union bound)
     fnr, fpr = (
+        # Where every trial errs the upper end is 1. The quantile has no second parameter then: 1 stands in, unused.
         np.where(k == n, 1.0, stats.beta.ppf(1 - alpha, k + 1, np.maximum(n - k, 1)))
         for k, n in ((misses, members), (alarms, non_members))
     )
-    with np.errstate(divide="ignore"):
+    # Both orders of (epsilon, delta): 1 - delta - fnr <= e^epsilon fpr, and the same with the two exchanged.
+    with np.errstate(divide="ignore"):  # log 0 is -inf: such a side implies nothing
         sides = [np.log(np.maximum(0.0, 1 - delta - a)) - np.log(b) for a, b in ((fnr, fpr), (fpr, fnr))]
     return np.maximum(0.0, np.maximum(*sides))
 
 
 def clopper_pearson(successes: float | int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided interval of a proportion; each side errs with probability at most (1 - level) / 2.
+    """Exact (Clopper-Pearson) interval of a proportion; each side errs with probability at most (1 - level) / 2.
 
     Args:
         successes: count, in [0, n]; a fraction of one is interpolated by the beta function.

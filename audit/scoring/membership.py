@@ -1,4 +1,4 @@
-"""Membership scores and the truth -> how well they tell members from non-members, with 95 % intervals.
+"""Metrics of membership inference: AUC, TPR at low FPR, advantage and implied epsilon, with 95 % intervals.
 
 AUC: Mann-Whitney with half ties, interval by the variance of DeLong, DeLong & Clarke-Pearson, Biometrics 1988, made
 ready for ties as Agresti & Caffo, The American Statistician 2000, do it for proportions. TPR at a low FPR: Carlini et
@@ -7,8 +7,8 @@ whose empirical FPR is at most the level, never interpolated, and says the FPR i
 accuracy: at a threshold chosen on one half of the examples and reported on the other; a threshold chosen on the
 examples it is reported on would find an advantage in noise.
 
-All intervals are over examples. Scores of many examples against one model share that model's randomness, so
-they are conditional on it; the board averages over seeds.
+All intervals are over examples. Scores of many examples against one model share that model's randomness, so the
+intervals are conditional on it; the board averages over seeds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def score_membership(
     truth = members.cpu().numpy()
     if not len(ids) == len(values) == len(truth):
         raise ValueError(f"members must have one entry per score, got {len(truth)} for {len(values)} scores")
-    # Sorted, so that sums are rounded alike in whatever order scores come.
+    # Sorted, so that sums over them are rounded alike in whatever order scores come.
     negatives, positives = np.sort(values[~truth]), np.sort(values[truth])
     metrics = {"auc": auc(positives, negatives)}
     for name, level in FPRS.items():
@@ -90,6 +90,7 @@ def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Met
     if not p or not q:
         return _unmeasured(p, q, "the AUC needs members and non-members")
     value, varies, variance = _delong(positives, negatives)
+    # Standard deviation of the AUC under exchangeable scores without ties (Mann-Whitney); 0.8 is four runs of five.
     chance_deviation = math.sqrt((p + q + 1) / (12 * p * q))
     detectable = min(1.0, 0.5 + (_Z + float(stats.norm.ppf(0.8))) * chance_deviation)
     detail: dict[str, float | int | str | None] = {"members": p, "non_members": q, "detectable": detectable}
@@ -124,13 +125,13 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
         (absent when it is infinite). No value with fewer than 1 / fpr non-members.
     """
     p, q = len(positives), len(negatives)
-    needed = math.ceil(1 / fpr - 1e-9)
+    needed = math.ceil(1 / fpr - 1e-9)  # with fewer, the level allows not a single false positive
     if not p or q < needed:
         return _unmeasured(p, q, f"the TPR at an FPR of {fpr:g} needs members and at least {needed} non-members")
-    allowed = int(fpr * q + 1e-9)  # so many false positives, at most
+    allowed = int(fpr * q + 1e-9)  # most false positives; the summand is for products that round to below an integer
     falling = np.sort(negatives)[::-1]
     rising = np.sort(positives)
-    # Ties fall together: nothing at the score of the first negative that is one too many is called a member.
+    # The first negative that is one too many: nothing at its score is called a member, so ties fall together.
     threshold = falling[allowed]
     fp = q - int(np.searchsorted(falling[::-1], threshold, side="right"))
     tp = p - int(np.searchsorted(rising, threshold, side="right"))
@@ -143,6 +144,7 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
         "non_members": q,
         "method": "order statistics, exact",
     }
+    # Absent where it is infinite, as with tied scores of -inf: records are JSON.
     if math.isfinite(threshold):
         detail["threshold"] = float(threshold)
     return Metric(value=tp / p, low=low, high=high, n=p + q, better="lower", detail=detail)
@@ -188,6 +190,7 @@ def split_advantage(
     if math.isfinite(threshold):
         detail["threshold"] = float(threshold)
     advantage = Metric(value=value, low=low, high=high, n=p + q, better="lower", detail=detail)
+    # (TPR + 1 - FPR) / 2 is an affine map of the advantage, and so are the ends of its interval.
     balanced = Metric(
         value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=detail
     )
@@ -218,7 +221,7 @@ def implied_epsilon(
         return _unmeasured(
             int(members.sum()), int((~members).sum()), "the split-half threshold needs both kinds in both halves"
         )
-    # Above the threshold is called a member; below the lowest score, everybody is.
+    # Who scores above the threshold is called a member; at -inf everybody is.
     thresholds = np.concatenate([[-math.inf], np.unique(np.concatenate(chosen_on))])
     threshold = thresholds[np.argmax(epsilon_implied(*_errors(chosen_on, thresholds), delta))]
     misses, p, alarms, q = _errors(reported_on, np.array([threshold]))
@@ -244,7 +247,11 @@ def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray,
 
 
 def calibration_half(ids: Int[ndarray, " n"]) -> Bool[ndarray, " n"]:
-    """About half of the ids, by a fixed hash (splitmix64): an example's half depends on its id alone."""
+    """About half of the ids, by a fixed hash (splitmix64): an example's half depends on its id alone.
+
+    So it is the same in every cell on a data set, whoever else is asked about.
+    """
+    # Sums and products are meant to wrap at 2^64, as NumPy's arrays do without a warning.
     word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -258,11 +265,13 @@ class _Groups(NamedTuple):
 
 def _delong(positives: ndarray, negatives: ndarray) -> tuple[float, bool, float]:
     """AUC, whether scores of a group differ in what they beat, and a variance, in O(n log n)."""
+    # Placements: what DeLong et al. call the components V_10 and V_01. The AUC is the mean of either.
     above = _placements(positives, np.sort(negatives))
     below = 1 - _placements(negatives, np.sort(positives))
     value = float(above.mean())
     varies = any(bool((group != group[0]).any()) for group in (above, below))
-    # Squares about the AUC, which is the mean of both; the two placements more are 0 and 1.
+    # Squares about the AUC of the two placements, 0 and 1, that each group gets more (Agresti & Caffo). So there are
+    # n + 2, of n + 1 degrees of freedom; the mean whose variance is wanted is of n.
     squares = value**2 + (1 - value) ** 2
     variance = sum((((g - value) ** 2).sum() + squares) / (len(g) + 1) / len(g) for g in (above, below))
     return value, varies, float(variance)
@@ -321,11 +330,13 @@ def _best_threshold(positives: ndarray, negatives: ndarray) -> float:
 
 
 def _between(below: float, above: float) -> float:
-    middle = below / 2 + above / 2  # the sum could overflow
+    middle = below / 2 + above / 2  # halved first: the sum could overflow
+    # Between neighbouring floats, or to an infinite end, there is no middle.
     return middle if below <= middle < above else below
 
 
 def _newcombe_interval(tp: int, p: int, fp: int, q: int) -> tuple[float, float]:
+    # Newcombe's method 10: distances of each rate to its own limits, combined as square roots of sums of squares.
     rates = tp / p, fp / q
     (low_tp, high_tp), (low_fp, high_fp) = clopper_pearson(tp, p), clopper_pearson(fp, q)
     down = math.hypot(rates[0] - low_tp, high_fp - rates[1])

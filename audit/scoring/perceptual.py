@@ -1,4 +1,4 @@
-"""Image similarities that need the extra `images`, and say so where it or its weights are missing."""
+"""SSIM and LPIPS of reconstructed images; without the extra `images`, or LPIPS weights, a metric with the reason."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .utility import mean_metric
 LPIPS_WEIGHTS = "LEAKBENCH_LPIPS_WEIGHTS"
 """Environment variable that names the file of AlexNet weights for LPIPS."""
 
-SSIM_WINDOW = 11
+SSIM_WINDOW = 11  # pixels a side, of Wang et al.
 LPIPS_SIDE = 32
-"""The least side AlexNet can take."""
+"""Least side of images for LPIPS, in pixels: of much smaller ones AlexNet's pooling leaves nothing."""
 
 
 def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"]) -> Metric:
@@ -41,7 +41,8 @@ def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
     _, local = image.structural_similarity_index_measure(
         images, truth, sigma=1.5, reduction="none", data_range=1.0, k1=0.01, k2=0.03, return_full_image=True
     )
-    # The window of sigma 1.5 is 11 wide there, and their mean has the border, where it is over reflections.
+    # torchmetrics, too, gives a Gaussian of sigma 1.5 a side of 11 pixels. Its own mean includes the border, where
+    # windows reach over reflected pixels.
     edge = SSIM_WINDOW // 2
     values = local[..., edge:-edge, edge:-edge].flatten(1).mean(dim=1)
     return mean_metric(values.double().numpy(), better="lower", one="one image", least=-1.0, most=1.0)
@@ -59,6 +60,7 @@ def lpips_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *sha
     Raises:
         ValueError: the file is named but cannot be read, or holds other weights.
     """
+    # Never downloaded: a number must not depend on the network, nor on what a host serves today.
     path = weights or os.environ.get(LPIPS_WEIGHTS)
     if reason := _not_images(truth, LPIPS_SIDE):
         return _no_lpips(truth, f"LPIPS needs {reason}")
@@ -82,7 +84,7 @@ def _lpips_values(images: Tensor, truth: Tensor, path: Path) -> ndarray:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with the file, unpickling says it in its own way
         raise ValueError(f"LPIPS weights must be a PyTorch state dictionary, {path} is not: {error}") from error
-    # `pnet_rand` only keeps the constructor from downloading: every weight of the trunk is replaced below.
+    # `pnet_rand` keeps the constructor from downloading; all of its random weights are replaced below.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lpips calls torchvision by a parameter name that is deprecated there
         model = LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
@@ -94,9 +96,11 @@ def _lpips_values(images: Tensor, truth: Tensor, path: Path) -> ndarray:
     missing = [theirs for theirs in trunk.values() if not isinstance(state, dict) or theirs not in state]
     if missing:
         raise ValueError(f"LPIPS weights must be those of torchvision's AlexNet, {path} has no {missing[0]}")
+    # Not strict: the linear layers on top come with the package, and are not in the user's file.
     model.load_state_dict({ours: state[theirs] for ours, theirs in trunk.items()}, strict=False)
     pair = [batch.float().expand(-1, 3, -1, -1) for batch in (images, truth)]
     with torch.no_grad():
+        # `normalize` maps [0, 1] to the [-1, 1] that LPIPS expects.
         return model(*pair, normalize=True).reshape(-1).double().numpy()
 
 

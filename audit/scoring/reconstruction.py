@@ -1,10 +1,10 @@
-"""Reconstructed inputs and the truth -> how much of the images was recovered.
+"""Metrics of reconstruction (gradient inversion): PSNR, MSE, SSIM, LPIPS and label accuracy of recovered images.
 
-Everything is on [0, 1]: the box of valid inputs is stretched to it and what leaves it is clamped. Images are
-matched to truths by the least total MSE (Hungarian method), so the order in which an attack returns them does
-not matter. There are at most as many as truths: of more the matching would pick the best by the truth, which
-makes any pool of pictures a reconstruction. Every PSNR has `psnr_floor` beside it, that of an image that anyone
-could guess without the update: a reconstruction above 0 dB is nothing, one above the floor is a leak.
+Images are compared on [0, 1]: the box of valid inputs is stretched to it, and what leaves it is clamped. They are
+matched to truths by the least total MSE (Hungarian method), so that the order in which an attack returns them does not
+matter. There are at most as many as truths: of more the matching would pick the best by the truth, and any pool of
+pictures would be a reconstruction. Every PSNR has `psnr_floor` beside it, that of the mean public image, which anybody
+can guess without the update: a PSNR above 0 dB is nothing, one above the floor is a leak.
 
 SSIM: Wang, Bovik, Sheikh & Simoncelli, IEEE TIP 2004. LPIPS: Zhang et al., CVPR 2018, AlexNet, version 0.1.
 """
@@ -32,13 +32,13 @@ BETTER: dict[str, Better] = {
     for metric in METRICS.values()
     if metric.kind == "reconstruction" and metric.over_attacks == "worst"
 }
-"""What is measured -> which direction is good for the defender."""
+"""Metric that a failed attack has no value of -> which direction is good for the defender."""
 
 MSE_RESOLUTION = 1e-12
 """A smaller MSE is a PSNR of 120 dB, reported as ">=120": it is below what float32 pixels can tell."""
 
 ONE_IMAGE = "one image"
-"""Why an interval is absent: it would be over images."""
+"""Reason of an absent interval: it would be over images."""
 
 
 def score_reconstruction(
@@ -82,6 +82,7 @@ def score_reconstruction(
             f"reconstructed, got {list(inputs.shape)} and {len(labels)} labels"
         )
     truth = _unit(inputs, low, high)
+    # Measured also for a failed attack: it is a property of the batch.
     floor = None if floor_image is None else _unit(floor_image, low, high).expand_as(truth)
     floors = {"psnr_floor": _psnr_floor(floor, truth)}
     if result.status == "failed":
@@ -111,7 +112,7 @@ def score_reconstruction(
 def pictures_again(
     found: Tensor, inputs: Tensor, *, low: float, high: float, floor_image: Tensor | None, failed: bool
 ) -> dict[str, Metric]:
-    """The metrics of one target that pictures alone give: `psnr_floor`, and unless it failed `psnr`, `mse`, `ssim`.
+    """Recomputes, for `--verify`, the metrics that images alone give: `psnr_floor`, and `psnr`, `mse`, `ssim`.
 
     Args:
         found: at most as many reconstructions as truths, in model-input units.
@@ -119,7 +120,7 @@ def pictures_again(
         low: pixel value that is black.
         high: pixel value that is white.
         floor_image: best guess without the update.
-        failed: whether the attack found nothing that could be scored.
+        failed: whether the attack failed; there is only the floor then.
     """
     truth = _unit(inputs, low, high)
     floor = None if floor_image is None else _unit(floor_image, low, high).expand_as(truth)
@@ -153,9 +154,10 @@ def match(
             "floor_image must be given when there are fewer reconstructions than truths, "
             f"got {len(found)} for {len(truth)}"
         )
-    # Differences rather than |a|^2 - 2ab + |b|^2, which loses all digits where the match is good.
+    # Differences, and not |a|^2 - 2ab + |b|^2, which cancels to nothing where the match is good.
     cost = np.stack([_mse(found, true.expand_as(found)) for true in truth], axis=1)
     rows, columns = linear_sum_assignment(cost)
+    # Truths without a match score as the floor does. Without a floor there are none, and the clone is overwritten.
     recovered = truth.clone() if floor is None else floor.clone()
     recovered[torch.as_tensor(columns)] = found[torch.as_tensor(rows)]
     return recovered, len(rows)
@@ -167,6 +169,7 @@ def psnr(errors: Float[ndarray, " n"]) -> Float[ndarray, " n"]:
 
 
 def _unit(images: Tensor, low: float, high: float) -> Tensor:
+    # float64, so that stretching and squaring add no rounding to that of the pixels; on the CPU, where SciPy matches.
     return ((images.detach().cpu().double() - low) / (high - low)).clamp(0, 1)
 
 
@@ -183,6 +186,7 @@ def _distances(errors: ndarray, recovered: Tensor, truth: Tensor) -> dict[str, M
 
 
 def _psnr(errors: ndarray) -> Metric:
+    # The mean of decibels, and not the PSNR of the mean error, which the worst image would decide.
     metric = mean_metric(psnr(errors), better="lower", one=ONE_IMAGE, least=0.0, most=120.0)
     if capped := int((errors < MSE_RESOLUTION).sum()):
         metric.detail.update({">=120": capped})
@@ -198,19 +202,21 @@ def _psnr_floor(floor: Tensor | None, truth: Tensor) -> Metric:
 def _label_accuracy(found: Tensor, labels: Tensor, given: bool) -> Metric:
     if given:
         return Metric(value=None, n=len(labels), better="lower", reason="the attacker was given the labels")
+    # As multisets: recovered labels are in no order, and a class may be in the batch twice.
     common = Counter(found.tolist()) & Counter(labels.tolist())
     value = sum(common.values()) / len(labels)
     return Metric(value=value, n=len(labels), better="lower", reason="labels of one batch are not independent")
 
 
 def averaged(scored: list[dict[str, Metric]]) -> dict[str, Metric]:
-    """One metric over separate targets: their mean, with an interval over targets where there are two or more."""
+    """Metrics over separate targets: means, with intervals over targets where there are two or more."""
     if len(scored) == 1:
         return scored[0]
     averaged = {}
     for name, first in scored[0].items():
         values = [metrics[name].value for metrics in scored]
         there = [value for value in values if value is not None]
+        # A mean over the targets that worked would be one over the easy ones.
         if len(there) < len(values):
             missing = next(metrics[name] for metrics in scored if metrics[name].value is None)
             averaged[name] = missing

@@ -1,4 +1,4 @@
-"""(result, truth) -> metrics: what an attack found, against what it was about."""
+"""Scoring: (result, truth) -> metrics, by the type of the result."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .truth import GroundTruth
 def score(
     result: MembershipScores | Reconstruction, truth: GroundTruth, *, delta: float | None = None
 ) -> dict[str, Metric]:
-    """Every metric of one result.
+    """Every metric of one result of an attack.
 
     Args:
         result: what an attack returned.
-        truth: about the same target.
+        truth: of the same target.
         delta: of the claim that membership scores are held against, for `implied_epsilon`.
 
     Returns:
         Metrics by name; what cannot be measured has no value and says why.
 
     Raises:
-        TypeError: when the result is none, or holds tensors of a class of its own.
+        TypeError: when it is no result, or holds tensors of a class of its own, which would be shown the truth.
         ValueError: when the truth is about something else, scores are of others than the candidates, or there are more
             guesses than examples.
     """
@@ -40,6 +40,7 @@ def score(
 def _membership(result: MembershipScores, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
     if truth.candidates is None:
         raise ValueError("this truth is about reconstruction, it has no members")
+    # Copied into plain tensors before they meet the truth: a subclass would be handed it by `__torch_function__`.
     scores = checked_scores(result, truth.candidates)
     return score_membership(scores, truth.membership(scores.ids), delta=delta)
 

@@ -1,4 +1,4 @@
-"""The truth: what attackers try to find out. Only scorers get it."""
+"""Ground truth of an attack, members or private inputs; only scorers get it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class GroundTruth:
-    """What one attack was about.
+    """What one attack tries to find out: who are members, or which inputs are behind an update.
 
     Attributes:
         inputs: the private inputs behind an update [b, *shape]; None for membership.
@@ -21,7 +21,7 @@ class GroundTruth:
             could be made up.
         low: smallest valid input, in model-input units.
         high: largest valid input.
-        floor: the best guess without looking at the update, the mean public image; None without public data.
+        floor: mean public image, the best guess without looking at the update; None without public data.
         labels_given: whether the attacker was told the labels.
     """
 

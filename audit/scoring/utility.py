@@ -1,4 +1,4 @@
-"""Predictions and the truth -> how useful the model is, with 95 % intervals over examples."""
+"""Metrics of utility: accuracy and cross-entropy on held-out examples, with 95 % intervals over examples."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from .allowed import clopper_pearson
 def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> dict[str, Metric]:
     """`accuracy` (Clopper-Pearson) and `loss` (mean cross-entropy in nats, float64, t interval).
 
-    A model that diverged still gets an accuracy: a row of logits with a NaN in it is a wrong answer. It has
-    no loss.
+    A model that diverged has an accuracy, in which a row of logits with a NaN is a wrong answer, and no loss.
 
     Args:
         logits: the model's outputs on examples it was not trained on.
@@ -33,7 +32,7 @@ def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"])
     n = len(labels)
     if n == 0 or len(logits) != n:
         raise ValueError(f"labels must have one entry per row of logits and at least one, got {n} for {len(logits)}")
-    undefined = logits.isnan().any(dim=1)
+    undefined = logits.isnan().any(dim=1)  # argmax takes a NaN for the largest, and could be right by chance
     correct = int(((logits.argmax(dim=1) == labels) & ~undefined).sum())
     low, high = clopper_pearson(correct, n)
     accuracy = Metric(
@@ -53,7 +52,7 @@ def losses(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> Flo
 
 
 def mean_loss(values: Float[ndarray, " n"]) -> Metric:
-    """The mean of examples' losses; none where one of them is not finite."""
+    """Mean of per-example losses; without a value where one of them is not finite."""
     if infinite := int((~np.isfinite(values)).sum()):
         reason = f"the loss of {infinite} of {len(values)} examples is not finite: the model diverged"
         return Metric(value=None, n=len(values), better="lower", reason=reason)
@@ -80,6 +79,7 @@ def mean_metric(
     n, value = len(values), float(np.mean(values))
     if n == 1:
         return Metric(value=value, n=1, better=better, reason=one)
+    # ddof=1: the unbiased variance, of n - 1 degrees of freedom as the t quantile.
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
     detail: dict[str, float | int | str | None] = {
         "min": float(np.min(values)),

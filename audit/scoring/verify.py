@@ -1,8 +1,8 @@
-"""Numbers of a record computed again from the scores beside it.
+"""Verification of a record (`--verify`): its metrics computed again from the per-example arrays beside it.
 
-What scores give exactly is compared: accuracy and loss; AUC, TPR, advantage and what epsilon they imply; PSNR, its
-floor, MSE and SSIM of the pictures; each with its interval. What needs more than the arrays hold (LPIPS weights, the
-labels that an attack guessed, its objective) is not.
+Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floor, MSE
+and SSIM of the images; each with its interval. What needs more than arrays is left out: LPIPS (weights), accuracy of
+labels (which the attack guessed), an attack's objective.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .reconstruction import averaged, pictures_again
 from .utility import mean_loss
 
 TOLERANCE = 1e-6
-"""Relative: arrays hold single precision."""
+"""Relative, of values and ends of intervals: arrays hold images in single precision."""
 
 
 def contradiction(record: Record, folder: Path) -> str:
-    """Where a record's numbers are not those of its scores, in a sentence; empty where they are.
+    """The first number of a record that its arrays do not give, in a sentence; empty where they give all.
 
     Args:
         record: with status "ok".
@@ -48,7 +48,7 @@ def contradiction(record: Record, folder: Path) -> str:
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
     for name, metric in again.items():
         said = record.metrics.get(name)
-        if said is None:
+        if said is None:  # else a record that somebody cut a bad number from would pass
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
             (said.value, said.low, said.high, said.n), (metric.value, metric.low, metric.high, metric.n), strict=True
@@ -59,7 +59,7 @@ def contradiction(record: Record, folder: Path) -> str:
 
 
 def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    # An undefined prediction is written as -1, which is no label.
+    # An undefined prediction (NaN logits) was written as -1, which is no label.
     right = table["label"].to_numpy() == table["predicted"].to_numpy()
     correct, n = int(right.sum()), len(right)
     low, high = clopper_pearson(correct, n)
@@ -68,8 +68,10 @@ def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
 
 
 def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    # Copies, because columns of a table may be read-only, and torch warns of those.
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
+    # What else an attack said of its scores enters no metric.
     found = MembershipScores(ids=ids, scores=scores, exact=False)
     return score_membership(found, members, delta=record.budget["delta"])
 
@@ -82,7 +84,7 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
         there = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
         return torch.from_numpy(np.stack(there) if there else np.zeros((0, math.prod(shape)), "f4")).reshape(-1, *shape)
 
-    # One image for all targets, in the first row that there is.
+    # One image for all targets, in the first row.
     guess = pictures(table["floor"])
     scored = [
         pictures_again(
@@ -91,7 +93,7 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
             low=low,
             high=high,
             floor_image=guess[0] if len(guess) else None,
-            failed="failed" in record.flags,  # the attack itself gave up
+            failed="failed" in record.flags,  # of one target or more: then there is no mean over all to compare
         )
         for _, group in table.groupby("target", sort=True)
     ]

@@ -1,1 +1,1 @@
-"""What is attacked: a trained model, a shared update."""
+"""Subjects of attacks, with their private data inside: a trained model, a shared update."""

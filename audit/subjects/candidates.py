@@ -1,9 +1,9 @@
 """Candidates of a membership test: as the auditor knows them, and as an attack gets them.
 
-What an attack gets tells nothing of where an example came from: copies, in an order and under ids that are drawn for
-the cell. A data set's own ids would tell members where they are dealt by position (a test set that stands in for
-non-members has the highest), and with them the half of the candidates that chooses thresholds. Answers come back
-under the data set's ids, so that records, halves and comparisons across cells go by those.
+An attack gets copies, in an order and under ids (aliases) that are drawn for the cell. A data set's own ids would give
+members away where pools are dealt by position (a test set that stands in for non-members has the highest), and with
+them the half of the candidates on which thresholds are chosen. Scores are put under the data set's ids again, by which
+records, halves and comparisons across cells go.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from defenses.core import keyed
 TURNED = 0.01
 """Fraction of the others whom rounding may move from one side of a score to the other."""
 
-_MOST = 2**63 - 1
+_MOST = 2**63 - 1  # the largest int64, exclusive: the end of the range that ids are drawn from
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Whom a membership test is about.
+    """The candidates of a membership test, under the data set's ids and under aliases.
 
     Attributes:
         ids: in the data set, in the order in which an attack gets the candidates; the auditor's.
@@ -46,8 +46,10 @@ class Candidates:
             key: of the cell: nothing but the order and the aliases follows from it.
         """
         coins, count, device = keyed(key), len(examples), examples.ids.device
+        # Drawn on the CPU whatever the device, whose own generator would give another order.
         order = torch.randperm(count, generator=coins).to(device)
         aliases = _distinct(count, coins).to(device)
+        # A clone of the aliases: answers are held against those that no attack can write into.
         given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
         return cls(examples.ids[order], aliases, given)
 
@@ -73,10 +75,11 @@ def copied(examples: Examples) -> Examples:
 
 
 def refuse_comparison(name: str, together: MembershipScores, alone: MembershipScores) -> None:
-    """Refuses an informed attack that scores a candidate by what it was given about the others.
+    """Refuses an informed attack that scores a candidate by the remainders of other candidates.
 
-    Each candidate stands for an adversary of its own, who knows everybody else. What such adversaries know together,
-    the noise of the step that they share, would cancel for every candidate that took no part, whatever its scale.
+    Each candidate stands for an adversary of its own, who knows everybody else. The remainder of one who took no part
+    is the noise of the step itself: by comparing remainders, noise of any scale cancels, which no adversary that
+    differential privacy is about can do.
 
     Args:
         name: of the attack.
@@ -89,7 +92,7 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
     asked = together.ids == alone.ids
     (among,), others = together.scores[asked], together.scores[~asked]
     (by_itself,) = alone.scores
-    # Only the order of scores counts: an offset or one large score would make any difference look like rounding.
+    # By order, and not by size: an offset, or one large score, would make any difference look like rounding.
     turned = (others - among).sign() != (others - by_itself).sign()
     if int(turned.sum()) > TURNED * len(others):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Membership of a trained model: whom an attack is asked about, what it is given, and what its answer is worth."""
+"""Membership inference on a trained model: candidates, the attack's target, and metrics of its scores."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .outcome import Finding, column, examples_of, finite, join, pick
 from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
 
 _ASKED_ALONE = 2
-"""Members, and non-members, about whom an informed attack is asked again with nobody beside them."""
+"""Members, and as many non-members, that an informed attack has to score again as the only candidate."""
 
 
 def membership(model: TrainedRun, cell: Cell) -> Finding:
-    """Asks one attack who was among the training data, and scores what it says.
+    """Runs one attack on a trained model, and scores how well it tells members from non-members.
 
     Raises:
         ValueError: there is nobody to ask about, or the attack compares candidates with one another.
@@ -43,21 +43,25 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         examples, members = _of_one_step(model)
     else:
         examples, members = _candidates(model), model.members.ids
-    # A copy of the public examples is made for those only who read them.
+    # Public examples are copied for attacks, so those that do not read them go without.
     world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
 
     def asked_about(some: Examples, purpose: str) -> MembershipScores:
         candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))
         informed = Knows.OTHERS in knows
         view = RunView(model.run, world, model.trained_on, model.sampling[0], candidates, informed, model.left_over)
+        # The same coins at every call: scores alone and among others may differ by what was given, and not by chance.
         coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
         target = _target(view, row, attack.name, model.sampling[1])
+        # A deep copy of the settings: an attack may write into a list of them, and the record has them, too.
         return candidates.answers(attack(target, coins, **copy.deepcopy(asked.settings)))
 
     result = asked_about(examples, "candidates")
-    if Knows.OTHERS in knows and model.run.noise != "none":  # without noise everything can be seen anyway
+    # Without noise there is nothing to cancel: a remainder shows who took part by itself.
+    if Knows.OTHERS in knows and model.run.noise != "none":
         inside = torch.isin(examples.ids, members)
         coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
+        # Drawn by a seed that no attack is told, so that none behaves for these candidates only.
         for kind in (inside, ~inside):
             places = kind.nonzero().flatten().cpu()
             for one in places[torch.randperm(len(places), generator=coins)[:_ASKED_ALONE]]:
@@ -77,7 +81,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
 
 
 def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:
-    """What an attack of this access is given."""
+    """The target of an attack of this access, built from the run."""
+    # Half of a transcript would make the attack look weak, and the defense strong.
     if row.reads == "every step" and view.run.transcript.truncated:
         raise ValueError(
             f"{attack} reads every step, and what {steps} steps show takes more than "
@@ -89,13 +94,15 @@ def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:
 
 
 def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
-    """For the reader: what the claim allows against the attacker that it is about, who has one run per question.
+    """The claim that bounds an attacker of this threat model; records show the AUC and TPR that it allows.
 
-    Where participation is known, sampling amplifies nothing, and the one step seen is all that was spent.
+    For a reader: the bounds hold for one run per question, while all candidates here share a run. Where participation
+    is known, sampling amplifies nothing, and the one step that is seen is all that was spent.
     """
     delta = model.request.budget.delta
     if not row.participation_known:
         return model.run.claim(delta)
+    # Charged as a full batch, rate 1: that is what known participation means to the accountant.
     seen, alone = model.run.transcript.steps[-1], Ledger(full())
     if seen.plan is not None:
         alone.record(seen.plan, seen.noise_multiplier, step=seen.step)
@@ -103,23 +110,25 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
 
 
 def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
-    """What scores mean is read off the run, not off the result: an attack's own word is a claim that nobody checked."""
+    """Flags that say how to read the scores, taken from the run: what an attack says of them nobody has checked."""
     flags = ["participation_known"] if row.participation_known else []
     test = model.splits.test
+    # A test set may be collected apart: members and non-members then differ by more than membership.
     if test is not None and torch.equal(test.ids, model.splits.non_member.ids):
         flags.append("non_members_are_test")
     if row.reads != "nothing" and model.run.noise == "none":
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows
+    # Ratios of single steps multiply to that of the run under independent coins only.
     if informed and participation(model.sampling[0]) == "dependent":
         flags.append("not_most_powerful")
     return flags
 
 
 def _candidates(model: TrainedRun) -> Examples:
-    """As many members as non-members, drawn by the data set's digest and the seed: the same for all defenses.
+    """As many members as non-members, drawn by the digest of the splits alone: the same for every defense and attack.
 
-    In this order members come first: no attack gets them so.
+    Members come first; `Candidates.draw` shuffles them before an attack gets them.
     """
     outside = examples_of(model.splits.non_member, model.device)
     if not len(outside):
@@ -127,15 +136,16 @@ def _candidates(model: TrainedRun) -> Examples:
     limit = model.request.training.candidates or max(len(model.members), len(outside))
     count = min(limit, len(model.members), len(outside))
     coins = keyed(seed_of_data(model.splits.digest, "candidates"))
+    # Prefixes of permutations of the whole pools: fewer candidates are a part of more.
     inside = pick(model.members, torch.randperm(len(model.members), generator=coins)[:count])
     return join(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
 
 
 def _of_one_step(model: TrainedRun) -> tuple[Examples, Tensor]:
-    """Whom the last update is judged by, those who took part in it and non-members, and who of them took part."""
+    """Candidates for an attack on the last update, who took part in it or are non-members, and ids of the former."""
     sampling, steps = model.sampling
     took_part = sampling.indices(steps - 1, len(model.trained_on), model.run.sampler_key)
-    # In the negative control others took part; as many members stand in for them, and must not show.
+    # In the negative control the positions are of others; members at the same ones stand in, and must not show.
     inside = pick(model.members, took_part[took_part < len(model.members)])
     outside = examples_of(model.splits.non_member, model.device)
     if (limit := model.request.training.candidates) is not None:

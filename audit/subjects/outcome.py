@@ -1,4 +1,4 @@
-"""What a cell came to, and the small things that every kind of cell needs to get there."""
+"""Outcome of a cell before it becomes a record, and small functions on pools of examples that subjects share."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..observe import World
 
 @dataclass
 class Outcome:
-    """What a cell came to.
+    """What was computed for one cell, or why nothing was.
 
     Attributes:
         metrics: by name.
-        task: what was resolved on the way: sizes, rates, digests.
+        task: what the data decided: sizes, rates, digests; a record has it beside what was asked for.
         claim: of the run, as fields of a record's claim.
         noise_multiplier: of the run.
         noise: where its noise came from.
         engine: how sums were computed.
         flags: remarks for the board.
         arrays: per-example columns.
-        seconds: spent on it; what cells share is counted in the first.
-        skipped: why it was not run.
-        error: what went wrong.
+        seconds: wall clock; what cells of a job share is counted in the first of them.
+        skipped: why it was not run; empty where it was.
+        error: the sentence of the exception that ended it; empty where there was none.
     """
 
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a subject was asked for: the part of an outcome that depends on the kind of result.
+    """The part of an outcome that depends on the kind of result.
 
     Attributes:
         metrics: by name.
@@ -64,7 +64,7 @@ class Finding:
 
 
 def finite(epsilon: float) -> float | None:
-    """Epsilon as records have it: None where it is infinite."""
+    """Epsilon as records have it: None where it is infinite, which JSON cannot write."""
     return epsilon if math.isfinite(epsilon) else None
 
 
@@ -78,7 +78,7 @@ def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
 
 
 def world_of(splits: Splits, device: torch.device) -> World:
-    """What everybody knows about a data set."""
+    """The `World` of a data set: what everybody knows about it, its public examples included."""
     return World(
         input_shape=splits.input_shape,
         classes=splits.classes,
@@ -95,6 +95,7 @@ def population_of(splits: Splits, device: torch.device) -> Examples | None:
 
 def examples_of(split: Split, device: torch.device, limit: int | None = None) -> Examples:
     """A pool on the device, its first `limit` examples only."""
+    # Sliced first, so that only these are moved.
     ids, inputs, labels = (values[:limit].to(device) for values in (split.ids, split.inputs, split.labels))
     return Examples(ids=ids, inputs=inputs, labels=labels)
 
@@ -115,5 +116,5 @@ def join(a: Examples, b: Examples) -> Examples:
 
 
 def column(values: Tensor) -> np.ndarray:
-    """A tensor as a column of a table."""
+    """A tensor as a column of a per-example table: an array on the CPU."""
     return values.detach().cpu().numpy()

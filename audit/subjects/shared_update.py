@@ -1,8 +1,8 @@
-"""Shared updates: a fresh model, a defense, one target batch after another, and an attack that wants to see the batch.
+"""Shared updates as a subject: gradient inversion of single updates, one target batch after another.
 
-A cell's updates are taken with the noise of its budget, or without noise to see what the release alone hides. In the
-negative control another batch is shared than the one that is scored against: an attack that still seems to find it
-finds what any picture looks like.
+Each update is that of a fresh model under the defense, with the noise of the cell's budget, or without noise to see
+what the release alone hides. In the negative control another batch (a decoy) is shared than the one that is scored
+against: an attack that still seems to find it finds what any picture looks like.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .simulate import Shared, simulate_share
 
 @dataclass(frozen=True)
 class _Attacked:
-    """One target: the batch, what was shared of it, and what an attack made of that."""
+    """One target batch, the update that was shared of it, and the attack's reconstruction with its metrics."""
 
     inputs: Tensor
     labels: Tensor
@@ -42,26 +42,29 @@ class _Attacked:
 
 
 class SharedUpdates:
-    """The shared updates of one reconstruction cell: a fresh model, a defense, one target batch after another."""
+    """The shared updates of one reconstruction cell, one a target batch."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
         """Names the updates of the job's only cell; nothing is computed yet."""
-        (cell,) = cells
+        (cell,) = cells  # `expand` gives every cell on an update a job of its own: there is no training to share
         self._request, self._update, self._device = cell.request, cell.request.asked_update, device
         self._splits: Splits = load_splits(self._update, self._request.seed, device)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Shares, attacks and scores every target of the cell."""
         request, update, splits = self._request, self._update, self._splits
+        # Of the training, not of the update's pool: the noise is calibrated to the run that the update stands for.
         examples = len(load_splits(request.training, request.seed, torch.device("cpu")).private)
         defense, matched = defend(request, examples)
+        # Kept, because switching the noise off replaces the multiplier.
         calibrated, noisy = defense.calibrated_multiplier, update.release_noise != "none"
         if not noisy:
             defense = defense.with_noise(0.0)
+        # One source for all targets: a new one each would be keyed alike, and draw the same noise again.
         noise = noise_for(request)
         seen = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
         last = seen[-1].shared
-        # Every target took part in its own shared step alone, so one ledger speaks for all of them.
+        # Targets are disjoint batches, each with an update of its own: one ledger is the cost to each of them.
         claim = asdict(last.claim(request.budget.delta))
         if not noisy and calibrated > 0:
             claim["reason"] = "the noise is switched off to see what the release alone hides"
@@ -110,6 +113,7 @@ class SharedUpdates:
         )
         coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
         found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))
+        # By the true size, also where the attack was not told: of more guesses the truth would pick the best.
         result: Reconstruction = checked_reconstruction(found, len(inputs), inputs)
         truth = GroundTruth(
             inputs=inputs,
@@ -124,6 +128,7 @@ class SharedUpdates:
     def _batch(self, image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Target number `image`; for the negative control also another batch, which is shared in its place."""
         update, pool = self._update, self._splits.private
+        # By the data alone: every defense and attack gets the same targets.
         coins = keyed(seed_of_data(self._splits.digest, "targets"))
         order = torch.randperm(len(pool), generator=coins)
         size = update.batch
@@ -141,7 +146,7 @@ class SharedUpdates:
         needed = update.step * update.batch
         if not needed:
             return None
-        # From the far end of the pool: the decoys of the negative control are taken from the near one.
+        # From the far end of the pool: decoys of the negative control are taken from the near one.
         chosen = len(pool) - 1 - (torch.arange(needed) + image * needed) % len(pool)
         return pool.inputs[chosen].to(self._device), pool.labels[chosen].to(self._device)
 
@@ -152,9 +157,9 @@ class SharedUpdates:
 
 
 def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
-    """Truths and reconstructions side by side; shapes are in the record's task. What was not found is null.
+    """Columns of true and reconstructed images, flattened (the record's task has their shape); null if none was found.
 
-    The best guess without the update is in the first row alone.
+    The floor, the best guess without any update, is one image for all: it is in the first row alone.
     """
     found: list[list[float] | None] = []
     for one in seen:

@@ -1,7 +1,7 @@
-"""One shared update from a model, a batch and a defense: what a client of federated learning sends.
+"""Simulation of one shared update, as a client of federated learning sends it: from a model, a batch and a defense.
 
-The client's steps before the shared one run on `history`, so that methods with a past have one: DPDR its direction,
-ranked sparsification its ranks. Engine and step are those of training.
+The client's steps before the shared one run on `history`, so that methods whose plans follow from past releases have
+some: DPDR its direction, ranked sparsification its ranks. Engine and step are those of training.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from .candidates import copied
 
 @dataclass(frozen=True)
 class Shared:
-    """One simulated update.
+    """One simulated update, with what the auditor knows of it.
 
     Attributes:
         observation: what the server sees.
         truth: what it does not.
-        ledger: the releases in which the shared batch took part, without sampling: it is known to be there.
+        ledger: the releases that the shared batch took part in, charged without sampling: it is known to be there.
         engine: how the clipped sums were computed.
         noise: which kind of noise was drawn; `none` when the multiplier is 0.
         public_used: whether the defense read public examples.
-        remarks: of the plans executed, each once, and marks of what took part and is none of ours.
-        unverified: the same in sentences.
+        remarks: of the plans executed, each once, and flags for parts that are not this library's (`unverified_...`).
+        unverified: a sentence for each of these flags.
     """
 
     observation: Observation
@@ -127,6 +127,7 @@ def simulate_share(
     batch, past, public = _on_device(execution.device, (inputs, labels), history, population)
     loss = cross_entropy if world is None else world.loss
     client = _Client(model, batch, past, defense, loss, noise or from_os(), execution)
+    # Schedules of methods, as a sparsity that grows, refer to the planned length.
     client.start(public, steps=steps or step + 1, seed=seed)
     for earlier in range(step):
         client.step(earlier, shared=False, lr=lr)
@@ -135,11 +136,11 @@ def simulate_share(
 
 
 class _Client:
-    """A client on its way to the step that it shares.
+    """A client in training, up to the step that it shares.
 
     Attributes:
-        account: of its own batch.
-        others: of the history, whose examples are somebody else's to answer for.
+        account: ledger and remarks of releases that its own batch took part in.
+        others: the same of steps on the history, whose cost is not the batch's.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class _Client:
         _refuse_lengths("inputs and labels must have", batch)
         self.defense, self.sigma, self.noise = defense, defense.calibrated_multiplier, noise
         self.batch, self.past, self.size = batch, past, len(batch[0])
+        # In evaluation mode: dropout would make the release depend on draws that no simulation can repeat.
         self.model = copy.deepcopy(model).to(batch[0].device).eval()
         self.runner = Engine(
             self.model,
@@ -168,14 +170,15 @@ class _Client:
         )
         if past is not None:
             _refuse_lengths("history must be (inputs, labels) of", past)
+        # Rate 1: who attacks an update knows that the batch is in it, so that no sampling amplifies.
         self.account = Account(Ledger(full()), noise.exact, unverified(noise=noise, defense=defense))
         self.others = Account(Ledger(full()), noise.exact)
 
     def start(self, population: Examples | None, *, steps: int, seed: int) -> None:
-        """Starts the method, which may spend a release of its own on the batch."""
+        """Starts the method, which may release something once, on the batch and at its cost."""
         self.public = None
         if population is not None:
-            refuse_shared(self.batch[0], population.inputs)
+            refuse_shared(self.batch[0], population.inputs)  # an input that is public is no secret to attack
             self.public = PublicGradients(self._gradients, population.inputs, population.labels)
         context = Context(
             step=0,
@@ -194,10 +197,11 @@ class _Client:
     def step(self, step: int, *, shared: bool, lr: float) -> Step:
         """Takes one step, of plain SGD, on the batch or on what the history has for it."""
         layout = self.runner.layout
+        # Without a history the batch is in every step before, too, and is charged for it.
         inputs, labels = self.batch if shared or self.past is None else self._of_the_past(step)
         seen = self.stepper.take(
             step,
-            layout.read(self.model),
+            layout.read(self.model),  # before the update below: the gradients are taken there
             lambda plan, sigma: self.runner.run(plan, inputs, labels, sigma),
             self.account if shared or self.past is None else self.others,
         )
@@ -208,10 +212,11 @@ class _Client:
         return seen
 
     def shares(self, seen: Step, world: World, population: Examples | None) -> Shared:
-        """What has become of the batch: seen, hidden and charged."""
+        """The observation of a step, the truth behind it, and what the batch was charged."""
         inputs, labels = self.batch
         known = world if world.population is None else replace(world, population=copied(world.population))
         observation = observe(seen, self.model, self.runner.layout, known, labels=labels, batch_size=self.size)
+        # Also where the attacker gets no public examples: anybody might have looked at them.
         floor = None if population is None else population.inputs.mean(dim=0)
         remarks = self.account.remarks
         if self.runner.unverified:
@@ -228,7 +233,7 @@ class _Client:
         )
 
     def usual_world(self, population: Examples | None) -> World:
-        """What everybody knows unless somebody says otherwise."""
+        """The world where the caller describes none: inputs in [0, 1], classes by the model's outputs."""
         inputs = self.batch[0]
         with torch.no_grad():
             classes = self.model(inputs[:1]).shape[1]
@@ -240,6 +245,7 @@ class _Client:
 
     def _of_the_past(self, step: int) -> tuple[Tensor, Tensor]:
         inputs, labels = self.past or self.batch
+        # In turn, and from the start again where the history ends.
         chosen = torch.arange(step * self.size, (step + 1) * self.size) % len(inputs)
         return inputs[chosen], labels[chosen]
 

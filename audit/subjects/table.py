@@ -1,4 +1,4 @@
-"""What can be attacked, by name: another subject is a file beside this one and a row here."""
+"""Table of subjects, by name, and their protocol: another subject is a file beside this one and a row here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trained_model import TrainedModel
 
 
 class Subject(Protocol):
-    """What the cells of one job attack; what they share is computed once, when the first of them asks."""
+    """What the cells of one job attack. What they share, as a training, is computed when the first of them asks."""
 
     def outcome(self, cell: Cell) -> Outcome:
         """Computes one cell.
@@ -28,6 +28,7 @@ class Subject(Protocol):
 Artifacts = Mapping[str, dict[str, Any]]
 """Results that cells waited for, by name."""
 
+# Artifacts are for subjects that wait for other trainings, as a bank of shadow models; these two wait for none.
 SUBJECTS: dict[str, Callable[[tuple[Cell, ...], torch.device, Artifacts], Subject]] = {
     "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device),
     "shared_update": lambda cells, device, artifacts: SharedUpdates(cells, device),

@@ -1,6 +1,6 @@
-"""One trained model and what its cells ask of it: utility, and what attacks find out under each access.
+"""A trained model as a subject: its utility, attacks on it under each access, and whether the run refutes its claim.
 
-An attack gets an observation from `observe`, its result goes to `score` together with the truth, and only metrics and
+An attack gets a target from `observe`, its result goes to `score` together with the truth, and only metrics and
 per-example arrays leave.
 """
 
@@ -35,6 +35,7 @@ def utility(model: TrainedRun, cell: Cell) -> Finding:
         "id": column(test.ids),
         "label": column(test.labels),
         "loss": column(losses(logits, test.labels)),
+        # NaN sorts above every number, so that argmax would name a class: -1, which is no label, counts as wrong.
         "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
     }
     return Finding(score_utility(logits, test.labels), columns)
@@ -45,20 +46,23 @@ ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {"utility": utility,
 
 
 class TrainedModel:
-    """One training run, and what its cells ask of it."""
+    """The subject of all cells that attack, or measure, one training run."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
         """Names the run that these cells share; nothing is computed before a cell asks."""
         attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
         rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
+        # Transcripts may take gigabytes: all steps are kept only where an attack of the job reads them.
         every_step = any(row is not None and row.reads == "every step" for row in rows)
         self.model = TrainedRun(cells[0].request.of_training(), device, every_step=every_step)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Trains, unless that was done for an earlier cell, and computes one cell."""
         answer = ANSWERS[cell.kind](self.model, cell)
+        # From the plans that were executed, and not from the budget that was asked for.
         claim = asdict(self.model.run.claim(self.model.request.budget.delta))
         flags = list(answer.flags)
+        # Not an error: a model that its training destroyed has a utility, too.
         if any(not torch.isfinite(p).all() for p in self.model.run.model.parameters()):
             flags.append("diverged")
         if self.model.defense[1]:
@@ -98,18 +102,20 @@ class TrainedModel:
 
     @cached_property
     def _violations(self) -> list[str]:
-        """Flags for what refutes a claim outright, as the auditor sees it who holds the data and the sampler's key.
+        """Flags for what refutes a claim outright, found by the auditor, who holds the data and the sampler's key.
 
-        Scores of candidates of one run share its noise, so their ROC, however steep, is no bound on epsilon: that takes
-        runs or canaries that are independent. The noise itself can be looked at: releases less what everybody
-        contributed.
+        An attack's ROC refutes no claim: scores of candidates of one run share its noise, and a lower bound on epsilon
+        takes independent runs or canaries. The noise itself can be measured instead: releases less everybody's
+        contribution.
         """
         model = self.model
         claim, budget = model.run.claim(model.request.budget.delta), model.request.budget.epsilon
         if not math.isfinite(claim.epsilon):
             return []
-        overspent = claim.epsilon > (math.inf if budget is None else budget) * (1 + 1e-9)  # by the executed plans
+        # By the executed plans; the tolerance is for rounding, since calibration ends on the private side.
+        overspent = claim.epsilon > (math.inf if budget is None else budget) * (1 + 1e-9)
         view = RunView(model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over)
         ratio, deviations = noise_found(view, watched(model.sampling[1]))
+        # Too much noise violates no claim; below, it is flagged all the same, because utility suffers from it.
         flags = ["claim_violated"] if overspent or deviations < -NOISE_TOLERANCE else []
         return [*flags, f"noise_{ratio:.2g}x_of_claimed"] if abs(deviations) > NOISE_TOLERANCE else flags

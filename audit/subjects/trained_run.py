@@ -1,6 +1,6 @@
-"""One training, as the auditor holds it: who is trained on, who is not, and the run that comes of it.
+"""One training run with its private data, as the auditor holds it: members, non-members, defense, sampler, transcript.
 
-The private data, the sampler's key and the noise stay in here. In the negative control a model is trained on public
+Private data, the sampler's key and the noise stay in here. In the negative control the model is trained on public
 examples, so that it never saw a member.
 """
 
@@ -21,25 +21,24 @@ from ..plan.request import TrainingRequest, seed_of_data
 from .outcome import examples_of, pick, world_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
-"""Bytes that the steps of a run may take in memory, for attacks that read all of them."""
+"""Bytes that the steps of a run may take in memory where an attack reads all of them."""
 
 WATCHED = 32
-"""Steps of a run whose noise is looked at, as far as they fit into memory."""
+"""Steps of a run whose noise is measured against the claim, as far as they fit into memory."""
 
 WATCHED_MEMORY = 2**29
 """Bytes that these may take; the last step is kept whatever it takes."""
 
 
 class TrainedRun:
-    """A training, its data, and what is kept of it for the cells that ask.
+    """A training and its data; each part is computed when a cell first asks for it, and kept.
 
     Attributes:
         request: of the training.
         device: where it is computed.
         every_step: whether attacks read all of its steps.
         splits: of the data set.
-        left_over: what is left of a step's sums without everybody, by the number of the step: as the views of all cells
-            need it.
+        left_over: number of a step -> its noisy sums less everybody's contribution, shared by the views of all cells.
     """
 
     def __init__(self, request: TrainingRequest, device: torch.device, *, every_step: bool) -> None:
@@ -60,15 +59,16 @@ class TrainedRun:
 
     @cached_property
     def _read(self) -> Examples:
-        """What the defense may read as public; in the negative control what is not trained on."""
+        """The defense's public data; in the negative control those public examples that are not trained on."""
         return self._public_pool if not self.request.never_saw else self._stand_ins[1]
 
     @cached_property
     def _stand_ins(self) -> tuple[Examples, Examples]:
-        """Of the public examples, in the negative control: as many as members to train on, and what may be read."""
+        """The negative control's public pool in two: as many to train on as there are members, the rest to read."""
         public = self._public_pool
         if not len(public):
             raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
+        # `train` refuses public data with a private example among them, so a defense that reads some needs others.
         most = len(public) // 2 if self._reads_public else len(public)
         coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
         order = torch.randperm(len(public), generator=coins)
@@ -101,7 +101,10 @@ class TrainedRun:
 
     @property
     def _sampler_key(self) -> int | None:
-        """None, for a key from the operating system, where the noise is: one made of the request is no secret."""
+        """Seed of who takes part in which step; None, for a key of the operating system's, with secure noise.
+
+        Amplification by sampling needs a secret key, and a request, from which seeds derive, is in every record.
+        """
         return None if self.request.secure else self.request.seed_for("sampler")
 
     @cached_property
@@ -125,6 +128,7 @@ class TrainedRun:
             execution=Execution(engine=task.engine, device=self.device),
             recording=Recording(
                 observer="updates",
+                # Whatever it takes: attacks on one update read it, and the noise is measured.
                 always=[steps - 1],
                 only=None if self.every_step else watched(steps),
                 memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
@@ -133,11 +137,12 @@ class TrainedRun:
 
     @cached_property
     def world(self) -> World:
-        """What everybody knows about the data set."""
+        """What everybody knows about the data set, its public examples included."""
         return world_of(self.splits, self.device)
 
 
 def watched(steps: int) -> list[int]:
-    """The numbers of the steps whose noise is looked at: spread evenly, the last one among them."""
+    """Numbers of the steps whose noise is measured: spread evenly over the run, the last one among them."""
     count = min(steps, WATCHED)
+    # Counted from the end in integers: the last step has i = 0, and rounding repeats none.
     return sorted({steps - 1 - i * steps // count for i in range(count)})

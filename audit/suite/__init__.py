@@ -1,1 +1,1 @@
-"""Suite files: their types, all their mistakes at once, and what they ask for."""
+"""Suite files (TOML): schema, validation that reports all mistakes at once, and the suite that results."""

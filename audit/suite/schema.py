@@ -1,7 +1,7 @@
-"""The tables of a suite file as types, and what is wrong with a file in words.
+"""Schema of a suite file: its tables as pydantic models, and validation errors as sentences.
 
-Nothing is guessed: a number in quotes is not a number, an unknown key is an error. Where a grid is possible a
-single value is a grid of one.
+Nothing is coerced: a number in quotes is not a number, an unknown key is an error. Where a grid is possible a single
+value is a grid of one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    # A value that is given twice asks for the same cells twice: a slip of the pen.
     if len(set(values)) < len(values):
         raise ValueError(f"must be distinct, got {list(values)}")
     return values
@@ -55,7 +56,7 @@ class StrictTable(BaseModel):
 
 
 class ModelChoice(StrictTable):
-    """A model by name, or as a table of its name and its settings."""
+    """A model by name, or as a table whose other keys are its settings."""
 
     name: Text
     settings: dict[str, Any] = {}
@@ -72,13 +73,13 @@ class TaskTable(StrictTable):
     data: Text
     model: ModelChoice
     private: Count | None = None
-    """How many private examples to train on; the data set's own number where absent, as for the next two."""
+    """Private examples to train on; the data set's own number where absent, as for the next two."""
     non_member: Annotated[int, Field(ge=0)] | None = None
-    """How many examples are never trained on."""
+    """Examples that are never trained on."""
     public: Annotated[int, Field(ge=0)] | None = None
-    """How many examples everybody may know."""
+    """Examples that everybody may know."""
     candidates: Count | None = None
-    """How many members, and as many non-members, membership tests are about; all where absent."""
+    """Members, and as many non-members, that membership tests are about; all where absent."""
     batch: Count
     """Expected examples a step."""
     epochs: Count
@@ -104,7 +105,7 @@ class BudgetTable(StrictTable):
 
 
 class ShareTable(StrictTable):
-    """The shared update that attacks with UPDATE access get: of a fresh model, after a few steps."""
+    """The shared update that reconstruction attacks get: of a fresh model, after `step` steps."""
 
     data: Text
     model: ModelChoice
@@ -122,13 +123,13 @@ class ShareTable(StrictTable):
 
 
 class TuneTable(StrictTable):
-    """Settings that are chosen on public data for every defense; other keys are the grid."""
+    """Hyperparameter search on public data, for every defense; other keys are the grid."""
 
     validation: Count
-    """Public examples that judge; as many as there are private ones are trained on in their place."""
+    """Public examples that accuracy is measured on; others, as many as there are private ones, are trained on."""
     epsilon: Rate | None = None
-    """Budget at which a defense's settings are chosen for all budgets; where it is absent, and the next too, they are
-    chosen at each budget by itself."""
+    """Budget at which settings are chosen for all budgets; chosen at each budget by itself where it and the next are
+    absent."""
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
     """The same, for budgets that are noise multipliers."""
     epochs: Count | None = None
@@ -164,7 +165,7 @@ class ReportedRow(StrictTable):
 
 
 class Document(StrictTable):
-    """A suite file. The entries of `defense` and `attack` are checked against their methods elsewhere."""
+    """A suite file. Entries of `defense` and `attack` are free here: `validate` holds them against their methods."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     about: str = ""
@@ -180,6 +181,7 @@ class Document(StrictTable):
     reported: tuple[ReportedRow, ...] = ()
 
 
+# Not here: models, methods and reported figures, whose further keys are settings and selectors.
 _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
     ("task",): TaskTable,
@@ -209,13 +211,14 @@ def training_value(key: str, value: Any) -> Any:
     """
     adapter = TypeAdapter(TRAINING[key], config=ConfigDict(allow_inf_nan=False))
     try:
+        # By way of JSON as whole suites are, so that a value is taken here if and only if the task would take it.
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         raise ValueError(_problem(error.errors()[0])) from None
 
 
 def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with a document: (key.path, problem) each.
+    """The errors of a document as pairs (key.path, problem).
 
     Args:
         error: what validating it raised.
@@ -223,7 +226,7 @@ def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str,
     """
     found = []
     for details in error.errors():
-        *above, key = details["loc"] or ("",)
+        *above, key = details["loc"] or ("",)  # empty where the document as a whole is wrong
         table = _TABLES.get(tuple(str(part) for part in above))
         if details["type"] == "extra_forbidden" and table:
             found.append((path_in(raw, details["loc"]), f"unknown key; {way_out(str(key), table.model_fields)}"))
@@ -244,7 +247,7 @@ def path_in(raw: Any, location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             if not isinstance(node, list):
-                continue
+                continue  # the file has a single value, of which `_several` made a grid of one
             path, node = f"{path}[{part}]", node[part] if part < len(node) else None
         elif isinstance(node, Mapping):
             path, node = (f"{path}.{part}" if path else part), node.get(part)
@@ -273,9 +276,11 @@ def _problem(details: ErrorDetails) -> str:
     keys = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
     if kind in bounds:
         return f"must be {bounds[kind]} {context[keys[kind]]:g}, got {got!r}"
+    # Errors without words of our own: pydantic's sentence, as a clause.
     return f"{details['msg'][0].lower()}{details['msg'][1:]}, got {got!r}"
 
 
 def _rest(table: dict[str, Any], into: str, named: Sequence[str]) -> dict[str, Any]:
+    """A table with all keys but the named ones moved into a table of their own."""
     kept = {key: value for key, value in table.items() if key in named}
     return kept | {into: {key: value for key, value in table.items() if key not in named}}

@@ -1,7 +1,7 @@
-"""Suite files: TOML that says what to train, attack and report, with all its mistakes reported at once.
+"""Suites: TOML files that say what to train, attack and report, loaded with all their mistakes reported at once.
 
-A list where one value is expected is a grid. What a method may be told is read from its function, so a new
-method needs no schema. Loading trains nothing, but imports the methods that the suite names.
+A list where one value is expected is a grid. What a method may be told is read from its function, so another method
+needs no schema. Loading trains nothing, but imports the methods that the suite names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .validate import expand, wrong_grid, wrong_names, wrong_reported
 
 
 class SuiteError(ValueError):
-    """What is wrong with a suite, one mistake a line: `file: key.path: problem`."""
+    """The mistakes of a suite, one a line: `file: key.path: problem`."""
 
 
 class ChoiceError(SuiteError):
-    """A suite, method or key was asked for that is not there: a mistake of the command line, not of a file."""
+    """The command line asked for a suite, method or key that is not there: bad usage, and no bad file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class DefenseChoice:
     Attributes:
         name: of the defense.
         settings: all of them, without the noise multiplier.
-        training: what it trains with instead of the task's own values, as {"lr": 0.01}.
+        training: values that override the task's, as {"lr": 0.01}.
     """
 
     name: str
@@ -70,21 +70,23 @@ class Suite(Document):
 
     _defenses: tuple[tuple[DefenseChoice, ...], ...] = PrivateAttr(())
     _attacks: tuple[tuple[AttackChoice, ...], ...] = PrivateAttr(())
+    # The document as it was read: overrides are applied to it, and the whole is validated again.
     _raw: dict[str, Any] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
     _whole: bool = PrivateAttr(True)
+    # Keys that each entry of `defense` sets, which tuning leaves alone.
     _given: tuple[frozenset[str], ...] = PrivateAttr(())
     _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the content, whatever the layout of the file; a selection keeps that of the whole."""
+        """SHA-256 of the content, whatever the layout of the file; a selection of methods keeps the whole suite's."""
         return self._digest
 
     @property
     def source(self) -> str:
-        """Where it came from, for messages."""
+        """File that it was read from, for messages."""
         return self._source
 
     @property
@@ -125,6 +127,7 @@ class Suite(Document):
             digest: of how they were chosen.
         """
         tuned = self.model_copy()
+        # Replaced, and not written into: a copy shares its private attributes with the suite that it was made of.
         tuned._tuned = self._tuned | {_key(choice, budget): (dict(values), digest)}
         return tuned
 
@@ -140,7 +143,7 @@ class Suite(Document):
     def reported_for(
         self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None
     ) -> list[Reported]:
-        """The figures of papers that belong to one cell: those whose selectors all hold there.
+        """A paper's figures for one cell: those whose selectors all hold there.
 
         Args:
             choice: the cell's defense.
@@ -159,8 +162,8 @@ class Suite(Document):
     def select(self, *, defenses: Sequence[str] | None = None, attacks: Sequence[str] | None = None) -> Suite:
         """The part of the suite with these methods; None or an empty list keeps all of a kind.
 
-        Controls are about the suite as a whole: a selection of defenses goes without those it does not name. The
-        baseline keeps its mark, so that its cells are the same ones.
+        Controls judge a suite as a whole, so a selection of defenses goes without the controls that it does not name.
+        The baseline keeps its mark as a control, which is a part of its cells' ids: they are those of the whole suite.
 
         Raises:
             SuiteError: a name that the suite does not have, with the nearest one.
@@ -174,6 +177,7 @@ class Suite(Document):
                 if name not in known:
                     raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
             if wanted:
+                # An entry has at least one choice, and all of them are of one method.
                 kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
                 setattr(chosen, attribute, tuple(entries[place] for place in kept))
                 if kind == "defense":
@@ -193,7 +197,7 @@ class Suite(Document):
         """
         if not overrides:
             return self
-        raw = copy.deepcopy(self._raw)
+        raw = copy.deepcopy(self._raw)  # `_replace` writes into it
         for override in overrides:
             path, equals, text = override.partition("=")
             if not equals or not path.strip():
@@ -202,7 +206,7 @@ class Suite(Document):
                 value = tomllib.loads(f"value = {text}")
             except tomllib.TOMLDecodeError:
                 value = {}
-            if set(value) != {"value"}:
+            if set(value) != {"value"}:  # a text with a line break could set further keys
                 raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
             _replace(raw, path.strip().split("."), value["value"], override)
         try:
@@ -261,6 +265,7 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
         for choice in suite.defense_grid()
         if "batch" in choice.training
     }
+    # A sample rate above 1 is no probability, and the accountant has no meaning for it.
     for where, batch in tasks.items():
         if batch > n:
             wrong.append(
@@ -278,11 +283,12 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
 
 def _build(raw: dict[str, Any], source: str) -> Suite:
     try:
-        # By way of JSON, whose strict mode takes nothing for something else; a date is refused as text.
+        # By way of JSON, whose strict mode coerces nothing but a list into a tuple; TOML's dates become text.
         suite = Suite.model_validate_json(json.dumps(raw, default=str), strict=True)
         wrong = []
     except ValidationError as error:
         suite, wrong = None, sentences(error, raw)
+    # Also where the schema found mistakes, so that one attempt shows all of them.
     defenses, wrong_defenses = expand(raw, "defenses")
     attacks, wrong_attacks = expand(raw, "attacks")
     wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
@@ -296,7 +302,7 @@ def _build(raw: dict[str, Any], source: str) -> Suite:
     )
     suite._given = tuple(frozenset(entry) for entry in raw["defense"])
     suite._raw, suite._source = raw, source
-    # What is absent is no part of it, so that a new kind of table moves no digest.
+    # Without what is absent: a table or key that the schema gains later moves no digest.
     told = {"defense": _canonical("defenses", defenses), "attack": _canonical("attacks", attacks)}
     content = suite.model_dump(mode="json", exclude_none=True) | told
     suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
@@ -304,7 +310,7 @@ def _build(raw: dict[str, Any], source: str) -> Suite:
 
 
 def _canonical(kind: MethodKind, entries: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Expanded entries with the settings that ids depend on, so that a later setting of a method moves no digest."""
+    """Expanded entries with canonical settings: a setting that a method gains later moves no digest of a suite."""
     return [
         [choice | {"settings": canonical(kind, choice["name"], choice["settings"])} for choice in entry]
         for entry in entries
@@ -318,6 +324,7 @@ def _key(choice: DefenseChoice, budget: Mapping[str, float]) -> str:
 def _replace(node: Any, path: list[str], value: Any, override: str) -> None:
     key, *below = path
     if isinstance(node, dict) and below:
+        # A table that the file lacks is made: the schema says whether it may be there.
         _replace(node.setdefault(key, {}), below, value, override)
     elif isinstance(node, dict):
         node[key] = value
@@ -327,6 +334,7 @@ def _replace(node: Any, path: list[str], value: Any, override: str) -> None:
         else:
             node[int(key)] = value
     elif isinstance(node, list) and below:
+        # All entries of that name: a method may be listed twice, with other settings.
         named = [entry for entry in node if isinstance(entry, dict) and entry.get("name") == key]
         if not named:
             known = [str(entry.get("name")) for entry in node if isinstance(entry, dict)]

@@ -1,7 +1,7 @@
-"""The entries of a suite that name things: checked against what there is, and expanded into single choices.
+"""Validation of a suite beyond its schema: names and settings against the catalogue, grids expanded into choices.
 
-Every function returns what is wrong as (key.path, problem), so that a file's mistakes can be reported
-together.
+Every function returns problems as pairs (key.path, sentence) instead of raising, so that all mistakes of a file are
+reported together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Decided = dict[str, Any]
 
 
 def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[Decided]], list[Problem]]:
-    """The choices of every entry of a list of methods, and what is wrong with the entries.
+    """Expands every entry of a list of methods into its grid of choices.
 
-    A list that the type of a setting does not allow is a grid.
+    A list is a grid where the type of the setting takes no list.
 
     Args:
         raw: the document.
-        kind: whose list.
+        kind: which list.
 
     Returns:
         A list of choices per entry, without those that have mistakes; the mistakes.
@@ -48,6 +48,7 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
             continue  # its type is reported by the schema
         path = f"{key}[{position}]"
         choices, problems = _expand_entry(entry, kind, path)
+        # Compared after expansion: two entries that are written differently may ask for the same cells.
         for choice in choices:
             repeated = next((where for where, other in seen if other == choice), None)
             if repeated:
@@ -77,7 +78,7 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
             continue
         if problems := _refused(f"{table}.model", models.check, name):
             wrong += problems
-            continue
+            continue  # the settings of an unknown model are unknown
         unknown = [key for key in told if key != "name" and not models.takes(name, key)]
         settings = models.defaults(name)
         wrong += [(f"{table}.model.{key}", f"unknown setting of {name!r}; {way_out(key, settings)}") for key in unknown]
@@ -91,7 +92,7 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
-    """What a check of a name says against it."""
+    """Problems that a check of a name raises, as data sets and models have one."""
     try:
         check(name)
     except ModuleNotFoundError as error:
@@ -115,6 +116,7 @@ def wrong_reported(
     known_attacks = {choice["name"] for entry in attacks for choice in entry}
     keys: dict[str, set[str]] = {}
     for choice in itertools.chain.from_iterable(defenses):
+        # A union over entries: a selector that one entry of a defense has is no mistake for another.
         keys.setdefault(choice["name"], {"epsilon", "noise_multiplier", "delta", *TRAINING}).update(choice["settings"])
     named = _names(raw, "defense")
     for position, row in enumerate(rows if isinstance(rows, list) else []):
@@ -124,6 +126,7 @@ def wrong_reported(
         if isinstance(name, str) and name not in named:
             wrong.append((f"{path}.defense", no_such("defense", name, named) + " in this suite"))
         attack = row.get("attack")
+        # One that is listed with mistakes has no choices, and is not reported here a second time.
         if isinstance(attack, str) and attack not in known_attacks and attack not in _names(raw, "attack"):
             wrong.append((f"{path}.attack", no_such("attack", attack, sorted(known_attacks)) + " in this suite"))
         metric = row.get("metric")
@@ -138,7 +141,7 @@ def wrong_reported(
 
 
 def _misplaced(metric: str, attack: Any) -> str:
-    """Why a figure stands beside no cell's number: its kind of record has no such metric."""
+    """Why no cell can have a figure: records of its kind do not hold the metric; empty where one can."""
     known = METRICS[metric]
     if not known.of_attack:
         return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""
@@ -148,7 +151,7 @@ def _misplaced(metric: str, attack: Any) -> str:
         try:
             found = catalog.attack(attack).kind
         except CatalogError:
-            return ""  # said where the attack is listed
+            return ""  # reported where the attack is listed
         return "" if found == known.kind else f"{metric!r} is of {known.kind}, and {attack} is of {found}"
     return ""
 
@@ -170,15 +173,17 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) ->
             wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {other or 'neither'}"))
     names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
     known = {name: catalog.settings("defenses", name) for name in names}
+    # `grid` is no key of the file: there it would be a setting like any other, and the schema collects these under it.
     grid = {key: value for key, value in table.items() if key not in TuneTable.model_fields or key == "grid"}
     if not grid:
         wrong.append(("tune", "must have a grid of at least one setting, as lr = [0.1, 0.5], got none"))
     for key, values in grid.items():
         where = f"tune.{key}"
+        # Every defense that takes the key has to accept the values.
         conforms = [settings[key].conform for settings in known.values() if key in settings]
         if key in TRAINING:
             conforms.append(partial(_training, key))
-        if not conforms and known:
+        if not conforms and known:  # where every defense has mistakes, nobody can tell
             options = sorted({*TRAINING, *(name for settings in known.values() for name in settings)})
             wrong.append((where, f"no defense of this suite has this setting; {way_out(key, options)}"))
         elif not isinstance(values, list):
@@ -224,6 +229,7 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str)
         return [], wrong
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     choices = [_choice(name, settings, values) for values in combinations]
+    # An attack has no factory to try: its own rules are heard when it runs.
     if kind == "defenses":
         for choice in choices:
             try:
@@ -234,6 +240,7 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str)
 
 
 def _values(value: Any, conform: Callable[[Any], Any], where: str) -> tuple[list[Any], list[Problem]]:
+    """The grid that a value stands for: itself where the type takes it, else its entries if it is a list."""
     try:
         return [conform(value)], []
     except CatalogError as error:
@@ -266,7 +273,7 @@ def _training(key: str, value: Any) -> Any:
 
 
 def _without_name(error: CatalogError) -> str:
-    # The path in front says which setting it is.
+    # The key.path in front of the sentence names the setting already.
     return str(error).partition(" ")[2]
 
 

@@ -1,1 +1,1 @@
-"""Where jobs are computed."""
+"""Executors: places where the pieces of a graph of work are computed."""

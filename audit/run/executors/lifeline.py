@@ -1,7 +1,8 @@
-"""Workers end with the process that started them, whatever ended it: a kill, or the want of memory.
+"""Worker processes that end with the process that started them (the runner), even where that is killed outright.
 
-On Linux the kernel sees to it. Everywhere a thread waits for the pipe that the runner held open. Imported before
-anything else of `audit`: what a worker imports takes seconds, in which its runner may already be killed.
+On Linux the kernel sees to it (PR_SET_PDEATHSIG); on every system a thread of the worker waits for the pipe that the
+runner holds open. Imported before anything else of `audit`: a worker imports for seconds, in which its runner may be
+killed already.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 
 RUNNER = "LEAKBENCH_RUNNER"
-"""Environment variable by which a worker knows, while it starts, the process that it ends with."""
+"""Environment variable with the runner's process id, for a worker that has only begun to import."""
 
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>; see prctl(2)
 
 
 @contextmanager
 def children_end_with_us() -> Iterator[None]:
-    """Processes of ours that are started meanwhile end with this one from their first moment."""
+    """Child processes that are started meanwhile end with this one from their first moment."""
     before = os.environ.get(RUNNER)
     os.environ[RUNNER] = str(os.getpid())
     try:
@@ -37,14 +38,16 @@ def children_end_with_us() -> Iterator[None]:
 
 
 def end_with_runner() -> None:
-    """Where the kernel does not end a worker with its runner, a thread does; called by the worker when it is ready."""
+    """Starts the thread that ends a worker with its runner where the kernel does not; called by a ready worker."""
+    # The sentinel becomes ready when the runner is gone, however it went.
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
 
 
 def tie() -> None:
-    """On Linux, lets the kernel end this process with its runner, if it was started by one."""
+    """Asks the kernel of Linux to end this process with its runner, if it was started by one."""
+    # Importing `audit` in a program of the user's must not tie that to anything.
     if multiprocessing.current_process().name == "MainProcess":
         return
     runner = os.environ.pop(RUNNER, None)  # a worker's own children are none of the runner's
@@ -52,13 +55,14 @@ def tie() -> None:
         return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(runner):  # it was gone before this was said
+    # The runner was gone before the kernel was asked: a race that prctl cannot report.
+    if os.getppid() != int(runner):
         os._exit(1)
 
 
 def _end_after(sentinel: int) -> None:
     wait([sentinel])
-    os._exit(1)
+    os._exit(1)  # not sys.exit, which ends a thread and leaves the process
 
 
 tie()

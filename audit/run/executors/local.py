@@ -1,7 +1,7 @@
-"""Independent pieces of work, side by side in processes of one core each, or one after another in this one.
+"""Executor of this machine: pieces of work side by side in processes of one thread each, or in turn in this process.
 
-What a worker has written stays written whatever happens to the others; an interrupt ends the workers and removes their
-drafts, and a worker ends with the process that started it, whatever ended that.
+What a worker has written stays written whatever happens to the others. An interrupt ends the workers and removes the
+files that they were writing; a worker also ends with the process that started it, whatever ended that.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _THREADS = 1  # of a job: sums over several threads round differently, and no re
 
 @dataclass(frozen=True)
 class Local:
-    """Processes of this machine, or none but this one.
+    """Executor of worker processes on this machine, or of this process alone where one is enough.
 
     Attributes:
         device: where work computes, which decides the number of processes where none is given.
         jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
-        drafts: the folder that workers write to.
+        drafts: folder that workers write to, from which unfinished files of killed ones are removed.
     """
 
     device: torch.device
@@ -53,6 +53,7 @@ class Local:
         return _here(graph, work) if count <= 1 else _in_processes(graph, work, count, self.drafts)
 
     def _places(self) -> int:
+        # Those that this process may use: a cluster or a container grants fewer than the machine has.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
 
@@ -74,8 +75,9 @@ def _in_processes(
     graph: Graph[Item], work: Callable[[Item], Result], count: int, drafts: Path
 ) -> Generator[tuple[Item, Result], None, None]:
     """Side by side, in processes that are started once."""
-    # Spawned, not forked: torch's threads do not survive a fork.
+    # Children of the caller's, which are not ours to end.
     others = set(multiprocessing.active_children())
+    # Spawned, not forked: torch's threads do not survive a fork.
     pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
     waiting: dict[Future[Result], str] = {}
 
@@ -92,6 +94,7 @@ def _in_processes(
                 result, name = future.result(), waiting[future]
                 graph.finish(name)
                 del waiting[future]
+                # Before the result is handed out, so that processes work while the caller reads.
                 submit()
                 yield graph.items[name], result
     except BrokenProcessPool as error:
@@ -107,13 +110,14 @@ def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, i
     """Ends the processes of a pool, also on an interrupt or when the caller stops: what has not begun is dropped."""
     with _interrupts_ignored():  # a second Control-C would leave this half done; it takes no time
         workers = [process for process in multiprocessing.active_children() if process not in others]
+        # Waiting for a job in progress would take as long as the job.
         pool.shutdown(wait=not in_progress, cancel_futures=True)
         if not in_progress:
             return
         for process in workers:
             process.terminate()
         for process in workers:
-            process.join()
+            process.join()  # first: until it has ended it may write another draft
             for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
                 with suppress(OSError):
                     draft.unlink()
@@ -121,7 +125,11 @@ def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, i
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Children started meanwhile ignore Control-C from their first moment: it reaches the whole group."""
+    """Child processes that are started meanwhile ignore Control-C, which reaches the whole group: the runner ends all.
+
+    An ignored signal stays ignored in a new process, so that holds from its first moment.
+    """
+    # Python sets handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
