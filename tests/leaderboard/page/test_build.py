@@ -253,7 +253,7 @@ def test_where_the_numbers_come_from_is_said(page, run):
 
 def test_a_claim_of_epsilon_0_is_a_claim(page, record, claim):
     found = page(record("utility", claim=claim(0.0)), record("utility", claim=claim(None), defense="sgd"))
-    assert "0 claimed ε, where proved" in Document(found).text
+    assert "claimed ε, where proved 0 " in Document(found).text
 
 
 def test_settings_chosen_on_public_data_are_shown_with_the_choice_marked(page, record, tmp_path):
