@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -23,7 +23,7 @@ def epsilon(
     """Epsilon of a planned run, from the defense's own plans."""
     import torch
 
-    from defenses.core import Sampling, predict
+    from defenses.core import Sampling, predict, unverified
 
     from ..catalog import methods as catalog
     from ..catalog.messages import no_such
@@ -39,13 +39,26 @@ def epsilon(
         raise ValueError(no_such("sampling", sampling, known))
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     claim = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps).claim(delta)  # pyright: ignore[reportArgumentType]  refused there by name
+    # Of code that is none of ours the claim takes the word, as in a record.
+    doubts = [sentence for sentence in unverified(defense=made).values() if sentence]
+    if as_json:
+        print_json(_document(defense, made, claim, steps) | ({"unverified": doubts} if doubts else {}))
+        return OK
+    _print(claim)
+    for sentence in doubts:
+        print(f"unverified: {sentence}")
+    return OK
+
+
+# Their types are `defenses.core`'s, which takes seconds to import: too long for a command's help.
+def _document(name: str, defense: Any, claim: Any, steps: int) -> dict[str, Any]:
     proved = math.isfinite(claim.epsilon)
-    document = {
-        "defense": defense,
-        "noise_multiplier": made.noise_multiplier,
+    return {
+        "defense": name,
+        "noise_multiplier": defense.noise_multiplier,
         "epsilon": claim.epsilon if proved else None,
         "epsilon_rdp": claim.epsilon_rdp if proved else None,
-        "delta": delta,
+        "delta": claim.delta,
         "relation": claim.relation,
         "unit": claim.unit,
         "sampling": claim.sampling,
@@ -56,11 +69,14 @@ def epsilon(
         "events": list(claim.events),
         "reason": claim.reason or None,
     }
-    if as_json:
-        print_json(document)
-        return OK
+
+
+def _print(claim: Any) -> None:
+    proved = math.isfinite(claim.epsilon)
     shown = f"{claim.epsilon:.4g}" if proved else "∞"
-    print(f"epsilon {shown} at delta {delta:g} ({claim.relation}, unit: {claim.unit}, sampling: {claim.sampling})")
+    print(
+        f"epsilon {shown} at delta {claim.delta:g} ({claim.relation}, unit: {claim.unit}, sampling: {claim.sampling})"
+    )
     if proved:
         print(f"by RDP  {claim.epsilon_rdp:.4g}")
         print(f"by      {claim.accountant}")
@@ -70,4 +86,3 @@ def epsilon(
         print(f"as if the sampling were Poisson, as papers do, it would be {claim.as_if_poisson:.4g}: not proved")
     for event in claim.events:
         print(f"event   {event}")
-    return OK

@@ -69,25 +69,7 @@ def tune(
         if (points := _points(suite, choice, budget))
     ]
     _check_public(suite)
-    folder = directory / "tuning" / "points"
-    folder.mkdir(parents=True, exist_ok=True)
-    # By name, so that a point that several budgets come to, as where one budget chooses for all, is computed once.
-    points = {point.name: point for _, _, grid in grids for point in grid}
-    sweep(folder)
-    there = read_kept(points, folder, recompute=recompute)
-    graph: Graph[Artifact] = Graph()
-    for name, point in points.items():
-        if name not in there:
-            graph.add(name, point)
-    done, total = len(points) - len(graph), len(points)
-    report(done, total, "choosing settings on public data")
-    work = partial(make_one, folder=folder, device=device, origins={name: origin_of(p) for name, p in points.items()})
-    with closing(Local(device, jobs, folder).run(graph, work)) as executed:
-        for point, _ in executed:
-            done += 1
-            report(done, total, point.words)
-    # From the files, also for what this run computed: workers hand back no results.
-    there = read_made(points.values(), folder)
+    there = _tried([point for _, _, grid in grids for point in grid], directory, device, jobs, report, recompute)
     tuned = suite
     for choice, budget, grid in grids:
         tried = [there[point.name] for point in grid]
@@ -108,6 +90,31 @@ def tune(
         write_document(document, directory / "tuning" / f"{digest}.json")
         tuned = tuned.with_tuned(choice, budget, values, digest)
     return tuned
+
+
+def _tried(
+    grid: list[Artifact], directory: Path, device: torch.device, jobs: int | None, report: Report, recompute: bool
+) -> dict[str, dict[str, Any]]:
+    """What came of every point, by its name; those that are not there are computed."""
+    folder = directory / "tuning" / "points"
+    folder.mkdir(parents=True, exist_ok=True)
+    # By name, so that a point that several budgets come to, as where one budget chooses for all, is computed once.
+    points = {point.name: point for point in grid}
+    sweep(folder)
+    there = read_kept(points, folder, recompute=recompute)
+    graph: Graph[Artifact] = Graph()
+    for name, point in points.items():
+        if name not in there:
+            graph.add(name, point)
+    done, total = len(points) - len(graph), len(points)
+    report(done, total, "choosing settings on public data")
+    work = partial(make_one, folder=folder, device=device, origins={name: origin_of(p) for name, p in points.items()})
+    with closing(Local(device, jobs, folder).run(graph, work)) as executed:
+        for point, _ in executed:
+            done += 1
+            report(done, total, point.words)
+    # From the files, also for what this run computed: workers hand back no results.
+    return read_made(points.values(), folder)
 
 
 def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[Artifact]:

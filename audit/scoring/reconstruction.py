@@ -73,14 +73,7 @@ def score_reconstruction(
         ValueError: shapes do not fit, the box is empty, there are more inputs than truths, or truths stay unmatched
             without a floor image.
     """
-    if not low < high:
-        raise ValueError(f"low must be below high, got {low} and {high}")
-    result = checked_reconstruction(result, len(inputs), inputs)
-    if len(inputs) == 0 or len(labels) != len(inputs) or inputs.shape[1:] != result.inputs.shape[1:]:
-        raise ValueError(
-            f"inputs and labels must be the true batch, of the shape {list(result.inputs.shape)} that was "
-            f"reconstructed, got {list(inputs.shape)} and {len(labels)} labels"
-        )
+    result = _checked(result, inputs, labels, low, high)
     truth = _unit(inputs, low, high)
     # Measured also for a failed attack: it is a property of the batch.
     floor = None if floor_image is None else _unit(floor_image, low, high).expand_as(truth)
@@ -107,6 +100,19 @@ def score_reconstruction(
     for name in ("psnr", "mse"):
         metrics[name].detail.update(matched=matched, restarts=result.restarts, status=result.status)
     return metrics | floors
+
+
+def _checked(result: Reconstruction, inputs: Tensor, labels: Tensor, low: float, high: float) -> Reconstruction:
+    """A copy of a result that is about this batch."""
+    if not low < high:
+        raise ValueError(f"low must be below high, got {low} and {high}")
+    found = checked_reconstruction(result, len(inputs), inputs)
+    if len(inputs) == 0 or len(labels) != len(inputs) or inputs.shape[1:] != found.inputs.shape[1:]:
+        raise ValueError(
+            f"inputs and labels must be the true batch, of the shape {list(found.inputs.shape)} that was "
+            f"reconstructed, got {list(inputs.shape)} and {len(labels)} labels"
+        )
+    return found
 
 
 def pictures_again(

@@ -115,6 +115,7 @@ def test_a_path_is_explained_and_accounted_for(mine):
     done = command("epsilon", "--defense", "mine/half_dp.py:half_dp", "--noise-multiplier", "1", "--sample-rate", "0.1",
                    "--steps", "10", "--delta", "1e-5")  # fmt: skip
     assert done.returncode == 0 and "epsilon 2.855" in done.stdout, done.stderr
+    assert "unverified: " in done.stdout and "Half" in done.stdout  # the claim takes the word of code of others
     found = explain.explain("mine/half_dp.py:half_dp")
     assert (found.kind, found.summary) == ("defense", "DP-SGD on one half of the coordinates, drawn once.")
     assert [setting.name for setting in found.settings] == ["clip_norm"]

@@ -352,7 +352,7 @@ def test_interrupted_is_code_130(command, monkeypatch):
 
 
 def test_a_bug_keeps_its_traceback(command, monkeypatch):
-    monkeypatch.setattr(catalog, "explain", lambda name: 1 / 0)
+    monkeypatch.setattr(explain, "explain", lambda name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["explain", "dpdr"])
 
