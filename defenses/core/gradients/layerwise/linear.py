@@ -108,7 +108,7 @@ class OuterSum(Piece):
         return recomputed(super().squares().value, self.inputs, self.signals)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """By rows that are masked."""
+        """By rows that are masked: |M ∘ sum_t s_t x_tᵀ|² has cross terms, so `Outer`'s formula does not hold."""
         return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
 
     @property

@@ -1,7 +1,8 @@
-"""One forward and one backward pass that leave what went into every layer and the derivatives by what came out.
+"""Records each layer's input and the loss's derivative by its output, in one forward and one backward pass.
 
-Parameters take no part in the differentiation, so the backward pass forms input gradients only; a parameter's own
-gradients are products of what is recorded here, and are formed when it is known what is wanted of them.
+Parameters do not require gradients here, so autograd computes activation gradients only, a half of a backward pass's
+arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once it is
+known whether norms, sums or rows of them are wanted.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
-    if total.requires_grad:
+    if total.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
         # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
         total.backward()
 
@@ -113,6 +114,7 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, switch: Tensor) -> Tensor:
+        # Declared as changed in place: autograd would else return a view, which nn.ReLU(inplace=True) must not change.
         ctx.mark_dirty(values)
         return values
 
@@ -126,6 +128,7 @@ def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
     node: Any = output.grad_fn
     if node is None or node.name() != "NativeGroupNormBackward0":
         return None
+    # Private to PyTorch, hence the default: without them the rule of GroupNorm computes the statistics again.
     mean, scale = (getattr(node, f"_saved_result{number}", None) for number in (1, 2))
     # Detached, because the node's results hold the node.
     return None if mean is None or scale is None else (mean.detach(), scale.detach())
