@@ -1,4 +1,4 @@
-"""Which engine computes the sums: a static rule, and checks on made-up examples before data are touched.
+"""Chooses the engine that computes clipped sums: a static rule, and checks on made-up examples before any data.
 
 `auto` takes our own engine where it knows every layer and passes the checks, otherwise the reference, otherwise one
 example at a time, and says why. An engine that was asked for by name and cannot do it, or fails, is an error.
@@ -102,7 +102,7 @@ def choose(
     if key:
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
-            _verdicts.pop(next(iter(_verdicts)))
+            _verdicts.pop(next(iter(_verdicts)))  # the oldest
     return verdict.choice(trial.made(verdict.kind, model))
 
 
@@ -126,6 +126,7 @@ class _Verdict:
         return ChosenEngine(engine, self.note, self.activations, self.draws, self.unverified)
 
 
+# A verdict takes passes and comparisons in float64, and a suite trains many equal models (shadows, seeds).
 _REMEMBERED = 64
 _verdicts: dict[str, _Verdict] = {}
 
@@ -227,6 +228,7 @@ class _Trial:
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
         self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
+        # Float64 first: in float32 a max-pool's argmax may flip by rounding, and equal engines differ by a percent.
         for dtype in dict.fromkeys((torch.float64, self._own)):
             try:
                 self._prepare(dtype)
@@ -263,10 +265,11 @@ class _Trial:
         agrees = _AGREES if self._dtype == torch.float64 else _AGREES_IN_FLOAT32
         x, y, keys = self._made_up(_EXAMPLES)
         error = _distance(self._sum(kind, x, y, keys), self._sum(OneByOne, x, y, keys))
-        if not error <= agrees:
+        if not error <= agrees:  # NaN differs too
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
-        if kind is TorchFunc:
+        if kind is TorchFunc:  # vmap calls the model with one example, in whose gradient no other can show
             return
+        # Sizes of the run, because a model may mix examples in large batches only (experts with limited places).
         asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
         for size in sorted({2, 3, *(max(2, size) for size in asked)}):
             error = self._leave_one_out(kind, size)
@@ -305,6 +308,7 @@ class _Trial:
 
     def _made_up(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Examples of the data's shape: half of them different, a quarter copies of one, a quarter large or small."""
+        # Always the same: a verdict must not depend on luck, and is remembered for equal models.
         coins = torch.Generator().manual_seed(0)
         shape, device = (size, *self._inputs.shape[1:]), self._inputs.device
         if self._inputs.is_floating_point():
@@ -370,6 +374,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 
 def _vocabulary(model: nn.Module) -> int:
+    # The smallest table, because which embedding integer inputs go to is not known.
     sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     return min(sizes, default=2)
 

@@ -6,7 +6,7 @@ contribution. Here every record has a key, a hash of its own input and target, a
 key, the step's coins and the number of the draw.
 
 Dropout is caught where PyTorch computes it (`torch.nn.functional`), in whatever layer, copy or engine that happens, and
-inside `torch.func.vmap` too. Other random layers are found by `engines/model_checks.py` and refused.
+inside `torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
 
 Guarantee:
     Draws for a record are a function of that record, the public coins and its own activations' shape. Equal records get
@@ -67,7 +67,7 @@ def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, 
 
 @contextmanager
 def entries(keys: Int64[Tensor, " entries"] | None) -> Iterator[None]:
-    """Says whom the next passes through a model are about: one key for each entry of the batch; None for nobody."""
+    """Sets the record keys for the passes inside of the context: one for each entry of the batch; None for no keys."""
     token = _keys.set(keys)
     try:
         yield
@@ -124,6 +124,7 @@ class DropoutByRecord(TorchFunctionMode):
                 f"got {list(shape)} for {count} examples"
             )
         each = size // max(count, 1)
+        # The number of the call is the seed: a record's masks in two layers are independent.
         return (uniforms(self._entries, each, self.calls) >= p).reshape(shape)
 
 
@@ -162,6 +163,7 @@ def _self_normalising(values: Tensor, p: float, kept: Tensor) -> Tensor:
     floor = -1.7580993408473766  # SELU's value at minus infinity
     if p == 1:
         return values * 0.0
+    # Their affine correction a (x d + alpha' (1 - d)) + b, with a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p alpha'.
     scale = ((1 - p) * (1 + p * floor**2)) ** -0.5
     mask = kept.to(values.dtype)
     return scale * (values * mask + floor * (1 - mask)) - scale * floor * p
@@ -179,6 +181,7 @@ _DROPOUTS: dict[Any, Callable[[Tensor, float, Callable[[tuple[int, ...]], Tensor
 
 def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     """A hash of each row's bits: a sum of its words with random odd weights, modulo 2^64."""
+    # Bits, not values: -0.0 and 0.0 are two records, as are a NaN and another.
     values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
     flat = values.reshape(len(values), -1)
     if not flat.shape[1]:
@@ -191,6 +194,7 @@ def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     }
     flat = flat.contiguous().view(whole[flat.dtype]) if flat.dtype in whole else flat
     places = torch.arange(1, flat.shape[1] + 1, device=values.device)
+    # Odd weights are invertible modulo 2^64, so a change of one word always shows in the sum; int64 wraps around.
     weights = _mixed(places * _GOLDEN + _wrapped(seed * _FIRST)) | 1
     return _mixed((flat.long() * weights).sum(dim=1))
 

@@ -1,4 +1,4 @@
-"""How many examples are worked on at a time, and so the sizes of batches that an engine is checked on."""
+"""Micro-batch sizes that fit a memory budget, which are also the batch sizes that an engine is checked on."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Batches:
         A batch that does not fit is cut, so that what is left over is one of the sizes.
         """
         most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
+        # Four standard deviations: a Poisson sample's variance is its mean.
         large = math.ceil(self.expected + 4 * math.sqrt(self.expected))
         return {self.views * size for size in (min(expected, most), expected % most, min(large, most)) if size}
 
@@ -53,4 +54,5 @@ def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
         dim: numbers in all of them.
     """
     on_cpu = parameter.device.type == "cpu"
+    # At least 64 such vectors a part, of which its passes over one or two are a small share.
     return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if on_cpu else budget

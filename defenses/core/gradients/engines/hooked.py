@@ -1,7 +1,8 @@
-"""What the libraries that watch layers by hooks have in common: a copy of the model, and a close watch on it.
+"""Common base of the Opacus and BackPACK engines: a hooked copy of the model, and checks for what hooks miss.
 
-A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor; what it cannot see is
-refused here, so that no library is wrong without a word.
+A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor. Uses of a parameter
+outside of its layer, changes in place and partly used calls are found on autograd's graph and refused, where the
+libraries would silently give wrong rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Edge = tuple[object, int]
 
 
 class Hooked(PerExample, ABC):
-    """What the libraries that watch layers by hooks have in common: each works on a copy of the model, and is watched.
+    """An engine by a library that hangs hooks into a copy of the model.
 
     The copy follows the model at every call: parameters (or another point), buffers, mode. Its structure, and
     attributes that are no tensors, are those of the model when the engine was made.
@@ -80,6 +81,7 @@ class Hooked(PerExample, ABC):
         # convolution by strides that it computes from their shape, and is silently wrong for channels-last and views.
         model = copy.deepcopy(self.model).to(memory_format=torch.contiguous_format)
         for name, parameter in model.named_parameters():
+            # Gradients of the user's own would be copied along, and taken for ours.
             parameter.grad = None
             parameter.requires_grad_(name in self.layout.names)
         self._copy = model
@@ -110,6 +112,7 @@ class Hooked(PerExample, ABC):
                 # A clone, because a first layer in place would change the caller's; contiguous, as the parameters.
                 seen = inputs.detach().clone(memory_format=torch.contiguous_format)
                 value = _summed(self.loss, self._outputs(seen), targets.detach())
+                # Counted before the backward pass, which frees the graph.
                 uses = _edges(value)
                 self._check_overwritten(uses)
                 if value.requires_grad:
@@ -197,6 +200,7 @@ class Hooked(PerExample, ABC):
             return parameter.new_zeros(self._examples, parameter.numel())
         owners = self._owners[parameter]
         watched = sum(self._calls[layer] - self._unanswered(layer) for layer in owners)
+        # Edges into the parameter against calls that were answered: one edge more is a use that no hook has seen.
         rows = self._taken(parameter)
         if rows is None or (all(map(self._knows_uses, owners)) and watched != uses[_edge(parameter)]):
             raise Unsupported(

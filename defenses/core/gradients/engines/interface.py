@@ -1,7 +1,7 @@
-"""What every way of computing per-example gradients offers: rows, and clipped sums under a plan.
+"""Interface of per-example gradient engines: rows, and clipped sums under a plan.
 
-An engine that can only make rows inherits the sums, which are then the reference's. A faster one computes the
-sums without rows, and must give the same.
+An engine that computes rows alone inherits the sums, which are then the reference's. A faster one computes the sums
+without rows, and must give the same.
 """
 
 from __future__ import annotations

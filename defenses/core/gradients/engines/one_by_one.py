@@ -41,7 +41,7 @@ class OneByOne(PerExample):
             span = slice(start, start + views)
             with torch.no_grad():
                 parts.append(added_up(plan, partial(self._rows, inputs[span], targets[span], views, span)))
-            if len(parts) == 2:
+            if len(parts) == 2:  # folded at once: two sums in memory, however many examples
                 parts = [totals(plan, parts, inputs.device)]
         return parts[0]
 

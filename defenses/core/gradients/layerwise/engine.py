@@ -129,8 +129,8 @@ class Layerwise(PerExample):
         found: dict[tuple[str, ...], list[Piece]] = {}
 
         def take(use: Use) -> None:
-            # `layer_rules.py` takes an example's entries to lie side by side. A model that puts time first, [t, n, ...],
-            # may pass here, where t is a multiple of n, and fails the check against the reference (`choose.py`).
+            # `layer_rules.py` takes an example's entries to lie side by side. A model with time first, [t, n, ...], may
+            # pass here, where t is a multiple of n, and fails the check against the reference (`choose.py`).
             if len(use.inputs) % examples:
                 raise Unsupported(
                     f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
