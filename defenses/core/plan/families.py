@@ -1,4 +1,4 @@
-"""Methods that several papers share: everything in one block, and a subspace before the bound or after the noise."""
+"""Methods that several defenses share: DP-SGD's single block, and projection before the bound or after the noise."""
 
 from __future__ import annotations
 

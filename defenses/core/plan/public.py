@@ -1,4 +1,4 @@
-"""Public examples as methods see them: per-example gradients by position, and which positions are drawn.
+"""Public data for methods: per-example gradients by position, drawn positions, and refusal of shared examples.
 
 Reading public data costs no privacy, on two conditions: they are disjoint from the private data, and truly public.
 Equal examples are found and refused; that near copies are, or that somebody's data are public, no code can check.
@@ -108,6 +108,7 @@ def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
     """A key for each input, the same for +0.0 and -0.0."""
     flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
     at_once = max(1, _AT_ONCE // max(1, flat.shape[1]))
+    # Adding 0 turns -0.0 into 0.0, whose bits are hashed.
     return torch.cat([record_keys(part.to(dtype) + 0) for part in flat.split(at_once)])
 
 

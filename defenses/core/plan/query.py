@@ -1,4 +1,4 @@
-"""What is asked of each example: its gradient, usually; a difference of two, or a question about one.
+"""Queries: what is asked of each example, which is its gradient, a difference of two, or a question about its norm.
 
 A query gets the example's gradients at any parameter point it names and answers one row per example. It must
 treat every row by itself; the shared tests of all defenses check that on every catalogued method, and a claim names a

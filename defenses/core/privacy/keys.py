@@ -1,4 +1,4 @@
-"""PyTorch's generator, keyed by more than 32 bits.
+"""PyTorch generators keyed by more than 32 bits, and seeds derived by hashing.
 
 `Generator.manual_seed` takes 64 bits, but the CPU's Mersenne Twister is started from the lower 32 of them: whoever
 sees one draw tries all the keys in hours, and two of a hundred thousand streams are probably the same. Here the

@@ -1,4 +1,4 @@
-"""What a claim rests on beyond the mathematics, and which parts of a run are ours, so that it can say which are not.
+"""Assumptions of a privacy claim, and the parts of a run that are not this package's, for the claim to name.
 
 A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Ours is held
 to that by tests. Anybody may write a codec, a bound or a source of noise of their own, and no code can check what it

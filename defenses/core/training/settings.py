@@ -1,4 +1,4 @@
-"""Settings of a run by what they decide: the model that comes out, how it is computed, and what is kept of the way.
+"""Training settings in three groups: what changes the resulting model, how it is computed, and what is recorded.
 
 A `Recipe` changes the result, an `Execution` its rounding at most, a `Recording` nothing. None of them reads the data.
 """

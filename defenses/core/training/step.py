@@ -1,4 +1,4 @@
-"""One step of a run: plan, release, charge, post-process, observe.
+"""One training step under a defense: plan, release, charge to the ledger, post-process, observe.
 
 `train`, a shared update and `predict` take the same step. They differ in who executes a plan (an engine on data, or a
 dry run), in the ledger that pays, and in what moves the parameters afterwards.
@@ -106,6 +106,6 @@ class Stepper:
         account.charge(plan, sigma, step=step)
         update = plan.post(out.total / context.expected_batch)
         self.state = self.defense.observe(state, context, out.noisy, update)
-        self.context = replace(context, update=update)
+        self.context = replace(context, update=update)  # a function of releases, so the next plan may read it
         rate = account.ledger.sampling.rate
         return Step(step, parameters, sigma, context.expected_batch, rate, plan, out.noisy)

@@ -187,7 +187,9 @@ class _Training:
         remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.transcript = s.recording.transcript(self.runner.layout)
+        # With the seeds as given: those that are drawn below are no part of it, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
+        # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
         self.public = None if pool is None else PublicGradients(self._gradients, *pool)
@@ -218,6 +220,7 @@ class _Training:
         before = self.runner.layout.read(self.model)
 
         def execute(plan: StepPlan, sigma: float) -> Release:
+            # Drawn inside, so that the plan exists before anybody can know the batch.
             batch = self.settings.sampling.indices(step, len(self.inputs), self.key).to(self.device)
             return self.runner.run(plan, self.inputs[batch], self.labels[batch], sigma, coins=self._draws())
 
@@ -230,6 +233,7 @@ class _Training:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         for parameter, gradient in zip(self.parameters, self.runner.layout.unflatten(update).values(), strict=True):
+            # A copy, because an optimizer may change gradients in place, and these are views of the context's update.
             parameter.grad = gradient.clone()
         self.optimizer.step()
 
@@ -358,7 +362,7 @@ def _length(sampling: Sampling, epochs: float | None, steps: int | None) -> int:
 
 @contextmanager
 def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Keys the global generators, so that a method of somebody's that draws from them does so again when resumed."""
+    """Seeds PyTorch's global generators for one step, so that a method which draws from them is resumable."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         number = seed_from(seed, "layers", step)

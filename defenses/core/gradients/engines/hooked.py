@@ -1,8 +1,8 @@
 """Common base of the Opacus and BackPACK engines: a hooked copy of the model, and checks for what hooks miss.
 
 A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor. Uses of a parameter
-outside of its layer, changes in place and partly used calls are found on autograd's graph and refused, where the
-libraries would silently give wrong rows.
+outside of its layer, changes in place and partly used calls are found by autograd's graph and by counting calls, and
+are refused: the libraries would silently give wrong rows.
 """
 
 from __future__ import annotations
