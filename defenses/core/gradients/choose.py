@@ -107,13 +107,13 @@ def choose(
 
 
 def forget() -> None:
-    """Lets go of what was found out about models."""
+    """Empties the cache of verdicts."""
     _verdicts.clear()
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What was found out about a model: a `ChosenEngine` without the engine itself, which keeps memory of its model."""
+    """The outcome of the checks of a model: a `ChosenEngine` without the engine, which would keep its model alive."""
 
     kind: type[PerExample]
     note: str
@@ -148,7 +148,7 @@ def _key(
 
 
 def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
-    """The first way that agrees, from the fastest to the surest; of one that was asked for, that alone."""
+    """The fastest engine that passes the checks; where one was asked for by name, that one or an error."""
     if trial.failure:  # not even in the model's own precision
         if name not in (AUTO, OneByOne.name):
             raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
@@ -243,7 +243,7 @@ class _Trial:
         self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
 
     def _prepare(self, dtype: torch.dtype) -> None:
-        """Copies the model in this precision and looks what passes over a few examples show."""
+        """Copies the model in this precision and records what passes over a few examples show."""
         self._dtype = dtype
         self._model = _moved(copy.deepcopy(self._original).to(dtype))
         x, y, keys = self._made_up(_EXAMPLES)
@@ -251,12 +251,12 @@ class _Trial:
         self._activations = self._count(x)
 
     def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
-        """That the model is to be trained this way."""
+        """The verdict that this kind of engine is to be used."""
         draws = self.findings.draws or bool(unverified)
         return _Verdict(kind, note, self._activations, draws, unverified)
 
     def check(self, kind: type[PerExample], batches: Batches) -> None:
-        """Compares a way with plain autograd, example by example.
+        """Compares an engine's sums with plain autograd's, and sums over batches with and without an example.
 
         Raises:
             Unsupported: when they differ, or it fails.
@@ -279,7 +279,7 @@ class _Trial:
                 )
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
-        """By how much the sum changes beyond an example's contribution when that is taken out."""
+        """Change of the sum beyond an example's own contribution when that is left out, of the largest entry."""
         x, y, keys = self._made_up(size)
         whole, worst = self._sum(kind, x, y, keys), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
@@ -301,7 +301,7 @@ class _Trial:
         return found
 
     def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
-        """This way for a model, made once."""
+        """The engine of this kind for a model, made once."""
         if (kind, model) not in self._engines:
             self._engines[kind, model] = kind(model, self._loss, self._layout)
         return self._engines[kind, model]
@@ -357,7 +357,7 @@ class _Trial:
 
 
 def _moved(model: nn.Module) -> nn.Module:
-    """The model a little beside its weights: what a gate of zero hides at first shows there, as it will in training."""
+    """The model with perturbed weights: a branch behind a gate that starts at zero has no gradient before it moves."""
     coins = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -129,7 +129,7 @@ def _only(gradients: Gradients, number: int) -> Gradients:
 
 
 class Engine:
-    """Plans on batches of one model: views, micro-batches, clipped sums, noise.
+    """Executes plans on batches of one model: views, micro-batches, clipped sums, noise.
 
     Attributes:
         layout: the trained parameters, in the order of every flat vector.
@@ -292,7 +292,7 @@ class Engine:
         return add_noise(plan, totals(plan, parts, like.device), sigma, noise, like.dtype)
 
     def rest(self) -> None:
-        """Lets go of memory that was kept from one batch to the next."""
+        """Frees what is kept from batch to batch; the next batch allocates it anew."""
         for choice in self._checked.values():
             choice.engine.rest()
 

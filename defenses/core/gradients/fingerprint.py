@@ -154,7 +154,7 @@ class _Walker:
         return self._object(value, place)
 
     def _alone(self, value: object) -> str:
-        """A digest of one of several things that come in no order."""
+        """A digest of one element of an unordered collection."""
         other = _Walker(self._strict)
         if not isinstance(value, _PLAIN):
             # What is under way already ends here too: a class may be a key in a table that its own methods read.

@@ -130,6 +130,7 @@ class Subspace:
     dim: int
 
     def __post_init__(self) -> None:
+        # Sorted edges say it all: spans are inside, increasing and disjoint; they may touch.
         edges = [0, *(edge for span in self.spans for edge in span), self.dim]
         if len(self.bases) != len(self.spans) or edges != sorted(edges):
             raise ValueError(f"spans must be disjoint, increasing and inside [0, {self.dim}), got {self.spans}")

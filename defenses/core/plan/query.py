@@ -78,6 +78,7 @@ class NormWithin:
 
     def answers(self, norms: Float[Tensor, "rows 1"]) -> Float[Tensor, "rows 1"]:
         """The indicators of these norms."""
+        # Centred (Andrew et al., NeurIPS 2021): one example moves the sum by 1/2, where it would move a count by 1.
         return (norms <= self.threshold).to(norms.dtype) - 0.5
 
 

@@ -39,7 +39,7 @@ class Subspaces(Protocol):
 
 
 class _Memory:
-    """The last codec that was made: a codec measures its bases, which for large ones costs more than a step."""
+    """Cache of the last codec: making one measures the orthonormality of its bases, which may cost more than a step."""
 
     def __init__(self) -> None:
         self._last: tuple[tuple[Tensor, ...], Subspace] | None = None

@@ -75,7 +75,7 @@ def probabilities(values: np.ndarray, scale: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Table:
-    """What a scale's draws need.
+    """Precomputed tables for draws at one scale.
 
     Attributes:
         scale: s.

@@ -24,7 +24,7 @@ def seed_from(*parts: object) -> int:
 
 
 def keyed(key: int) -> torch.Generator:
-    """A generator on the CPU that any key sets apart; those below 2^32 are PyTorch's own seeds.
+    """A CPU generator from a key of any length; keys below 2^32 seed it as PyTorch does.
 
     Should a later PyTorch keep its state otherwise (`fills_states`), 32 bits of a key count, as everywhere else.
 

@@ -29,7 +29,7 @@ _EXACT_LOSS = 1e-12
 
 @dataclass(frozen=True)
 class Entry:
-    """Neighbouring steps that were charged alike.
+    """Consecutive steps with the same charge.
 
     Attributes:
         first: number of the first of them.

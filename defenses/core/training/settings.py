@@ -22,6 +22,7 @@ from .transcript import Observer, Transcript
 Schedule = Callable[[int, int], float]
 """(step, steps) -> factor of the learning rate."""
 
+# step < steps, so the last step still moves the model.
 _SCHEDULES: dict[str, Schedule] = {
     "constant": lambda step, steps: 1.0,
     "cosine": lambda step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),

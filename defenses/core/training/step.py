@@ -27,7 +27,7 @@ Execute = Callable[[StepPlan, float], Release]
 
 @dataclass
 class Account:
-    """What a run is charged, and what is to be said of it.
+    """A run's ledger, and the remarks that its claim and its record must carry.
 
     Attributes:
         ledger: of the releases.
@@ -60,7 +60,7 @@ class Account:
 
 @dataclass
 class Stepper:
-    """A defense between two steps of a run.
+    """A defense's state and context as a run goes from step to step.
 
     Attributes:
         defense: with its noise multiplier set.
@@ -88,7 +88,7 @@ class Stepper:
         return self.context.update
 
     def take(self, step: int, parameters: Float[Tensor, " dim"], execute: Execute, account: Account) -> Step:
-        """Takes one step, whose `update` is then there.
+        """Executes and charges one step; `update` is then what the optimizer gets.
 
         Args:
             step: its number.

@@ -182,6 +182,7 @@ class _Training:
         )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = s.recipe.optimizer_of(self.parameters, s.lr)
+        # A schedule multiplies the rates that the optimizer began with, of which a user's own may have several.
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         parts = {"noise": s.noise, "augmentation": s.recipe.augmentation, "sampling": s.sampling}
         remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
@@ -276,7 +277,9 @@ class _Training:
         two sums away.
         """
         s, recording = self.settings, self.settings.recording
+        # The divisor in force: None, and the same number written out, are one run.
         recipe = replace(s.recipe, expected_batch=self._expected_batch)
+        # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
         seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
@@ -299,6 +302,7 @@ class _Training:
         self.transcript.load(saved["transcript"])
         if self.public is not None:
             self.public.used = saved["public_used"]
+        # A checkpoint is loaded to the CPU, so that it opens on any machine.
         self.stepper.state = _to(saved["state"], self.device)
         self.stepper.context = replace(self.stepper.context, seed=self.coins, update=_to(saved["update"], self.device))
         return saved["step"]

@@ -77,6 +77,7 @@ class Transcript:
             if self.only is not None and step.step not in self.only:
                 return
             if self.memory is not None:
+                # Counted whether kept or not: after the first step that does not fit none is kept, and there is no gap.
                 self._taken += size_of(step)
                 self.truncated = self._taken > self.memory
                 if self.truncated:

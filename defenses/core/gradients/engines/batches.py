@@ -43,10 +43,10 @@ class Batches:
 
 
 def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
-    """The part of a budget of bytes that is best used at a time.
+    """The part of a memory budget that is worth using at a time.
 
-    On a CPU fresh memory has to be cleared page by page, which takes longer than most passes over it; smaller batches
-    use the same again. But every one costs passes over a vector of the parameters' length.
+    On a CPU the kernel clears fresh pages, which takes longer than most passes over them; smaller micro-batches reuse
+    what the allocator holds. But each of them costs passes over vectors of the parameters' length.
 
     Args:
         budget: bytes.
@@ -54,5 +54,5 @@ def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
         dim: numbers in all of them.
     """
     on_cpu = parameter.device.type == "cpu"
-    # At least 64 such vectors a part, of which its passes over one or two are a small share.
+    # At least 64 such vectors at a time, of which those passes are a small share.
     return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if on_cpu else budget

@@ -140,9 +140,9 @@ class Hooked(PerExample, ABC):
                 mine.copy_(theirs[name])
 
     def _probe(self, inputs: Tensor) -> None:
-        """Once, one example more: a dimension that only happens to be as long as the batch does not grow with it.
+        """Runs the copy once with one example more, to find a dimension that only happens to be as long as the batch.
 
-        Its entries would be taken for examples, each of them a mixture of all.
+        It does not grow with the batch. Its entries would be taken for examples, each of them a mixture of all.
         """
         if not self._probed:
             self._examples = len(inputs) + 1
@@ -175,7 +175,7 @@ class Hooked(PerExample, ABC):
         return (inputs.contiguous(),), named
 
     def _keep_input(self, module: Any, given: tuple[Any, ...]) -> None:
-        """Before an activation in place: PyTorch forbids it behind a watched layer, so the copy does it beside.
+        """Before an in-place activation: PyTorch forbids it behind a hooked layer, so the copy works out of place.
 
         That is the same, if nobody else reads what would have been overwritten; `_check_overwritten` looks.
         """
@@ -242,7 +242,7 @@ def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """What of an error fits into a sentence."""
+    """The first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
@@ -271,7 +271,7 @@ def _is_in(parameter: nn.Parameter, module: nn.Module) -> bool:
 
 
 def _fingerprint(model: nn.Module) -> tuple[object, ...]:
-    """What the copy is made for: when it changes, another is made."""
+    """Modes, devices and dtypes that the copy was made for; when they change, another is made."""
     return (
         *(module.training for module in model.modules()),
         *((parameter.device, parameter.dtype) for parameter in model.parameters()),

@@ -79,7 +79,7 @@ class PerExample:
             return added_up(plan, lambda point: self.rows(inputs, targets, point=point, views=views))
 
     def rest(self) -> None:
-        """Lets go of memory that was kept for the next batch, because there is none for now."""
+        """Frees memory that is kept from batch to batch; called when no batch follows for now."""
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Memory that one more entry of the inputs takes, roughly.

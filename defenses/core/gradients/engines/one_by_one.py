@@ -54,5 +54,5 @@ class OneByOne(PerExample):
             return self.rows(inputs, targets, point=point, views=views)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """What is kept of an example for the others' sake: nothing; its inputs are there already."""
+        """Next to nothing: one example is in memory at a time, so a batch need not be cut."""
         return 1

@@ -31,7 +31,7 @@ _SMALL = 1e-20
 
 
 def served(block: Block) -> bool:
-    """Whether a block's sum is had without rows; exact types, because a subclass may compute something else."""
+    """Whether a block's sum needs no rows; exact types, because a subclass may compute something else."""
     if type(block.bound) is not Bound:
         return False
     if type(block.query) is NormWithin:
@@ -113,7 +113,8 @@ class BatchGradients:
         return Squares(torch.where(self._finite, masked.value, torch.nan), masked.slack)
 
     def _beside(self, codec: Complement) -> Squares:
-        """Squared norms of what a subspace leaves over: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
+        """Squared norms in the complement of a subspace: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
+        # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
         coefficients = self._coefficients(codec.subspace).double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
         for basis, c in zip(codec.subspace.bases, coefficients.split(_ranks(codec.subspace), dim=1), strict=True):

@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Strategy(Enum):
-    """How norms are had, and what the weighted sum is made from."""
+    """Formulas of per-example norms, and what the weighted sum is then computed from."""
 
     KEEP = "rows, kept for the sum"
     FREE = "rows, freed at once"

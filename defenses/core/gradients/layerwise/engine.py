@@ -51,7 +51,7 @@ class _Slot:
     source: nn.Module | None = None
 
     def pulled(self, piece: Piece, values: Mapping[str, Tensor]) -> Piece:
-        """Gradients by the parameters, from those by what the layer computes with."""
+        """Gradients by the trained parameters, from those by the weight that the layer uses."""
         if self.source is None:
             return piece
         source, inner = self.source, {key: values[name] for key, name in zip(self.keys, self.names, strict=True)}
@@ -111,7 +111,7 @@ class Layerwise(PerExample):
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def rest(self) -> None:
-        """Clears the room of kept rows."""
+        """Frees the buffers of kept rows."""
         self._rooms.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
@@ -121,7 +121,7 @@ class Layerwise(PerExample):
     def _gradients(
         self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, room: Room | None = None
     ) -> BatchGradients:
-        """Pieces of every trained parameter that the loss depends on."""
+        """Factored gradients of every trained parameter that the loss depends on."""
         trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
@@ -172,7 +172,7 @@ class Layerwise(PerExample):
 
 
 class InOrder(Layerwise):
-    """The same on inputs in contiguous order: for models that take a view of what a convolution puts out."""
+    """`Layerwise` without channels-last: for models that call `.view` on a convolution's output."""
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous()
@@ -200,7 +200,7 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
-    """Every trained parameter's place in a layer that is known; one that is shared has several."""
+    """The known layers that hold trained parameters, and in which role; a shared parameter is in several."""
     # By identity: a tied weight goes by the one name that the layout has for it, wherever it is met.
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     names = {module: name for name, module in model.named_modules()}

@@ -32,7 +32,7 @@ class Use:
         signals: derivatives of the summed loss by what came out, of the output's shape.
         statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
             where there are none.
-        room: memory for what is kept until the sums are done; None where nobody knows when that is.
+        room: gives buffers for rows that are kept until the sums are done; None where no caller says when that is.
     """
 
     layer: nn.Module
