@@ -347,6 +347,7 @@ class _Trial:
             nonlocal total
             total += output.numel() if isinstance(output, Tensor) else 0
 
+        # Leaves alone: a container puts out what its last layer has put out already.
         leaves = [layer for layer in self._model.modules() if not [*layer.children()]]
         handles = [layer.register_forward_hook(add) for layer in leaves]
         with torch.no_grad():

@@ -253,6 +253,7 @@ class Engine:
         """
         refuse_autocast(inputs.device)
         noise, sigma = self.noise, checked_multiplier(noise_multiplier)
+        # Without noise nothing is claimed, and exact sums would only be slow.
         exact = sigma > 0 and noise is not None and noise.exact
         if exact and self._asked not in ("auto", "one_by_one"):
             raise ValueError(

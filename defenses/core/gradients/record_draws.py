@@ -1,4 +1,4 @@
-"""Public randomness of records: what is drawn for a record follows from the record itself, not from its place.
+"""Public randomness by record, for dropout and augmentation: draws follow from a record's content, not its place.
 
 Augmentation and dropout draw from public coins. Were they drawn by position, taking one record out of a batch would
 move the draws of all behind it, and with them everybody's gradient: the sum would change by more than one

@@ -201,6 +201,7 @@ def _searched(
             return math.exp(root)
         if not abs(over) < 0.1 * slope:  # the wide steps lead astray
             break
+        # Newton's step with the slope of the coarse curve, and a little more, to the private side.
         root += over / slope + precision / 4
     return math.exp(_crossing(excess, high, precision))
 

@@ -22,6 +22,7 @@ from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
 
 _PACKAGE = __name__.partition(".")[0]
+# With the dot: a package whose name begins like one of these is not it.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "optimizer": "torch.optim."}
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),

@@ -22,6 +22,7 @@ from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"4\n"
+# What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     bound.Bound,
     codec.Everything,

@@ -190,6 +190,7 @@ class Hooked(PerExample, ABC):
 
     def _check_answers(self) -> None:
         for layer in self._layers:
+            # Opacus pops a layer's recorded inputs last first: a call without gradient would be paired with another's.
             if 0 < self._unanswered(layer) < self._calls[layer]:
                 self.refuse(layer, "must not be used several times where the loss depends on some of its outputs only")
 

@@ -247,7 +247,7 @@ class Convolution(Piece):
     def _patches(self, inputs: Tensor, signals: Tensor) -> Float[Tensor, "parts positions patch"]:
         """Every position's patch, [height, width, in] flattened: a strided view, copied once.
 
-        In chunks, 8 times as fast as `F.unfold` over a whole batch (32 channels, 32x32, on two CPU cores).
+        A prototype's chunks were 8 times as fast as `F.unfold` over a batch (32 channels, 32x32, two CPU cores).
         """
         g, (images, _, wide, channels) = self.geometry, inputs.shape
         _, rows, columns, _ = signals.shape

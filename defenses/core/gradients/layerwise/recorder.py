@@ -120,6 +120,7 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *signals: Tensor) -> tuple[None, None]:
+        # The graph ends here: the hook on this node has met the derivative, and nothing behind wants one.
         return None, None
 
 
