@@ -233,7 +233,7 @@ class _Walker:
 
     def _mapping(self, value: Mapping[Any, Any], place: str) -> None:
         self._say(_name(type(value)), len(value))
-        # By digest of the key: insertion order decides no computation here, and keys of several types do not compare.
+        # Keys of several types do not compare, so their digests are sorted; insertion order is taken for no content.
         keyed = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
         for name, key in keyed:
             self._say("key", name)
