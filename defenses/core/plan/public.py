@@ -122,6 +122,7 @@ def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
     """
     if size < 16 * n:
         return torch.randperm(size, generator=coins)[:n]
+    # Draws with replacement whose repeats are dropped: the first n distinct ones are a uniform sample without.
     found = torch.zeros(0, dtype=torch.int64)
     while len(found) < n:
         more = torch.cat([found, torch.randint(size, (n,), generator=coins)])

@@ -228,6 +228,7 @@ class _Training:
         with _global_coins(self.coins, step, self.device):
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
+            # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
             self.untrained.check()
         self.transcript.record(seen)
         factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
@@ -248,6 +249,7 @@ class _Training:
 
     def _on_everybody(self, plan: StepPlan, sigma: float) -> Release:
         """Executes a release of its own, before the first step."""
+        # Coins of its own, so that its views and dropout are not those of step 0.
         return self.runner.run(plan, self.inputs, self.labels, sigma, coins=seed_from(self.coins, "draws at the start"))
 
     def _context(self) -> Context:

@@ -121,6 +121,7 @@ class Hooked(PerExample, ABC):
             self._check_answers()
             return torch.cat([self._rows_of(name, uses) for name in self.layout.names], dim=1)
         finally:
+            # After errors too: what a call leaves would be taken for the next one's.
             for layer in self._layers:
                 self._forget(layer)
             for parameter in self._parameters.values():

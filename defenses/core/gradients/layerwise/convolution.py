@@ -214,6 +214,7 @@ class Convolution(Piece):
         """The gradients of some examples, in the order in which the products come; into `out` [some, size] if given."""
         g, images = self.geometry, len(inputs)
         shape = (images, g.groups, *g.kernel, g.weight_shape[1], g.channels[1] // g.groups)
+        # Rows of several views are summed afterwards, so their products need memory of their own.
         made = self.like.new_empty(shape) if out is None or self.views > 1 else out.view(shape)
         if self._by_columns:
             # Row by row of the kernel: lines of the padded input, shifted.
@@ -236,6 +237,7 @@ class Convolution(Piece):
         signals = signals * factors[some].view(-1, 1, 1, 1)
         below, beside = (size % 2 for size in signals.shape[1:3])
         top, bottom, left, right = self.geometry.padding
+        # Derivatives of zero add nothing, whatever inputs they meet.
         if below or beside:
             signals = F.pad(signals, (0, 0, 0, beside, 0, below))
         return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals

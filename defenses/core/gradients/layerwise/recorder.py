@@ -1,8 +1,8 @@
 """Records each layer's input and the loss's derivative by its output, in one forward and one backward pass.
 
 Parameters do not require gradients here, so autograd computes activation gradients only, about half of a backward
-pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once it is
-known whether norms, sums or rows of them are wanted.
+pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once
+it is known whether norms, sums or rows of them are wanted.
 """
 
 from __future__ import annotations
