@@ -1,7 +1,7 @@
 """Public randomness by record, for dropout and augmentation: draws follow from a record's content, not its place.
 
 Augmentation and dropout draw from public coins. Were they drawn by position, taking one record out of a batch would
-move the draws of all behind it, and with them everybody's gradient: the sum would change by more than one
+move the draws of all behind it, and with them their gradients: the sum would change by more than one
 contribution. Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that
 key, the step's coins and the number of the draw.
 
@@ -76,7 +76,7 @@ def entries(keys: Int64[Tensor, " entries"] | None) -> Iterator[None]:
 
 
 def current_keys() -> Int64[Tensor, " entries"] | None:
-    """The keys of the entries that a model is called with, where somebody has said so."""
+    """The record keys of the pass under way; None where none were set."""
     return _keys.get()
 
 

@@ -61,7 +61,7 @@ class PublicGradients:
 
 
 class ToyRows:
-    """Made-up gradients in place of public ones, for runs without data: as many as anybody may ask for.
+    """Made-up gradients in place of public ones, for dry runs without data: as many as a plan may ask for.
 
     Attributes:
         size: more than any plan reads.
@@ -113,7 +113,7 @@ def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
 
 
 def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
-    """`n` distinct positions out of `size`, at random; without a permutation of everybody where they are few.
+    """`n` distinct positions out of `size`, uniformly at random; the pool is not permuted where `n` is small.
 
     Args:
         n: how many, at most `size`.

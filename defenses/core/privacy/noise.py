@@ -11,8 +11,8 @@ Guarantee:
     Each draw is independent of the data and of every other draw. Released: multiples of a public unit. `secure`: sums
     of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes that the bits
     of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
-    the unit, of which there are 2^18 or more to a standard deviation. Assumes that nobody tells the generator's bits
-    from fair ones: Philox 4x64 is no cipher, though nobody is known to find its key from what it puts out. Assumes
+    the unit, of which there are 2^18 or more to a standard deviation. Assumes that the generator's bits cannot be told
+    from fair ones: Philox 4x64 is no cipher, though no attack is known that finds its key from its output. Assumes
     that what float64 leaves of a Gaussian is one: within five standard deviations a unit holds 2^29 or more of the
     values that can be drawn, and tails end at 13. The sums themselves are rounded as float32 rounds them. `os` has a
     key of 128 bits from the operating system; the key of `seeded` follows from a number, which must be kept secret for

@@ -4,7 +4,7 @@ A guarantee rests on code that treats every row by itself, bounds it, and draws 
 to that by tests. Anybody may write a codec, a bound or a source of noise of their own, and no code can check what it
 does: a codec may count the rows, or give back in `decode` what it saw in `encode`. So exact types are compared, and
 whatever else took part is named in the claim, in the record and on the board. A method and an optimizer are handed
-public things and releases alone, but one of somebody's own may know the data from elsewhere: ours, and PyTorch's, are
+public things and releases alone, but a user's own may know the data from elsewhere: ours, and PyTorch's, are
 known by their package.
 """
 

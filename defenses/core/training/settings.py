@@ -70,7 +70,7 @@ class Recipe:
 
         Args:
             parameters: to be trained.
-            lr: learning rate; a function of somebody's sets its own.
+            lr: learning rate; unused where `optimizer` is a function, which sets its own.
         """
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(f"lr must be a positive finite number, got {lr}")

@@ -168,7 +168,7 @@ class _Training:
         if pool is not None:
             refuse_shared(self.inputs, pool[0])
         model.to(self.device)
-        if not model.training:  # otherwise a part in evaluation mode was put there by somebody who wants it so
+        if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
             model.train()
         self.runner = Engine(
             model,

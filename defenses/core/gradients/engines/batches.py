@@ -16,7 +16,7 @@ class Batches:
     """The batches of a run, as far as they are known before it.
 
     Attributes:
-        expected: examples in one; 0 where nobody said.
+        expected: examples in one; 0 where unknown.
         views: entries of an example.
         most: examples that are worked on at a time, whatever fits; None for no such limit.
         budget: bytes that these may take.

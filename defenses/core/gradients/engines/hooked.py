@@ -178,7 +178,7 @@ class Hooked(PerExample, ABC):
     def _keep_input(self, module: Any, given: tuple[Any, ...]) -> None:
         """Before an in-place activation: PyTorch forbids it behind a hooked layer, so the copy works out of place.
 
-        That is the same, if nobody else reads what would have been overwritten; `_check_overwritten` looks.
+        That is the same if nothing else reads the tensor that would have been overwritten; `_check_overwritten` looks.
         """
         module.inplace = not given[0].requires_grad
         if not module.inplace:

@@ -1,7 +1,7 @@
-"""Rows one example at a time, by plain autograd: slow, and right for whatever treats a single example rightly.
+"""Per-example gradients by plain autograd on batches of one: slow, and right for every model that runs on one example.
 
-For models that look at the values of their inputs, which neither a batch nor `vmap` may see, and for exact sums, where
-a row must not depend on its company even in its last bits.
+For models whose Python code reads values of its inputs, which `vmap` refuses and a batch shares, and for exact sums,
+where a row must not depend on other examples even in its last bits.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9), "cuda": Speeds(60e12, 200e12
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
 _ROOM = 3.0
-# Factors of tiles of one image beyond this are neither in the cache nor in anybody's memory budget.
+# Bytes of the Winograd factors of one image, beyond which they fit neither the cache nor a memory budget.
 _MOST_FACTORS = 16 * 2**20
 
 
