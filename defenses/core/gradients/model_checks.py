@@ -59,7 +59,7 @@ class Findings:
 
 
 def refuse_model(model: nn.Module) -> None:
-    """Refuses a model that must not be trained, as far as that shows without trying.
+    """Refuses what shows without a forward pass: backward hooks, and trained parameters in half precision.
 
     Raises:
         ValueError: for a hook on the gradient of a parameter or in the backward pass of a module, or for trained
@@ -133,7 +133,7 @@ def try_passes(
 
 
 class Untrained:
-    """What of a model is not trained, as it was: buffers and frozen parameters, which are released with the others."""
+    """Copies of buffers and frozen parameters, to find a change: they are released with the model, without noise."""
 
     def __init__(self, model: nn.Module) -> None:
         """Keeps a copy."""

@@ -104,7 +104,7 @@ class DropoutByRecord(TorchFunctionMode):
         self._entries, self.calls = keys, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Computes dropout anew; everything else as it is."""
+        """Replaces dropout functions, and calls everything else unchanged."""
         kwargs = kwargs or {}
         kind = _DROPOUTS.get(func)
         if kind is None:
@@ -116,7 +116,7 @@ class DropoutByRecord(TorchFunctionMode):
         return kind(values, p, lambda shape: self._kept(shape, p))
 
     def _kept(self, shape: tuple[int, ...], p: float) -> Tensor:
-        """Which numbers of a tensor of this shape are kept, its first dimension being the entries."""
+        """A mask of what is kept of a tensor of this shape, whose first dimension is the entries."""
         count, size = len(self._entries), torch.Size(shape).numel()
         if not shape or shape[0] % max(count, 1):
             raise ValueError(
@@ -207,7 +207,7 @@ def _mixed(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
 
 
 def _shifted(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:
-    """A shift to the right that brings in zeros, where that of int64 brings in the sign."""
+    """A logical right shift, which brings in zeros; int64's own is arithmetic, and brings in the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

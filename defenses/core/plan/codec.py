@@ -196,7 +196,7 @@ class Subspace:
 
 @dataclass(frozen=True, eq=False)
 class Complement:
-    """What a subspace leaves over: rows minus their projection, released in all `dim` coordinates.
+    """The orthogonal complement of a subspace: rows minus their projection, released in all `dim` coordinates.
 
     Decoding projects once more, which removes the noise along the subspace: post-processing, free.
 

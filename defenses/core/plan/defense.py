@@ -221,7 +221,7 @@ class Context:
         return self.public
 
     def release(self, plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
-        """A release of its own, for `start`: one plan on all the data, with its own noise, charged without sampling.
+        """A one-off release, for `start`: one plan on all the data, with its own noise, charged without sampling.
 
         Args:
             plan: fixed by public things, as every plan.
@@ -270,7 +270,7 @@ class Stateless:
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Gives a class that writes a plan the plan of a `Method`."""
+        """Wraps the `plan(context)` that a class defines into the `plan(state, context)` of a `Method`."""
         super().__init_subclass__(**keywords)
         written = cls.__dict__.get("plan")  # the class's own: an inherited plan was wrapped already
         if written is not None and _MARK not in vars(written):
@@ -294,7 +294,7 @@ _MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` mak
 
 
 def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
-    """A method's plan from one that reads the context alone, and hands the state through."""
+    """Wraps `plan(context)` as a method's `plan(state, context)`, which returns the state unchanged."""
 
     @wraps(written)
     def plan(self: Stateless, *arguments: Any) -> Any:

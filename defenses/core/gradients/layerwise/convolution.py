@@ -128,7 +128,7 @@ class Convolution(Piece):
         return product_size(first, second)
 
     def squares(self) -> Squares:
-        """By the cheapest way; rows that are kept already are not made again."""
+        """By the formula that `cost.py` finds the cheapest; rows that are kept already are not computed again."""
         if self._kept is not None:
             return self._kept.squares()
         way = cheapest(self.shape, self.like.device.type)
@@ -148,7 +148,7 @@ class Convolution(Piece):
         return self._recomputed(torch.cat(found))
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """By rows that are masked."""
+        """From masked rows, because inner products between positions know no mask."""
         return self._recomputed(super().masked_squares(mask).value)
 
     def _recomputed(self, value: Tensor) -> Squares:

@@ -159,7 +159,7 @@ class GradientRows(Piece):
         self.scratch = 0
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Some of them."""
+        """The rows of some examples."""
         return self.values[which]
 
     def weighted(self, factors: Tensor) -> Tensor:
@@ -167,15 +167,15 @@ class GradientRows(Piece):
         return factors @ self.values
 
     def without(self, bad: Tensor) -> GradientRows:
-        """Zeros in their place."""
+        """The same with zero rows for some examples."""
         return GradientRows(torch.where(bad.unsqueeze(1), 0.0, self.values))
 
     def squares(self) -> Squares:
-        """One pass."""
+        """Squared norms, in one pass over the rows."""
         return Squares.exact(torch.linalg.vector_norm(self.values, dim=1).square())
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """One pass over what is left."""
+        """Squared norms of the kept columns."""
         return Squares.exact((self.values * mask).square().sum(dim=1))
 
     def largest(self) -> Tensor:
@@ -200,7 +200,7 @@ class Lookup(Piece):
         self.scratch = signals[0].numel()
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Sums by entry."""
+        """Each example's signals, summed by vocabulary entry."""
         entries, signals = self.entries[which], self.signals[which]
         some, width = len(entries), signals.shape[2]
         # One table for all examples, entry v of example n at row n * vocabulary + v: a single scatter.
@@ -215,11 +215,11 @@ class Lookup(Piece):
         return total.index_add_(0, self.entries.flatten(), scaled).flatten()
 
     def without(self, bad: Tensor) -> Lookup:
-        """Zero signals in their place."""
+        """The same with zero signals for some examples."""
         return Lookup(self.entries, torch.where(bad.view(-1, 1, 1), 0.0, self.signals), vocabulary=self.vocabulary)
 
     def largest(self) -> Tensor:
-        """The signals' sizes, added up."""
+        """The sum of the signals' absolute values."""
         return self.signals.abs().sum(dim=(1, 2)).double()
 
     def squares(self) -> Squares:
@@ -247,24 +247,24 @@ class Summed(Piece):
         self.scratch = sum(term.size + term.scratch for term in terms)
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Sums of rows."""
+        """Sums of the uses' rows."""
         return torch.stack([term.rows(which) for term in self.terms]).sum(dim=0)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Sums of sums."""
+        """Sums of the uses' weighted sums."""
         return torch.stack([term.weighted(factors).reshape(-1) for term in self.terms]).sum(dim=0)
 
     def largest(self) -> Tensor:
-        """Sums of bounds."""
+        """Sums of the uses' bounds."""
         return torch.stack([term.largest() for term in self.terms]).sum(dim=0)
 
     def without(self, bad: Tensor) -> Summed:
-        """Zeros in every use."""
+        """The same with zeros for some examples, in every use."""
         return Summed([term.without(bad) for term in self.terms])
 
 
 class Mapped(Piece):
-    """Gradients by what a weight is computed from (weight standardisation, weight norm), by its chain rule."""
+    """Gradients by the parameters that a weight is computed from (weight norm, standardisation), by the chain rule."""
 
     def __init__(self, base: Piece, pull: Callable[[Tensor], Tensor], size: int) -> None:
         """Takes the gradients by the weight, and the transposed derivative of the weight.
@@ -278,7 +278,7 @@ class Mapped(Piece):
         self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The derivative, row by row."""
+        """Every row through the transposed derivative."""
         with warnings.catch_warnings():
             # Weight norm has no batching rule of its own: torch takes a loop, and says that it does.
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
@@ -289,12 +289,12 @@ class Mapped(Piece):
         return self.pull(self.base.weighted(factors).reshape(-1))
 
     def without(self, bad: Tensor) -> Mapped:
-        """Zeros below."""
+        """The same with zeros for some examples of the weight's gradients; the chain rule maps zero to zero."""
         return Mapped(self.base.without(bad), self.pull, self.size)
 
 
 def joined(found: Sequence[Squares]) -> Squares:
-    """Squares of consecutive chunks."""
+    """Squares of consecutive chunks, concatenated."""
     return Squares(torch.cat([s.value for s in found]), torch.cat([s.slack for s in found]))
 
 

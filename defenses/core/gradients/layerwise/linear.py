@@ -24,7 +24,7 @@ class Outer(Piece):
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The products, [out, in] flattened."""
+        """The outer products, [out, in] flattened."""
         return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class OuterSum(Piece):
         return product_size(self.inputs, self.signals)
 
     def squares(self) -> Squares:
-        """By the cheapest way."""
+        """By the formula that `cost.py` finds the cheapest."""
         way = cheapest(self._shape, self.like.device.type)
         if way is Strategy.GRAM:
             positions = self.inputs.shape[1]

@@ -110,7 +110,7 @@ def record(
 
 
 class _Begin(torch.autograd.Function):
-    """Passes a tensor on, untouched and uncopied, as something that is differentiated."""
+    """Makes a tensor part of the graph without a copy: where the differentiated part of a model begins."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, switch: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class _Begin(torch.autograd.Function):
 
 
 def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What a GroupNorm's node in the graph has kept, if the output comes straight from one."""
+    """Mean and 1 / standard deviation that a GroupNorm's graph node has kept, if the output comes straight from one."""
     node: Any = output.grad_fn
     if node is None or node.name() != "NativeGroupNormBackward0":
         return None
@@ -140,7 +140,7 @@ def _switch(like: Tensor) -> Tensor:
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """One loss per example, also by a function that averages over the batch that it is given."""
+    """One loss per example; a function that averages over its batch is called on batches of one."""
     losses = loss(outputs, targets)
     if losses.shape == (len(outputs),):
         return losses

@@ -76,7 +76,7 @@ def _of_signals(signals: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 ti
 
 
 def _differences(values: Tensor, dim: int, count: int) -> list[tuple[Tensor, Tensor]]:
-    """What is subtracted from what along a dimension for `count` tiles; the second pair is added."""
+    """The operands along a dimension, for `count` tiles: d0 - d2, d1 + d2, d2 - d1 and d3 - d1."""
     # Tiles are four inputs wide and start two apart: neighbours share two inputs.
     starts = [values.narrow(dim, k, 2 * count - 1) for k in range(4)]
     d0, d1, d2, d3 = (start[(slice(None),) * dim + (slice(None, None, 2),)] for start in starts)
