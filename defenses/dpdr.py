@@ -52,8 +52,10 @@ class Dpdr:
         """The left-over part and the coefficients along the direction, or plain DP-SGD."""
         if state is None or context.step >= self.switch_step:
             return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
+        # A layer without a direction, which has never moved, is wholly left over: Complement covers all coordinates.
         spans = tuple(span for span in context.layout.layers if bool(state[slice(*span)].any()))
         along = Subspace(tuple(state[slice(*span)].unsqueeze(1) for span in spans), spans, context.dim)
+        # Noise energy is least at share / (1 - share) = sqrt(layers) C_along / (sqrt(dim) C), hence the small default.
         return state, StepPlan(
             Block(codec=Complement(along, self.project_noise), bound=self.bound, share=1 - self.share),
             Block(codec=along, bound=self.bound_along, share=self.share),
@@ -61,7 +63,7 @@ class Dpdr:
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
         """The unit vector of the update in every layer; a layer that did not move keeps its old one."""
-        if context.step + 1 >= self.switch_step:
+        if context.step + 1 >= self.switch_step:  # no later plan reads a direction
             return None
         direction = torch.zeros_like(update) if state is None else state.clone()
         for start, stop in context.layout.layers:

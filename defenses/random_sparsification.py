@@ -30,9 +30,12 @@ class RandomSparsification(Stateless):
 
     def plan(self, context: Context) -> StepPlan:
         """One clipped block in the coordinates of the current mask."""
+        # A function of the step, so that micro-batches share a mask. The authors' code counts loader iterations and may
+        # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
         within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
         refresh = context.epoch * self.refreshes + within
         last = context.epochs * self.refreshes - 1
+        # r (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first one, r at the last.
         sparsity = self.final_sparsity * (refresh / max(1, last) if self.cooling else 1.0)
         order = torch.randperm(context.dim, generator=context.coins(refresh)).to(context.device)
         kept = Coordinates(order[int(sparsity * context.dim) :], dim=context.dim)

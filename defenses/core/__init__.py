@@ -1,4 +1,4 @@
-"""Shared machinery of all defenses: what is fixed before a batch, who runs it, and what it costs.
+"""Shared machinery of all defenses: step plans, the engine that executes them, the training loop, the accountants.
 
 A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPlan`, `Block`, a codec and a
 bound. A user calls `calibrate` and `train`.

@@ -1,4 +1,4 @@
-"""Which engine computes the sums: a static rule, and checks on made-up examples before data are touched.
+"""Chooses the engine that computes clipped sums: a static rule, and checks on made-up examples before any data.
 
 `auto` takes our own engine where it knows every layer and passes the checks, otherwise the reference, otherwise one
 example at a time, and says why. An engine that was asked for by name and cannot do it, or fails, is an error.
@@ -102,18 +102,18 @@ def choose(
     if key:
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
-            _verdicts.pop(next(iter(_verdicts)))
+            _verdicts.pop(next(iter(_verdicts)))  # the oldest
     return verdict.choice(trial.made(verdict.kind, model))
 
 
 def forget() -> None:
-    """Lets go of what was found out about models."""
+    """Empties the cache of verdicts."""
     _verdicts.clear()
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What was found out about a model: a `ChosenEngine` without the engine itself, which keeps memory of its model."""
+    """The outcome of the checks of a model: a `ChosenEngine` without the engine, which would keep its model alive."""
 
     kind: type[PerExample]
     note: str
@@ -126,6 +126,7 @@ class _Verdict:
         return ChosenEngine(engine, self.note, self.activations, self.draws, self.unverified)
 
 
+# A verdict takes passes and comparisons in float64, and a suite trains many equal models (shadows, seeds).
 _REMEMBERED = 64
 _verdicts: dict[str, _Verdict] = {}
 
@@ -147,7 +148,7 @@ def _key(
 
 
 def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
-    """The first way that agrees, from the fastest to the surest; of one that was asked for, that alone."""
+    """The fastest engine that passes the checks; where one was asked for by name, that one or an error."""
     if trial.failure:  # not even in the model's own precision
         if name not in (AUTO, OneByOne.name):
             raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
@@ -227,6 +228,7 @@ class _Trial:
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
         self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
+        # Float64 first: in float32 a max-pool's argmax may flip by rounding, and equal engines differ by a percent.
         for dtype in dict.fromkeys((torch.float64, self._own)):
             try:
                 self._prepare(dtype)
@@ -241,7 +243,7 @@ class _Trial:
         self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
 
     def _prepare(self, dtype: torch.dtype) -> None:
-        """Copies the model in this precision and looks what passes over a few examples show."""
+        """Copies the model in this precision and records what passes over a few examples show."""
         self._dtype = dtype
         self._model = _moved(copy.deepcopy(self._original).to(dtype))
         x, y, keys = self._made_up(_EXAMPLES)
@@ -249,12 +251,12 @@ class _Trial:
         self._activations = self._count(x)
 
     def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
-        """That the model is to be trained this way."""
+        """The verdict that this kind of engine is to be used."""
         draws = self.findings.draws or bool(unverified)
         return _Verdict(kind, note, self._activations, draws, unverified)
 
     def check(self, kind: type[PerExample], batches: Batches) -> None:
-        """Compares a way with plain autograd, example by example.
+        """Compares an engine's sums with plain autograd's, and sums over batches with and without an example.
 
         Raises:
             Unsupported: when they differ, or it fails.
@@ -263,10 +265,11 @@ class _Trial:
         agrees = _AGREES if self._dtype == torch.float64 else _AGREES_IN_FLOAT32
         x, y, keys = self._made_up(_EXAMPLES)
         error = _distance(self._sum(kind, x, y, keys), self._sum(OneByOne, x, y, keys))
-        if not error <= agrees:
+        if not error <= agrees:  # NaN differs too
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
-        if kind is TorchFunc:
+        if kind is TorchFunc:  # vmap calls the model with one example, in whose gradient no other can show
             return
+        # Sizes of the run, because a model may mix examples in large batches only (experts with limited places).
         asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
         for size in sorted({2, 3, *(max(2, size) for size in asked)}):
             error = self._leave_one_out(kind, size)
@@ -276,7 +279,7 @@ class _Trial:
                 )
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
-        """By how much the sum changes beyond an example's contribution when that is taken out."""
+        """Change of the sum beyond an example's own contribution when that is left out, of the largest entry."""
         x, y, keys = self._made_up(size)
         whole, worst = self._sum(kind, x, y, keys), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
@@ -298,13 +301,14 @@ class _Trial:
         return found
 
     def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
-        """This way for a model, made once."""
+        """The engine of this kind for a model, made once."""
         if (kind, model) not in self._engines:
             self._engines[kind, model] = kind(model, self._loss, self._layout)
         return self._engines[kind, model]
 
     def _made_up(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Examples of the data's shape: half of them different, a quarter copies of one, a quarter large or small."""
+        # Always the same: a verdict must not depend on luck, and is remembered for equal models.
         coins = torch.Generator().manual_seed(0)
         shape, device = (size, *self._inputs.shape[1:]), self._inputs.device
         if self._inputs.is_floating_point():
@@ -343,6 +347,7 @@ class _Trial:
             nonlocal total
             total += output.numel() if isinstance(output, Tensor) else 0
 
+        # Leaves alone: a container puts out what its last layer has put out already.
         leaves = [layer for layer in self._model.modules() if not [*layer.children()]]
         handles = [layer.register_forward_hook(add) for layer in leaves]
         with torch.no_grad():
@@ -353,7 +358,7 @@ class _Trial:
 
 
 def _moved(model: nn.Module) -> nn.Module:
-    """The model a little beside its weights: what a gate of zero hides at first shows there, as it will in training."""
+    """The model with perturbed weights: a branch behind a gate that starts at zero has no gradient before it moves."""
     coins = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -370,6 +375,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 
 def _vocabulary(model: nn.Module) -> int:
+    # The smallest table, because which embedding integer inputs go to is not known.
     sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     return min(sizes, default=2)
 

@@ -1,8 +1,8 @@
-"""Sums of whole numbers: contributions rounded to units inside their bound, then added without any rounding.
+"""Exact integer sums for discrete Gaussian noise: contributions are rounded to units inside their bound, then added.
 
-A sum of floats depends on the order and the company in which it is formed: taking one example out changes the last
-bits of all the others' part. Exact noise needs sums that do not. So each example is worked on by itself, from its
-gradient to its rounded contribution, and what is added up are integers.
+A float sum depends on the order in which it is formed and on what else is in it: taking one example out changes the
+last bits of the others' part. Discrete noise proves nothing for such a sum. So each example is worked on by itself,
+from its gradient to its rounded contribution, and integers are added.
 
 Guarantee:
     For every example the rounded contribution, in units, has an L2 norm of at most bound / unit, exactly: it is
@@ -42,6 +42,7 @@ def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> 
     slack = 1 + (rows.shape[1] + 16) * 2.0**-52
     norms = torch.linalg.vector_norm(exact, dim=1, keepdim=True) * slack
     factors = torch.where(norms > bound.norm, bound.norm / norms / slack, 1.0)
+    # Towards zero, because rounding to nearest may pass the bound; product and quotient round by less than 2^-50.
     return (exact * factors / unit * (1 - 2.0**-50)).trunc().long()
 
 

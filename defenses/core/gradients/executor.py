@@ -1,9 +1,9 @@
-"""Runs a plan on a batch: the only code that holds raw rows or the secret noise.
+"""Executes a step plan on a batch and returns its noisy release: the only code that holds raw rows or secret noise.
 
 Per block: query each example (or the mean of its views), encode, bound, sum, add noise; then decode the noisy sums.
-How clipped sums are computed is the business of `engines`; sums of micro-batches accumulate in float64, so
-micro-batches change nothing but memory, and noise is drawn once per step after the last of them. Exact noise gets exact
-sums: each example is then worked on by itself (`exact_sums.py`).
+Which engine computes the clipped sums is decided in `choose.py`. Sums of micro-batches accumulate in float64, so
+micro-batches change nothing but memory, and noise is drawn once per step, after the last of them. Exact noise gets
+exact sums, for which each example is worked on by itself (`exact_sums.py`).
 
 Guarantee:
     Relation: add or remove one example. Released: the noisy blocks of `Release`, as multiples of a public unit
@@ -40,7 +40,7 @@ from .record_draws import entries, record_keys, words
 from .reference import Loss, cross_entropy, microbatches
 from .sums import added_up, totals
 
-# Of activations, their derivatives and rows at a time, unless the user says otherwise.
+# Bytes of activations, their derivatives and rows that may exist at a time, unless the user says otherwise.
 MEMORY_BUDGET = 2 * 2**30
 
 
@@ -78,6 +78,7 @@ def add_noise(
         stds = [block.noise_std(noise_multiplier) for block in plan.blocks]
         sums = [noise.add(values, std) for values, std in zip(sums, stds, strict=True)]
     noisy = tuple(values.to(dtype) for values in sums)
+    # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing of its own.
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
     return Release(noisy, sum(decoded[1:], start=decoded[0]))
 
@@ -123,11 +124,12 @@ def units_of(plan: StepPlan, noise_multiplier: float, noise: Noise) -> list[floa
 
 
 def _only(gradients: Gradients, number: int) -> Gradients:
+    # A function, because a lambda in the caller's loop would see its last number only.
     return lambda point: gradients(point)[number : number + 1]
 
 
 class Engine:
-    """Plans on batches of one model: views, micro-batches, clipped sums, noise.
+    """Executes plans on batches of one model: views, micro-batches, clipped sums, noise.
 
     Attributes:
         layout: the trained parameters, in the order of every flat vector.
@@ -193,6 +195,7 @@ class Engine:
             ValueError: when the model must not be trained, or the engine that was asked for cannot run it.
         """
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
+        # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode.
         kind = (exact, *shapes, *(module.training for module in self.model.modules()))
         if kind not in self._checked:
             self._checked[kind] = choose(
@@ -250,6 +253,7 @@ class Engine:
         """
         refuse_autocast(inputs.device)
         noise, sigma = self.noise, checked_multiplier(noise_multiplier)
+        # Without noise nothing is claimed, and exact sums would only be slow.
         exact = sigma > 0 and noise is not None and noise.exact
         if exact and self._asked not in ("auto", "one_by_one"):
             raise ValueError(
@@ -268,6 +272,7 @@ class Engine:
             """Entries of some examples: their views one after another, with their targets and keys."""
             x, y, span = inputs[chosen], targets[chosen], slice(chosen.start * views, chosen.stop * views)
             if augmentation is not None and drawn is not None:
+                # Views of an example are neighbours, as `PerExample.rows` averages them.
                 x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
                 x = augmentation.apply(x, drawn[span])
             return x, y, None if keys is None else keys[span]
@@ -279,7 +284,8 @@ class Engine:
             return add_noise(plan, sums, sigma, noise, like.dtype)
         parts = []
         limit = self._batches().fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
-        even = -(-len(inputs) // max(1, -(-len(inputs) // limit)))  # parts of one size, none of which is a remnant
+        # Parts of one size: a remnant of a few examples would cost a whole pass.
+        even = -(-len(inputs) // max(1, -(-len(inputs) // limit)))
         for chosen in microbatches(len(inputs), max(1, even)):
             x, y, some = part(chosen)
             with entries(some), full_precision():
@@ -287,7 +293,7 @@ class Engine:
         return add_noise(plan, totals(plan, parts, like.device), sigma, noise, like.dtype)
 
     def rest(self) -> None:
-        """Lets go of memory that was kept from one batch to the next."""
+        """Frees what is kept from batch to batch; the next batch allocates it anew."""
         for choice in self._checked.values():
             choice.engine.rest()
 
@@ -317,6 +323,7 @@ class Engine:
 
     def _batches(self) -> Batches:
         """What is known of the run's batches."""
+        # An engine is handed entries: every view of an example is one.
         views = 1 if self.augmentation is None else self.augmentation.views
         budget = reused(self.memory_budget, next(iter(self.model.parameters())), self.layout.dim)
         return Batches(self._expected_batch, views, self.microbatch, budget)

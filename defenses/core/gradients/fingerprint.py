@@ -1,8 +1,8 @@
-"""A digest of whatever decides a computation: values, functions with all that they refer to, modules, data.
+"""A SHA-256 over whatever decides a computation: values, functions with all that they refer to, modules, data.
 
-A run that is resumed draws the noise of its interrupted step again. On another sum that would be fatal: the difference
+A resumed run draws the noise of its interrupted step a second time. On another sum that would be fatal: the difference
 of the two releases has no noise. So a checkpoint keeps a digest of all that a release depends on, down to the values
-that a loss function has closed over, and what cannot be looked into is refused.
+in a loss function's closure, and what cannot be looked into is refused.
 
 Functions are looked into down to their code, defaults, closures and the globals that they name. Of PyTorch, NumPy and
 the standard library the name alone counts, and of this package the name and `source_digest`. What is not seen: state
@@ -149,11 +149,12 @@ class _Walker:
                 self.add(one, f"{place}[{position}]")
             return self._attached(value, place)
         if isinstance(value, (set, frozenset)):
+            # Sorted digests: a set's own order follows from hashes that differ from process to process.
             return self._say(_name(type(value)), *sorted(map(self._alone, value)))
         return self._object(value, place)
 
     def _alone(self, value: object) -> str:
-        """A digest of one of several things that come in no order."""
+        """A digest of one element of an unordered collection."""
         other = _Walker(self._strict)
         if not isinstance(value, _PLAIN):
             # What is under way already ends here too: a class may be a key in a table that its own methods read.
@@ -198,6 +199,7 @@ class _Walker:
             )
             return self.add((inside, parameters, buffers), place)
         if dataclasses.is_dataclass(value):
+            # Where no field is compared, all of them are content, and none is a memory.
             never = all(not f.compare for f in dataclasses.fields(value))
             return self._instance(value, place, set() if never else _memories(value))
         return self._instance(value, place)
@@ -223,13 +225,15 @@ class _Walker:
         plain = value.detach()
         if plain.layout is not torch.strided:
             plain = plain.to_dense()
-        if plain.dtype == torch.bfloat16:
+        if plain.dtype == torch.bfloat16:  # unknown to NumPy
             plain = plain.view(torch.int16)
+        # Conjugation and negation may be pending as flags on the memory, which NumPy refuses.
         content = plain.cpu().contiguous().resolve_conj().resolve_neg().numpy().tobytes()
         self._say("tensor", str(value.dtype), tuple(value.shape), content)
 
     def _mapping(self, value: Mapping[Any, Any], place: str) -> None:
         self._say(_name(type(value)), len(value))
+        # Keys of several types do not compare, so their digests are sorted; insertion order is taken for no content.
         keyed = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
         for name, key in keyed:
             self._say("key", name)
@@ -256,6 +260,7 @@ class _Walker:
                 self.add(value.__globals__[name], f"{place} global '{name}'")
 
     def _code(self, code: types.CodeType, place: str) -> None:
+        # No line numbers and no file name: a function that was moved computes the same.
         self._say(
             "code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_flags
         )
@@ -292,6 +297,7 @@ class _Walker:
 
     def _say(self, *words: object) -> None:
         for word in words:
+            # The length first, so that no two sequences of words run together into the same bytes.
             content = word if isinstance(word, bytes) else repr(word).encode()
             self.found.update(f"{len(content)}:".encode() + content)
 
@@ -301,6 +307,7 @@ def _slots(kind: type) -> list[str]:
     for base in kind.__mro__:
         names = vars(base).get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:
+            # A name with two leading underscores is mangled by the compiler, in __slots__ too.
             private = name.startswith("__") and not name.endswith("__")
             found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
     return found

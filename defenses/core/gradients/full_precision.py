@@ -1,7 +1,7 @@
-"""Float32 that is float32: the shortcuts of matrix units and of autocast are switched off, or refused.
+"""Switches TF32 and reduced-precision products off during gradient computations, and refuses autocast and half floats.
 
 A norm and the sum that it bounds are computed by different products. In TF32 or bfloat16 each of them is off by a
-thousandth, and what was scaled to the bound is then longer than it by as much. PyTorch takes TF32 for convolutions on a
+thousandth, so a row that was scaled to its bound is longer than it by as much. PyTorch takes TF32 for convolutions on a
 GPU unless told otherwise.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_EXACT = "ieee"
+_EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
 backends: Any = torch.backends  # whose switches the type checker does not know
 _SWITCHES = (
     backends.cuda.matmul,

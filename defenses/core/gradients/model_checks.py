@@ -1,8 +1,8 @@
-"""What a model must not do under per-example bounds, looked for before data are touched.
+"""Checks that a model may be trained under per-example bounds, on made-up examples, before data are touched.
 
-A bound holds for one example's gradient. It says nothing where an example shows in somebody else's gradient (experts
-with places for so many of a batch, a loss that pulls the examples of a class together), or in something that no noise
-is added to (a buffer, a moving average). Most of this no type shows, so the model is tried on made-up examples.
+A bound limits one example's own gradient. It says nothing where an example also shows in another's gradient (experts
+with limited places in a batch, a loss that pulls the examples of a class together), or in something that gets no noise
+(a buffer, a moving average). Layer types seldom tell, so the model is tried.
 
 What is looked for:
 * hooks on gradients, which per-example gradients do not run: refused;
@@ -35,8 +35,9 @@ from .full_precision import refuse_half_precision
 from .record_draws import entries, one_pass
 from .reference import Loss
 
+# ATen operations behind tensor.item(), bool(tensor) and torch.equal.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
-# Those that hand over memory, of which no operation is seen.
+# Functions that hand over memory, reads of which are no operation and cannot be seen.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
 
@@ -58,7 +59,7 @@ class Findings:
 
 
 def refuse_model(model: nn.Module) -> None:
-    """Refuses a model that must not be trained, as far as that shows without trying.
+    """Refuses what shows without a forward pass: backward hooks, and trained parameters in half precision.
 
     Raises:
         ValueError: for a hook on the gradient of a parameter or in the backward pass of a module, or for trained
@@ -101,6 +102,7 @@ def try_passes(
     """
 
     def forward(x: Tensor, y: Tensor) -> tuple[Tensor, _Watch, bool]:
+        # `one_pass` draws dropout from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
         with torch.no_grad(), entries(keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
             values = loss(model(x), y)
         watch.reads = watch.reads or memory.reads
@@ -109,6 +111,7 @@ def try_passes(
     forward(inputs, targets)  # what is computed once and kept, as a table of positions, is there afterwards
     before = _state(model)
     first, watch, draws = forward(inputs, targets)
+    # Other entries in between: a model that carries one batch into the next answers the first one differently then.
     forward(inputs.flip(0), targets.flip(0))
     after = _state(model)
     again, _, _ = forward(inputs, targets)
@@ -130,7 +133,7 @@ def try_passes(
 
 
 class Untrained:
-    """What of a model is not trained, as it was: buffers and frozen parameters, which are released with the others."""
+    """Copies of buffers and frozen parameters, to find a change: they are released with the model, without noise."""
 
     def __init__(self, model: nn.Module) -> None:
         """Keeps a copy."""
@@ -157,6 +160,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        # PyTorch's own tag of operations that read a generator: no list of random layers is kept here.
         if torch.Tag.nondeterministic_seeded in func.tags and not self.random:
             self.random = name
         if name in _READS and not self.reads:
@@ -196,7 +200,7 @@ def _untrained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _identical(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Layers that per-example gradients cannot have: found, refused, and converted.
+"""Refuses BatchNorm, and InstanceNorm with running statistics, or converts them to GroupNorm.
 
 BatchNorm computes each example's output from its neighbours in the batch, so removing one example moves the
 gradients of the others and no per-example bound holds; its running statistics are an unaccounted release
@@ -58,6 +58,7 @@ def group_norm_instead(model: nn.Module, *, groups: int = 32) -> nn.Module:
 
 def _mixes(module: nn.Module) -> TypeGuard[_BatchNorm | _InstanceNorm]:
     if isinstance(module, _InstanceNorm):
+        # Without running statistics it normalises each image by itself.
         return module.track_running_stats
     return isinstance(module, _BatchNorm)
 
@@ -70,6 +71,6 @@ def _group_norm(norm: _BatchNorm | _InstanceNorm, groups: int) -> nn.GroupNorm:
         groups = 1
     fitting = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
     replacement = nn.GroupNorm(fitting, channels, eps=norm.eps, affine=norm.affine)
-    if norm.affine:
+    if norm.affine:  # the very parameters: a tied one stays tied
         replacement.weight, replacement.bias = norm.weight, norm.bias
     return replacement

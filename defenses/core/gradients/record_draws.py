@@ -1,12 +1,12 @@
-"""Public randomness of records: what is drawn for a record follows from the record itself, not from its place.
+"""Public randomness by record, for dropout and augmentation: draws follow from a record's content, not its place.
 
 Augmentation and dropout draw from public coins. Were they drawn by position, taking one record out of a batch would
-move the draws of all behind it, and with them everybody's gradient: the sum would change by more than one
+move the draws of all behind it, and with them their gradients: the sum would change by more than one
 contribution. Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that
 key, the step's coins and the number of the draw.
 
 Dropout is caught where PyTorch computes it (`torch.nn.functional`), in whatever layer, copy or engine that happens, and
-inside `torch.func.vmap` too. Other random layers are found by `engines/model_checks.py` and refused.
+inside `torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
 
 Guarantee:
     Draws for a record are a function of that record, the public coins and its own activations' shape. Equal records get
@@ -67,7 +67,7 @@ def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, 
 
 @contextmanager
 def entries(keys: Int64[Tensor, " entries"] | None) -> Iterator[None]:
-    """Says whom the next passes through a model are about: one key for each entry of the batch; None for nobody."""
+    """Sets the record keys for the passes inside of the context: one for each entry of the batch; None for no keys."""
     token = _keys.set(keys)
     try:
         yield
@@ -76,7 +76,7 @@ def entries(keys: Int64[Tensor, " entries"] | None) -> Iterator[None]:
 
 
 def current_keys() -> Int64[Tensor, " entries"] | None:
-    """The keys of the entries that a model is called with, where somebody has said so."""
+    """The record keys of the pass under way; None where none were set."""
     return _keys.get()
 
 
@@ -104,7 +104,7 @@ class DropoutByRecord(TorchFunctionMode):
         self._entries, self.calls = keys, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Computes dropout anew; everything else as it is."""
+        """Replaces dropout functions, and calls everything else unchanged."""
         kwargs = kwargs or {}
         kind = _DROPOUTS.get(func)
         if kind is None:
@@ -116,7 +116,7 @@ class DropoutByRecord(TorchFunctionMode):
         return kind(values, p, lambda shape: self._kept(shape, p))
 
     def _kept(self, shape: tuple[int, ...], p: float) -> Tensor:
-        """Which numbers of a tensor of this shape are kept, its first dimension being the entries."""
+        """A mask of what is kept of a tensor of this shape, whose first dimension is the entries."""
         count, size = len(self._entries), torch.Size(shape).numel()
         if not shape or shape[0] % max(count, 1):
             raise ValueError(
@@ -124,6 +124,7 @@ class DropoutByRecord(TorchFunctionMode):
                 f"got {list(shape)} for {count} examples"
             )
         each = size // max(count, 1)
+        # The number of the call is the seed: a record's masks in two layers are independent.
         return (uniforms(self._entries, each, self.calls) >= p).reshape(shape)
 
 
@@ -162,6 +163,7 @@ def _self_normalising(values: Tensor, p: float, kept: Tensor) -> Tensor:
     floor = -1.7580993408473766  # SELU's value at minus infinity
     if p == 1:
         return values * 0.0
+    # Their affine correction a (x d + alpha' (1 - d)) + b, with a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p alpha'.
     scale = ((1 - p) * (1 + p * floor**2)) ** -0.5
     mask = kept.to(values.dtype)
     return scale * (values * mask + floor * (1 - mask)) - scale * floor * p
@@ -179,6 +181,7 @@ _DROPOUTS: dict[Any, Callable[[Tensor, float, Callable[[tuple[int, ...]], Tensor
 
 def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     """A hash of each row's bits: a sum of its words with random odd weights, modulo 2^64."""
+    # Bits, not values: -0.0 and 0.0 are two records, as are a NaN and another.
     values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
     flat = values.reshape(len(values), -1)
     if not flat.shape[1]:
@@ -191,6 +194,7 @@ def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     }
     flat = flat.contiguous().view(whole[flat.dtype]) if flat.dtype in whole else flat
     places = torch.arange(1, flat.shape[1] + 1, device=values.device)
+    # Odd weights are invertible modulo 2^64, so a change of one word always shows in the sum; int64 wraps around.
     weights = _mixed(places * _GOLDEN + _wrapped(seed * _FIRST)) | 1
     return _mixed((flat.long() * weights).sum(dim=1))
 
@@ -203,7 +207,7 @@ def _mixed(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
 
 
 def _shifted(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:
-    """A shift to the right that brings in zeros, where that of int64 brings in the sign."""
+    """A logical right shift, which brings in zeros; int64's own is arithmetic, and brings in the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

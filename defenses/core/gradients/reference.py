@@ -1,9 +1,8 @@
-"""Per-example gradients as a matrix [rows, dim], its columns in the order of a `Layout`.
+"""Reference per-example gradients: `torch.func.vmap(grad)` of the model, as a matrix [rows, dim] in `Layout` order.
 
-The reference way: `torch.func.vmap(grad)` over a functional call of the model. It knows every layer that
-torch.func knows and materialises everything, so it is what faster engines are checked against. A row depends
-on its own example only: layers that mix examples (BatchNorm) are refused in `normalisation.py`, before any row is
-computed.
+It serves every layer that torch.func knows and materialises all rows, so faster engines are checked against it, and
+attacks differentiate through it. A row depends on its own example only: layers that mix examples (BatchNorm) are
+refused in `normalisation.py`, before any row is computed.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ def per_example_gradients(
             leaves = {name: p.detach().requires_grad_() for name, p in point.items()}
             value = loss(outputs_at(leaves, inputs), targets).sum()
             search = inputs.requires_grad or targets.requires_grad
+            # materialize_grads: zeros, as vmap gives, for a parameter that the loss does not depend on.
             only = torch.autograd.grad(value, list(leaves.values()), create_graph=search, materialize_grads=True)
         return torch.cat([gradient.reshape(1, -1) for gradient in only], dim=1)
 
@@ -72,6 +72,7 @@ def per_example_gradients(
             return loss(outputs_at(at, one_input.unsqueeze(0)), one_target.unsqueeze(0)).sum()
 
     over = (None, 0, 0, None if keys is None else 0)
+    # Draws are keyed by record or refused elsewhere (`record_draws.py`, `model_checks.py`); vmap's default would raise.
     gradients = vmap(grad(example_loss), in_dims=over, randomness="different")(point, inputs, targets, keys)
     sizes = zip(layout.names, layout.sizes, strict=True)
     return torch.cat([gradients[name].reshape(len(inputs), size) for name, size in sizes], dim=1)

@@ -1,4 +1,4 @@
-"""From per-example gradients to clipped sums: query, encode, bound, add up. The reference for every faster way.
+"""Clipped sums from per-example gradients: query, encode, bound, add up; what faster engines must agree with.
 
 Guarantee:
     Each example adds to a block what `Bound` lets through of it, and nothing else; a non-finite row adds zero, by
@@ -22,7 +22,7 @@ from ..plan.query import Gradients
 def contributions(plan: StepPlan, gradients: Gradients) -> tuple[Float[Tensor, "rows _"], ...]:
     """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block."""
 
-    @cache
+    @cache  # by point: the blocks of a plan ask for the same rows
     def finite(point: Tensor | None) -> Tensor:
         return finite_rows(gradients(point))
 

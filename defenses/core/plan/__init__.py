@@ -1,1 +1,1 @@
-"""What is fixed before a batch is drawn: blocks, spaces, bounds, queries, and the context that methods read."""
+"""Step plans, which are fixed before a batch is drawn: blocks, codecs, bounds, queries, and the context of methods."""

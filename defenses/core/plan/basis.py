@@ -1,4 +1,4 @@
-"""The leading directions of a matrix of public gradients: what a subspace codec projects on.
+"""Leading right singular vectors of a matrix of public gradients, as a basis for subspace codecs.
 
 Two ways to the top right singular vectors of rows [m, dim] with m far below dim, both cheaper than a singular value
 decomposition. `gram`: the float64 matrix of inner products of the rows, its eigenvectors, and one product back.
@@ -138,7 +138,9 @@ def _compressed(
 ) -> Float[Tensor, "s d"]:
     """Combinations of the rows that span nearly what the leading directions span: Q^T rows, by subspace iteration."""
     working = torch.float64 if rows.is_cuda else rows.dtype
+    # On the CPU, because generators of different devices draw different numbers.
     draws = torch.randn(rows.shape[0], size, generator=generator, dtype=torch.float64).to(rows.device)
+    # A QR after each pass (Algorithm 4.4): powers alone lose the smaller directions to rounding.
     chosen = torch.linalg.qr(draws).Q
     for _ in range(passes):
         image = torch.zeros_like(chosen)
@@ -155,7 +157,7 @@ def _compressed(
 
 def _eigen(moments: Float[Tensor, "m m"], rank: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "m k"]]:
     """The `rank` largest eigenvalues that are not negligible, in descending order, and their vectors."""
-    values, vectors = torch.linalg.eigh(moments)
+    values, vectors = torch.linalg.eigh(moments)  # ascending
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
     kept = int((values > _NEGLIGIBLE * values[0]).sum())
     return values[:kept], vectors[:, :kept]

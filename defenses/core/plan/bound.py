@@ -57,6 +57,7 @@ class Bound:
         """Scale of each row given its norm; `factors(norms) * norms <= sensitivity`."""
         match self.kind:
             case "clip":
+                # C / max(C, |v|): no 0 / 0 and nothing added to the divisor.
                 return self.norm / norms.clamp(min=self.norm)
             case "normalize":
                 # With no regulariser a zero row has no direction: it stays zero instead of 0/0. So does one
@@ -64,6 +65,7 @@ class Bound:
                 divisor = norms + self.regulariser
                 return torch.where(divisor > 1e-150, self.norm / divisor.clamp(min=1e-150), 0.0)
             case "adaptive_weight":
+                # The factor is C at norm 0 and largest, C / (2 sqrt(r) - r), at norm sqrt(r) - r (for r < 1).
                 return self.norm / (norms + self.regulariser / (norms + self.regulariser))
             case "unbounded":
                 return torch.ones_like(norms)

@@ -1,4 +1,4 @@
-"""The space a block is released in: everything, some coordinates, a subspace, or what a subspace leaves over.
+"""Codecs: linear maps to the space that a block is released in (all or some coordinates, a subspace, its complement).
 
 A codec is a linear map fixed before the batch is drawn. `encode` takes rows into the released space, before
 they are bounded; `decode` takes the noisy sum back to the parameters. What the bound sees after `encode` decides the
@@ -86,6 +86,7 @@ class Coordinates:
     dim: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        # Sorted: columns are read in order, and both checks look at neighbours.
         kept = self.kept.sort().values
         if kept.numel() and (int(kept[0]) < 0 or int(kept[-1]) >= self.dim):
             raise ValueError(f"kept must lie in [0, {self.dim}), got {int(kept[0])} to {int(kept[-1])}")
@@ -129,6 +130,7 @@ class Subspace:
     dim: int
 
     def __post_init__(self) -> None:
+        # Sorted edges say it all: spans are inside, increasing and disjoint; they may touch.
         edges = [0, *(edge for span in self.spans for edge in span), self.dim]
         if len(self.bases) != len(self.spans) or edges != sorted(edges):
             raise ValueError(f"spans must be disjoint, increasing and inside [0, {self.dim}), got {self.spans}")
@@ -136,7 +138,7 @@ class Subspace:
             if basis.shape[0] != stop - start:
                 raise ValueError(f"basis must have {stop - start} rows for its span, got {basis.shape[0]}")
             error = orthonormality_error(basis)
-            if not error < 1e-4:
+            if not error < 1e-4:  # NaN is refused too
                 raise ValueError(
                     f"basis must have orthonormal columns, got an error of {error:.1e}; use torch.linalg.qr"
                 )
@@ -194,7 +196,7 @@ class Subspace:
 
 @dataclass(frozen=True, eq=False)
 class Complement:
-    """What a subspace leaves over: rows minus their projection, released in all `dim` coordinates.
+    """The orthogonal complement of a subspace: rows minus their projection, released in all `dim` coordinates.
 
     Decoding projects once more, which removes the noise along the subspace: post-processing, free.
 
@@ -222,7 +224,7 @@ class Complement:
         return rows - self.subspace.project(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """Values without the noise inside the subspace, unless that is to be kept."""
+        """Values without the noise inside the subspace, where no row reaches; with it if `project_noise` is off."""
         return self.signal(values) if self.project_noise else values
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:

@@ -1,8 +1,7 @@
-"""Everything that is fixed before a batch is drawn: blocks, step plans, methods, and the context they read.
+"""Defenses, methods, step plans and blocks: everything that is fixed before a batch is drawn, and the context it reads.
 
-A defense is a method and one noise multiplier. Per step the method answers with a plan: which blocks to
-release, in which space, bounded how, at which share of the step's privacy. The engine alone touches data and
-noise.
+A defense is a method and one noise multiplier. Per step the method answers with a plan: which blocks to release, in
+which space, bounded how, at which share of the step's privacy. The engine alone touches data and noise.
 
 Guarantee:
     A plan whose blocks all have a finite sensitivity, executed at noise multiplier sigma > 0, is one Gaussian
@@ -79,12 +78,14 @@ class Block:
     updates: bool = True
 
     def __post_init__(self) -> None:
+        # A plain float: a subclass may compare as one number, and so pass the check, and multiply as another.
         object.__setattr__(self, "share", float(self.share))
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def noise_std(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each released value, in the block's own units."""
+        # sigma_b = sigma / sqrt(share_b): whitened, a record moves block b by at most sqrt(share_b) / sigma.
         return checked_multiplier(noise_multiplier) / math.sqrt(self.share) * self.bound.norm
 
 
@@ -112,8 +113,9 @@ class StepPlan:
         if not any(block.updates for block in blocks):
             raise ValueError("a plan must have at least one block with updates=True, got none")
         total = math.fsum(block.share for block in blocks)
-        if abs(total - 1) > 1e-9:
+        if abs(total - 1) > 1e-9:  # what rounding leaves, `sensitivity` accounts for
             raise ValueError(f"the shares of a plan's blocks must sum to 1, got {total}")
+        # Others may live in a space of their own: adaptive clipping's count has one dimension.
         if len({block.codec.dim for block in blocks if block.updates}) > 1:
             raise ValueError("all updating blocks of a plan must decode to the same dimension")
         object.__setattr__(self, "blocks", tuple(blocks))
@@ -219,7 +221,7 @@ class Context:
         return self.public
 
     def release(self, plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
-        """A release of its own, for `start`: one plan on all the data, with its own noise, charged without sampling.
+        """A one-off release, for `start`: one plan on all the data, with its own noise, charged without sampling.
 
         Args:
             plan: fixed by public things, as every plan.
@@ -268,9 +270,9 @@ class Stateless:
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Gives a class that writes a plan the plan of a `Method`."""
+        """Wraps the `plan(context)` that a class defines into the `plan(state, context)` of a `Method`."""
         super().__init_subclass__(**keywords)
-        written = cls.__dict__.get("plan")
+        written = cls.__dict__.get("plan")  # the class's own: an inherited plan was wrapped already
         if written is not None and _MARK not in vars(written):
             cls.plan = _without_memory(written)
 
@@ -292,7 +294,7 @@ _MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` mak
 
 
 def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
-    """A method's plan from one that reads the context alone, and hands the state through."""
+    """Wraps `plan(context)` as a method's `plan(state, context)`, which returns the state unchanged."""
 
     @wraps(written)
     def plan(self: Stateless, *arguments: Any) -> Any:
@@ -322,7 +324,7 @@ class Defense:
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None:
             object.__setattr__(self, "noise_multiplier", checked_multiplier(self.noise_multiplier))
-        if not self.name:
+        if not self.name:  # RandomSparsification -> random_sparsification
             words = type(self.method).__name__
             object.__setattr__(self, "name", "".join(f"_{c.lower()}" if c.isupper() else c for c in words).strip("_"))
 

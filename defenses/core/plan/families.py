@@ -1,4 +1,4 @@
-"""Methods that several papers share: everything in one block, and a subspace before the bound or after the noise."""
+"""Methods that several defenses share: DP-SGD's single block, and projection before the bound or after the noise."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class Projected:
         bases, subspace, remarks = self.subspace.at(state, context)
         after = self.where == "after the noise"
         block = Block(codec=Everything(context.dim) if after else subspace, bound=self.bound)
+        # Before the bound the update is inside the subspace already, and projecting it again only rescales it.
         post = Project(subspace, self.rescale) if after or self.rescale else identity
         return bases, StepPlan(block, post=post, remarks=remarks)
 

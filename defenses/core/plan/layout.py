@@ -1,4 +1,4 @@
-"""The parameter order behind every flat vector: which entries of it are which tensor, and which layer."""
+"""The parameter order of flat vectors: names, shapes and spans of tensors and layers."""
 
 from __future__ import annotations
 

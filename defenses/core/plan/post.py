@@ -1,4 +1,4 @@
-"""Maps applied to the noisy, divided update before the optimizer sees it: free, whatever they are."""
+"""Post-processing of the noisy, divided update before the optimizer sees it: costs no privacy, whatever it is."""
 
 from __future__ import annotations
 

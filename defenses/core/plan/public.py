@@ -1,4 +1,4 @@
-"""Public examples as methods see them: per-example gradients by position, and which positions are drawn.
+"""Public data for methods: per-example gradients by position, drawn positions, and refusal of shared examples.
 
 Reading public data costs no privacy, on two conditions: they are disjoint from the private data, and truly public.
 Equal examples are found and refused; that near copies are, or that somebody's data are public, no code can check.
@@ -61,7 +61,7 @@ class PublicGradients:
 
 
 class ToyRows:
-    """Made-up gradients in place of public ones, for runs without data: as many as anybody may ask for.
+    """Made-up gradients in place of public ones, for dry runs without data: as many as a plan may ask for.
 
     Attributes:
         size: more than any plan reads.
@@ -108,11 +108,12 @@ def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
     """A key for each input, the same for +0.0 and -0.0."""
     flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
     at_once = max(1, _AT_ONCE // max(1, flat.shape[1]))
+    # Adding 0 turns -0.0 into 0.0, whose bits are hashed.
     return torch.cat([record_keys(part.to(dtype) + 0) for part in flat.split(at_once)])
 
 
 def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
-    """`n` distinct positions out of `size`, at random; without a permutation of everybody where they are few.
+    """`n` distinct positions out of `size`, uniformly at random; the pool is not permuted where `n` is small.
 
     Args:
         n: how many, at most `size`.
@@ -121,6 +122,7 @@ def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
     """
     if size < 16 * n:
         return torch.randperm(size, generator=coins)[:n]
+    # Draws with replacement whose repeats are dropped: the first n distinct ones are a uniform sample without.
     found = torch.zeros(0, dtype=torch.int64)
     while len(found) < n:
         more = torch.cat([found, torch.randint(size, (n,), generator=coins)])

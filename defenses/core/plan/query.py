@@ -1,4 +1,4 @@
-"""What is asked of each example: its gradient, usually; a difference of two, or a question about one.
+"""Queries: what is asked of each example, which is its gradient, a difference of two, or a question about its norm.
 
 A query gets the example's gradients at any parameter point it names and answers one row per example. It must
 treat every row by itself; the shared tests of all defenses check that on every catalogued method, and a claim names a
@@ -78,6 +78,7 @@ class NormWithin:
 
     def answers(self, norms: Float[Tensor, "rows 1"]) -> Float[Tensor, "rows 1"]:
         """The indicators of these norms."""
+        # Centred (Andrew et al., NeurIPS 2021): one example moves the sum by 1/2, where it would move a count by 1.
         return (norms <= self.threshold).to(norms.dtype) - 0.5
 
 

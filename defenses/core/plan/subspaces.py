@@ -1,4 +1,4 @@
-"""Subspaces that a method projects on: spanned by public gradients, or drawn at random; per tensor or over all.
+"""Projection subspaces and their refresh: spanned by public gradients or drawn at random, per tensor or global.
 
 A basis is a function of public data, of past releases (the parameters at which public gradients are taken) and of
 public coins, so it costs no privacy. It is kept for `interval` steps and then made anew.
@@ -39,7 +39,7 @@ class Subspaces(Protocol):
 
 
 class _Memory:
-    """The last codec that was made: a codec measures its bases, which for large ones costs more than a step."""
+    """Cache of the last codec: making one measures the orthonormality of its bases, which may cost more than a step."""
 
     def __init__(self) -> None:
         self._last: tuple[tuple[Tensor, ...], Subspace] | None = None
@@ -47,6 +47,7 @@ class _Memory:
     def subspace(self, bases: tuple[Tensor, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
         """The codec of these bases; the one made before where they are the very same tensors."""
         last = self._last
+        # By identity: comparing values would cost what is to be saved.
         if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
             last = self._last = (bases, Subspace(bases, spans, dim))
         return last[1]
@@ -113,6 +114,7 @@ class PublicSubspace:
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """How many public examples a refresh reads."""
         wanted, there = self.auxiliary_size or self.rank, context.public_size
+        # For the whole run ahead: a pool that ran dry halfway would have spent privacy for nothing.
         refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
         if wanted * refreshes <= there:
             return wanted, ()
@@ -153,6 +155,7 @@ class RandomSubspace:
         """The bases to remember, the subspace of a step, and nothing to remark on it."""
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
+            # By number of the refresh: the basis is a function of seed and step, whoever computes it.
             coins = context.coins(f"subspace {context.step // self.interval}")
             bases = tuple(_random_basis(b - a, min(self.rank, b - a), coins).to(context.device) for a, b in spans)
         return bases, self._memory.subspace(bases, spans, context.dim), ()

@@ -1,1 +1,1 @@
-"""What a run costs and what hides it: ledger, accountants, the secret noise and its keys."""
+"""Privacy accounting and noise: ledger, accountants, calibration, the secret noise and its keys."""

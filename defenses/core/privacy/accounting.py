@@ -77,6 +77,7 @@ def merged(events: Sequence[Gaussian]) -> tuple[Gaussian, ...]:
     precision = math.fsum(e.count / e.noise_multiplier**2 for e in events if e.sample_rate == 1)
     counts: dict[tuple[float, float], int] = {}
     for e in events:
+        # An accountant's cost grows with the number of distinct events; a count is a mere factor or power.
         if e.sample_rate < 1 and e.count:
             counts[e.sample_rate, e.noise_multiplier] = counts.get((e.sample_rate, e.noise_multiplier), 0) + e.count
     unsampled = [Gaussian(1.0, precision**-0.5, 1)] if precision else []
@@ -110,14 +111,15 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     if not events:
         return Epsilon(0.0, 0.0, "nothing was released")
     by_rdp = rdp_epsilon(events, delta)
-    if events[0].sample_rate == 1 and len(events) == 1:
+    if events[0].sample_rate == 1 and len(events) == 1:  # `merged` puts all unsampled events into the first
         exact = gaussian_epsilon(events[0].noise_multiplier, delta)
         return Epsilon(exact, max(exact, by_rdp), f"closed form of the Gaussian ({library})")
     interval = DISCRETISATION * max(1.0, by_rdp / _FINE_UP_TO)
     by_pld = (
         pld_epsilon(events, delta, interval) if quick(events) else _pld_in_time(events, delta, interval, time_limit)
     )
-    # All are upper bounds, so the smallest one holds; on rare tiny events PLD's truncation makes it larger.
+    # Sampling only lowers epsilon, so the composition without it is an upper bound too, and the smallest bound holds:
+    # on rare tiny events PLD's truncation makes PLD's larger.
     plain = gaussian_epsilon(math.fsum(e.count / e.noise_multiplier**2 for e in events) ** -0.5, delta)
     if plain < min(by_rdp, math.inf if by_pld is None else by_pld):
         return Epsilon(plain, by_rdp, f"closed form of the Gaussian ({library}; sampling not counted)")
@@ -148,6 +150,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
         epsilon: nats, positive.
         delta: in (0, 1).
     """
+    # dp-accounting solves for sigma up to a tolerance of its own; the loop ends on the private side of it.
     with np.errstate(divide="ignore"):
         sigma = float(dp_accounting.get_sigma_gaussian(epsilon, delta))
     while gaussian_epsilon(sigma, delta) > epsilon:
@@ -181,6 +184,7 @@ def _dp_events(events: Sequence[Gaussian]) -> Iterator[tuple[dp_accounting.DpEve
         yield sampled, e.count
 
 
+# A program of its own, because a thread cannot be ended at a limit; it imports nothing of ours, and so no torch.
 _WORKER = """
 import json, sys, logging
 logging.getLogger("absl").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a run will cost, before there are data: dry runs of a method's plans, and the noise for a wanted epsilon.
+"""Noise calibration: the privacy cost of a run from dry runs of its plans, and the noise multiplier for an epsilon.
 
 `predict` takes the steps of a run on empty batches over a toy layout, and its ledger is the one that the run will have:
 plans depend on public things and on releases, and what a step costs depends on its plan alone. `calibrate` predicts
@@ -28,6 +28,7 @@ from .ledger import Entry, Ledger, events_of
 from .noise import seeded
 
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
+# Two layers with biases: methods with a basis or a direction per tensor or per layer have several of them.
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
 TOY_DIM = _TOY.dim
 """Length of a gradient in the dry runs of `predict`."""
@@ -46,6 +47,7 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicR
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
+    # Noise although nothing is private: a method with memory plans otherwise after zeros (DPDR has no direction then).
     account, noise = Account(Ledger(sampling)), seeded(0)
 
     def execute(plan: StepPlan, sigma: float) -> Release:
@@ -152,12 +154,14 @@ def _searched(
 ) -> float:
     """The least multiplier that proves `epsilon`, up to `precision`; arguments as for `noise_multiplier`."""
     # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
+    # Precisions 1 / sigma² add up under composition, so the steps may spend what is not `taken` of the total.
     total = gaussian_multiplier(epsilon, delta) ** -2
     unsampled = [replace(e, sampling=full()) if e.sampling.kind == "poisson" else e for e in beside]
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(unsampled))
+    # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
     plain = full() if sampling.kind == "poisson" else sampling
     steps_charged = sum(e.count for e in events_of([Entry(0, steps, 1.0, plain)]))
-    enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf
+    enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
     if sampling.kind != "poisson" or sampling.rate == 1:
         return enough
 
@@ -197,6 +201,7 @@ def _searched(
             return math.exp(root)
         if not abs(over) < 0.1 * slope:  # the wide steps lead astray
             break
+        # Newton's step with the slope of the coarse curve, and a little more, to the private side.
         root += over / slope + precision / 4
     return math.exp(_crossing(excess, high, precision))
 

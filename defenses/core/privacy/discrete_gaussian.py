@@ -68,14 +68,14 @@ def probabilities(values: np.ndarray, scale: float) -> np.ndarray:
         values: integers.
         scale: s.
     """
-    reach = math.ceil(40 * scale) + 40
+    reach = math.ceil(40 * scale) + 40  # exp(-40^2 / 2) is zero in float64
     total = math.fsum(math.exp(-k * k / (2 * scale**2)) for k in range(-reach, reach + 1))
     return np.exp(-np.square(values.astype(np.float64)) / (2 * scale**2)) / total
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What a scale's draws need.
+    """Precomputed tables for draws at one scale.
 
     Attributes:
         scale: s.
@@ -132,6 +132,7 @@ def _fill(values: np.ndarray, table: _Table) -> None:
         piece = values[start : start + _PIECE]
         done = 0
         while done < len(piece):
+            # In the order drawn: a surplus is cut off at the end, never chosen from.
             wanted = len(piece) - done
             found = _propose(wanted + wanted // 16 + 8, table)[:wanted]
             piece[done : done + len(found)] = found
@@ -177,6 +178,7 @@ def _inverted_slowly(word: int, table: _Table) -> int:
         below = _cumulative(table.scale / table.step, digits)
         with localcontext() as context:
             context.prec = digits + 10
+            # More than the rounding of some hundred terms, and than the tail that the table leaves out.
             error = Decimal(10) ** (10 - digits)
             low, high = Decimal(prefix) / 2**bits, Decimal(prefix + 1) / 2**bits
             sure = sum(value + error <= low for value in below)
@@ -190,6 +192,7 @@ def _kept(words: np.ndarray, high: np.ndarray, low: np.ndarray, table: _Table) -
     fraction, scale = low / table.step, table.scale / table.step
     bound = np.exp(-(2.0 * high + fraction) * fraction / (2 * scale**2)) * _WORD
     # The exponential in float64 is good to 10^-14, which is 10^-5 of a cell here.
+    # Word w stands for all numbers in [w, w + 1) / 2^32: where the bound lies among them, further bits decide.
     keep = words < bound - 1.001
     for place in np.flatnonzero(keep != (words < bound + 0.001)):
         keep[place] = _kept_slowly(int(words[place]), int(high[place]), int(low[place]), table)

@@ -1,4 +1,4 @@
-"""PyTorch's generator, keyed by more than 32 bits.
+"""PyTorch generators keyed by more than 32 bits, and seeds derived by hashing.
 
 `Generator.manual_seed` takes 64 bits, but the CPU's Mersenne Twister is started from the lower 32 of them: whoever
 sees one draw tries all the keys in hours, and two of a hundred thousand streams are probably the same. Here the
@@ -24,7 +24,7 @@ def seed_from(*parts: object) -> int:
 
 
 def keyed(key: int) -> torch.Generator:
-    """A generator on the CPU that any key sets apart; those below 2^32 are PyTorch's own seeds.
+    """A CPU generator from a key of any length; keys below 2^32 seed it as PyTorch does.
 
     Should a later PyTorch keep its state otherwise (`fills_states`), 32 bits of a key count, as everywhere else.
 

@@ -1,7 +1,7 @@
-"""What was released, step by step, and the epsilon that follows from it.
+"""The privacy ledger: Gaussian events of the plans that were executed, and the epsilon of their composition.
 
-The ledger records the plans that the engine executed; no method can type a guarantee in. What a run will cost is
-predicted by dry runs (`calibration.py`).
+Events are derived from executed plans; no method can type a guarantee in. What a run will cost is predicted by dry
+runs (`calibration.py`).
 
 Guarantee:
     Relation and sampler as in `sampling.py`. One step is one Gaussian at the defense's noise multiplier when
@@ -29,7 +29,7 @@ _EXACT_LOSS = 1e-12
 
 @dataclass(frozen=True)
 class Entry:
-    """Neighbouring steps that were charged alike.
+    """Consecutive steps with the same charge.
 
     Attributes:
         first: number of the first of them.
@@ -143,6 +143,7 @@ class Ledger:
             sigma = noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
         new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason)
         last = self.entries[-1] if self.entries else None
+        # Consecutive steps alone: which epochs an entry reaches into is computed from `first` and `steps`.
         same = last and replace(last, first=step, steps=1) == new and last.first + last.steps == step
         if last and same:
             self.entries[-1] = replace(last, steps=last.steps + 1)
@@ -207,9 +208,10 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
             sigma *= 1 - _EXACT_LOSS
         if e.sampling.kind in ("shuffle", "partition"):
             per_epoch = e.sampling.steps_per_epoch
+            # Parallel composition: batches of an epoch are disjoint, so it costs what its least noisy step costs.
             for epoch in range(e.first // per_epoch, (e.first + e.steps - 1) // per_epoch + 1):
                 worst[e.sampling, epoch] = min(sigma, worst.get((e.sampling, epoch), math.inf))
-        else:
+        else:  # Poisson sampling alone amplifies; `fixed` and `full` pay for every step as if everybody took part
             yield Gaussian(e.sampling.rate if e.sampling.kind == "poisson" else 1.0, sigma, e.steps)
     for sigma in worst.values():
         yield Gaussian(1.0, sigma, 1)

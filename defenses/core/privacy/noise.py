@@ -1,4 +1,4 @@
-"""Where the Gaussian noise comes from, and how it is added. Only the engine draws; nothing else ever sees a source.
+"""Sources of Gaussian noise, and its addition on a public grid. Only the engine draws; nothing else sees a source.
 
 Floating-point numbers lie on grids, and which grid depends on how large a number is. A sum to which noise is added in
 the model's own float32 shows in its last bits which sum it was, whatever the noise: Mironov, "On Significance of the
@@ -11,8 +11,8 @@ Guarantee:
     Each draw is independent of the data and of every other draw. Released: multiples of a public unit. `secure`: sums
     of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes that the bits
     of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
-    the unit, of which there are 2^18 or more to a standard deviation. Assumes that nobody tells the generator's bits
-    from fair ones: Philox 4x64 is no cipher, though nobody is known to find its key from what it puts out. Assumes
+    the unit, of which there are 2^18 or more to a standard deviation. Assumes that the generator's bits cannot be told
+    from fair ones: Philox 4x64 is no cipher, though no attack is known that finds its key from its output. Assumes
     that what float64 leaves of a Gaussian is one: within five standard deviations a unit holds 2^29 or more of the
     values that can be drawn, and tails end at 13. The sums themselves are rounded as float32 rounds them. `os` has a
     key of 128 bits from the operating system; the key of `seeded` follows from a number, which must be kept secret for
@@ -106,6 +106,7 @@ class PhiloxNoise:
         if sums.device.type == "cpu" and sums.is_contiguous() and not sums.requires_grad:
             self._visit(sums.numpy(), std, unit)
             return sums
+        # Drawn on the CPU for every device, so that a seed gives one stream everywhere.
         draw = np.zeros(len(sums))
         self._visit(draw, 1.0, None)
         return (sums + torch.from_numpy(draw).to(sums.device) * std).div(unit).round().mul(unit)
@@ -179,8 +180,10 @@ class SecureNoise:
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
         """Integer sums are added to exactly; float64 ones, for which nothing is claimed, are rounded to units first."""
         unit = self.unit(std)
+        # Clamped, because a float beyond 2^63 has no defined int64.
         whole = sums if sums.dtype == torch.int64 else (sums.double() / unit).clamp(-(2.0**60), 2.0**60).round().long()
         drawn = discrete_gaussian.draw(len(sums), EXACT_SCALE).to(sums.device)
+        # Integers up to here; what float64 then rounds is rounded after the noise, so it is post-processing.
         return (whole + drawn).double() * unit
 
     def state(self) -> Tensor | None:
@@ -202,6 +205,7 @@ def seeded(seed: int) -> Noise:
     """
     if seed < 0:
         raise ValueError(f"the seed of noise must be at least 0, got {seed}")
+    # Hashed, so that neighbouring seeds have unrelated keys, and those of a sampler with the same seed as well.
     return PhiloxNoise(hashlib.sha256(f"noise/{seed}".encode()).digest()[:_KEY_BYTES], "seeded")
 
 

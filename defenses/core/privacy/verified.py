@@ -1,10 +1,10 @@
-"""What a claim rests on beyond the mathematics, and which parts of a run are ours, so that it can say which are not.
+"""Assumptions of a privacy claim, and the parts of a run that are not this package's, for the claim to name.
 
 A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Ours is held
 to that by tests. Anybody may write a codec, a bound or a source of noise of their own, and no code can check what it
 does: a codec may count the rows, or give back in `decode` what it saw in `encode`. So exact types are compared, and
 whatever else took part is named in the claim, in the record and on the board. A method and an optimizer are handed
-public things and releases alone, but one of somebody's own may know the data from elsewhere: ours, and PyTorch's, are
+public things and releases alone, but a user's own may know the data from elsewhere: ours, and PyTorch's, are
 known by their package.
 """
 
@@ -22,6 +22,7 @@ from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
 
 _PACKAGE = __name__.partition(".")[0]
+# With the dot: a package whose name begins like one of these is not it.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "optimizer": "torch.optim."}
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),

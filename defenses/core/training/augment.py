@@ -83,6 +83,7 @@ class CropAndFlip:
             raise ValueError(f"padding must be below the image's {height}x{width} pixels, got {self.padding}")
         padded = F.pad(inputs, (self.padding,) * 4, mode="reflect")
         drawn = drawn.to(inputs.device)
+        # Crop and flip in one gather: a crop shifts row and column numbers, a flip counts the columns backwards.
         rows = drawn[:, :1] + torch.arange(height, device=inputs.device)
         across = torch.arange(width, device=inputs.device)
         columns = drawn[:, 1:2] + torch.where(drawn[:, 2:].bool(), across.flip(0), across)

@@ -1,4 +1,4 @@
-"""An interrupted run on disk: written atomically, read back without unpickling more than our own classes.
+"""Checkpoints of training runs: written atomically, read back without unpickling more than our own classes.
 
 A checkpoint is as private as the data: it holds the sampler's key and the noise generator's state, so that a
 resumed run goes on exactly where it stopped.
@@ -22,6 +22,7 @@ from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"4\n"
+# What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     bound.Bound,
     codec.Everything,
@@ -49,15 +50,17 @@ def save(content: dict[str, Any], path: Path) -> None:
     memory = io.BytesIO()
     torch.save(content, memory)
     payload = memory.getbuffer()
+    # In the same folder, because a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(_MAGIC + hashlib.sha256(payload).digest())
             file.write(payload)
             file.flush()
+            # Else a power cut may leave the new name on an empty file.
             os.fsync(file.fileno())
         Path(name).replace(path)
-    except BaseException:
+    except BaseException:  # an interrupt too leaves no part behind
         Path(name).unlink(missing_ok=True)
         raise
 

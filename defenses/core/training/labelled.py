@@ -1,4 +1,4 @@
-"""Labelled examples as two tensors, however they are handed over."""
+"""Labelled examples as input and label tensors, from a pair of them or from a map-style dataset."""
 
 from __future__ import annotations
 

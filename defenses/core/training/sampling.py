@@ -1,4 +1,4 @@
-"""Which examples take part in a step, and what that is worth to the accountant.
+"""Batch samplers (Poisson, shuffle, partition, fixed size, full), and what the accountant charges for each.
 
 `poisson`: every example joins each step by its own coin; the only sampler that amplifies. `shuffle`: a new
 order every epoch, cut into batches. `partition`: one order for all epochs. `fixed`: a uniform subset of fixed

@@ -1,4 +1,4 @@
-"""Settings of a run by what they decide: the model that comes out, how it is computed, and what is kept of the way.
+"""Training settings in three groups: what changes the resulting model, how it is computed, and what is recorded.
 
 A `Recipe` changes the result, an `Execution` its rounding at most, a `Recording` nothing. None of them reads the data.
 """
@@ -22,6 +22,7 @@ from .transcript import Observer, Transcript
 Schedule = Callable[[int, int], float]
 """(step, steps) -> factor of the learning rate."""
 
+# step < steps, so the last step still moves the model.
 _SCHEDULES: dict[str, Schedule] = {
     "constant": lambda step, steps: 1.0,
     "cosine": lambda step, steps: 0.5 * (1 + math.cos(math.pi * step / steps)),
@@ -69,7 +70,7 @@ class Recipe:
 
         Args:
             parameters: to be trained.
-            lr: learning rate; a function of somebody's sets its own.
+            lr: learning rate; unused where `optimizer` is a function, which sets its own.
         """
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(f"lr must be a positive finite number, got {lr}")

@@ -1,4 +1,4 @@
-"""One step of a run: plan, release, charge, post-process, observe.
+"""One training step under a defense: plan, release, charge to the ledger, post-process, observe.
 
 `train`, a shared update and `predict` take the same step. They differ in who executes a plan (an engine on data, or a
 dry run), in the ledger that pays, and in what moves the parameters afterwards.
@@ -27,7 +27,7 @@ Execute = Callable[[StepPlan, float], Release]
 
 @dataclass
 class Account:
-    """What a run is charged, and what is to be said of it.
+    """A run's ledger, and the remarks that its claim and its record must carry.
 
     Attributes:
         ledger: of the releases.
@@ -60,7 +60,7 @@ class Account:
 
 @dataclass
 class Stepper:
-    """A defense between two steps of a run.
+    """A defense's state and context as a run goes from step to step.
 
     Attributes:
         defense: with its noise multiplier set.
@@ -88,7 +88,7 @@ class Stepper:
         return self.context.update
 
     def take(self, step: int, parameters: Float[Tensor, " dim"], execute: Execute, account: Account) -> Step:
-        """Takes one step, whose `update` is then there.
+        """Executes and charges one step; `update` is then what the optimizer gets.
 
         Args:
             step: its number.
@@ -106,6 +106,6 @@ class Stepper:
         account.charge(plan, sigma, step=step)
         update = plan.post(out.total / context.expected_batch)
         self.state = self.defense.observe(state, context, out.noisy, update)
-        self.context = replace(context, update=update)
+        self.context = replace(context, update=update)  # a function of releases, so the next plan may read it
         rate = account.ledger.sampling.rate
         return Step(step, parameters, sigma, context.expected_batch, rate, plan, out.noisy)

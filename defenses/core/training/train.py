@@ -168,7 +168,7 @@ class _Training:
         if pool is not None:
             refuse_shared(self.inputs, pool[0])
         model.to(self.device)
-        if not model.training:  # otherwise a part in evaluation mode was put there by somebody who wants it so
+        if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
             model.train()
         self.runner = Engine(
             model,
@@ -182,12 +182,15 @@ class _Training:
         )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = s.recipe.optimizer_of(self.parameters, s.lr)
+        # A schedule multiplies the rates that the optimizer began with, of which a user's own may have several.
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         parts = {"noise": s.noise, "augmentation": s.recipe.augmentation, "sampling": s.sampling}
         remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.transcript = s.recording.transcript(self.runner.layout)
+        # With the seeds as given: those that are drawn below are no part of it, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
+        # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
         self.public = None if pool is None else PublicGradients(self._gradients, *pool)
@@ -218,18 +221,21 @@ class _Training:
         before = self.runner.layout.read(self.model)
 
         def execute(plan: StepPlan, sigma: float) -> Release:
+            # Drawn inside, so that the plan exists before anybody can know the batch.
             batch = self.settings.sampling.indices(step, len(self.inputs), self.key).to(self.device)
             return self.runner.run(plan, self.inputs[batch], self.labels[batch], sigma, coins=self._draws())
 
         with _global_coins(self.coins, step, self.device):
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
+            # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
             self.untrained.check()
         self.transcript.record(seen)
         factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         for parameter, gradient in zip(self.parameters, self.runner.layout.unflatten(update).values(), strict=True):
+            # A copy, because an optimizer may change gradients in place, and these are views of the context's update.
             parameter.grad = gradient.clone()
         self.optimizer.step()
 
@@ -243,6 +249,7 @@ class _Training:
 
     def _on_everybody(self, plan: StepPlan, sigma: float) -> Release:
         """Executes a release of its own, before the first step."""
+        # Coins of its own, so that its views and dropout are not those of step 0.
         return self.runner.run(plan, self.inputs, self.labels, sigma, coins=seed_from(self.coins, "draws at the start"))
 
     def _context(self) -> Context:
@@ -272,7 +279,9 @@ class _Training:
         two sums away.
         """
         s, recording = self.settings, self.settings.recording
+        # The divisor in force: None, and the same number written out, are one run.
         recipe = replace(s.recipe, expected_batch=self._expected_batch)
+        # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
         seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
@@ -295,6 +304,7 @@ class _Training:
         self.transcript.load(saved["transcript"])
         if self.public is not None:
             self.public.used = saved["public_used"]
+        # A checkpoint is loaded to the CPU, so that it opens on any machine.
         self.stepper.state = _to(saved["state"], self.device)
         self.stepper.context = replace(self.stepper.context, seed=self.coins, update=_to(saved["update"], self.device))
         return saved["step"]
@@ -358,7 +368,7 @@ def _length(sampling: Sampling, epochs: float | None, steps: int | None) -> int:
 
 @contextmanager
 def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Keys the global generators, so that a method of somebody's that draws from them does so again when resumed."""
+    """Seeds PyTorch's global generators for one step, so that a method which draws from them is resumable."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         number = seed_from(seed, "layers", step)

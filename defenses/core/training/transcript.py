@@ -1,4 +1,4 @@
-"""What each observer of a training run could see, step by step.
+"""Transcripts of training runs: what an observer of final model, iterates or noisy updates could see, step by step.
 
 `final` sees the last model, `iterates` every model, `updates` every noisy block as it was released: the one
 that composition accounting is about. The transcript holds public things only; who took part in a step is not
@@ -77,6 +77,7 @@ class Transcript:
             if self.only is not None and step.step not in self.only:
                 return
             if self.memory is not None:
+                # Counted whether kept or not: after the first step that does not fit none is kept, and there is no gap.
                 self._taken += size_of(step)
                 self.truncated = self._taken > self.memory
                 if self.truncated:
@@ -94,6 +95,7 @@ class Transcript:
 
 def size_of(step: Step) -> int:
     """Bytes of all tensors behind a step, its plan's masks and bases included, each storage once."""
+    # By storage: blocks of a plan share bases, and a view keeps all the memory behind it.
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
     return sum(storages.values())
 

@@ -1,1 +1,1 @@
-"""Ways to compute per-example gradients, interchangeable up to rounding."""
+"""Per-example gradient engines beside the layerwise one, interchangeable up to rounding."""

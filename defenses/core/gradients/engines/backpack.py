@@ -1,4 +1,4 @@
-"""Rows by BackPACK: layers that it has extended leave `grad_batch` at their parameters in the backward pass.
+"""Per-example gradients by BackPACK: extended layers leave `grad_batch` at their parameters in the backward pass.
 
 Dangel, Kunstner & Hennig, "BackPACK: Packing more into Backprop", ICLR 2020. It knows linear layers and convolutions;
 a parameter keeps the rows of one use only, so what is used twice is refused.
@@ -21,7 +21,7 @@ class BackPACK(Hooked):
     """Rows by BackPACK's `BatchGrad`.
 
     Refused: other layers with trained parameters; embeddings, which it computes in PyTorch's default dtype; paddings
-    that it takes for something else, without a word.
+    for which its rows are silently wrong.
     """
 
     name: ClassVar[str] = "backpack"

@@ -1,4 +1,4 @@
-"""How many examples are worked on at a time, and so the sizes of batches that an engine is checked on."""
+"""Micro-batch sizes that fit a memory budget, which are also the batch sizes that an engine is checked on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Batches:
     """The batches of a run, as far as they are known before it.
 
     Attributes:
-        expected: examples in one; 0 where nobody said.
+        expected: examples in one; 0 where unknown.
         views: entries of an example.
         most: examples that are worked on at a time, whatever fits; None for no such limit.
         budget: bytes that these may take.
@@ -37,15 +37,16 @@ class Batches:
         A batch that does not fit is cut, so that what is left over is one of the sizes.
         """
         most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
+        # Four standard deviations: a Poisson sample's variance is its mean.
         large = math.ceil(self.expected + 4 * math.sqrt(self.expected))
         return {self.views * size for size in (min(expected, most), expected % most, min(large, most)) if size}
 
 
 def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
-    """The part of a budget of bytes that is best used at a time.
+    """The part of a memory budget that is worth using at a time.
 
-    On a CPU fresh memory has to be cleared page by page, which takes longer than most passes over it; smaller batches
-    use the same again. But every one costs passes over a vector of the parameters' length.
+    On a CPU the kernel clears fresh pages, which takes longer than most passes over them; smaller micro-batches reuse
+    what the allocator holds. But each of them costs passes over vectors of the parameters' length.
 
     Args:
         budget: bytes.
@@ -53,4 +54,5 @@ def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
         dim: numbers in all of them.
     """
     on_cpu = parameter.device.type == "cpu"
+    # At least 64 such vectors at a time, of which those passes are a small share.
     return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if on_cpu else budget

@@ -1,7 +1,8 @@
-"""What the libraries that watch layers by hooks have in common: a copy of the model, and a close watch on it.
+"""Common base of the Opacus and BackPACK engines: a hooked copy of the model, and checks for what hooks miss.
 
-A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor; what it cannot see is
-refused here, so that no library is wrong without a word.
+A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor. Uses of a parameter
+outside of its layer, changes in place and partly used calls are found by autograd's graph and by counting calls, and
+are refused: the libraries would silently give wrong rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Edge = tuple[object, int]
 
 
 class Hooked(PerExample, ABC):
-    """What the libraries that watch layers by hooks have in common: each works on a copy of the model, and is watched.
+    """An engine by a library that hangs hooks into a copy of the model.
 
     The copy follows the model at every call: parameters (or another point), buffers, mode. Its structure, and
     attributes that are no tensors, are those of the model when the engine was made.
@@ -80,6 +81,7 @@ class Hooked(PerExample, ABC):
         # convolution by strides that it computes from their shape, and is silently wrong for channels-last and views.
         model = copy.deepcopy(self.model).to(memory_format=torch.contiguous_format)
         for name, parameter in model.named_parameters():
+            # Gradients of the user's own would be copied along, and taken for ours.
             parameter.grad = None
             parameter.requires_grad_(name in self.layout.names)
         self._copy = model
@@ -110,6 +112,7 @@ class Hooked(PerExample, ABC):
                 # A clone, because a first layer in place would change the caller's; contiguous, as the parameters.
                 seen = inputs.detach().clone(memory_format=torch.contiguous_format)
                 value = _summed(self.loss, self._outputs(seen), targets.detach())
+                # Counted before the backward pass, which frees the graph.
                 uses = _edges(value)
                 self._check_overwritten(uses)
                 if value.requires_grad:
@@ -118,6 +121,7 @@ class Hooked(PerExample, ABC):
             self._check_answers()
             return torch.cat([self._rows_of(name, uses) for name in self.layout.names], dim=1)
         finally:
+            # After errors too: what a call leaves would be taken for the next one's.
             for layer in self._layers:
                 self._forget(layer)
             for parameter in self._parameters.values():
@@ -137,9 +141,9 @@ class Hooked(PerExample, ABC):
                 mine.copy_(theirs[name])
 
     def _probe(self, inputs: Tensor) -> None:
-        """Once, one example more: a dimension that only happens to be as long as the batch does not grow with it.
+        """Runs the copy once with one example more, to find a dimension that only happens to be as long as the batch.
 
-        Its entries would be taken for examples, each of them a mixture of all.
+        It does not grow with the batch. Its entries would be taken for examples, each of them a mixture of all.
         """
         if not self._probed:
             self._examples = len(inputs) + 1
@@ -172,9 +176,9 @@ class Hooked(PerExample, ABC):
         return (inputs.contiguous(),), named
 
     def _keep_input(self, module: Any, given: tuple[Any, ...]) -> None:
-        """Before an activation in place: PyTorch forbids it behind a watched layer, so the copy does it beside.
+        """Before an in-place activation: PyTorch forbids it behind a hooked layer, so the copy works out of place.
 
-        That is the same, if nobody else reads what would have been overwritten; `_check_overwritten` looks.
+        That is the same if nothing else reads the tensor that would have been overwritten; `_check_overwritten` looks.
         """
         module.inplace = not given[0].requires_grad
         if not module.inplace:
@@ -187,6 +191,7 @@ class Hooked(PerExample, ABC):
 
     def _check_answers(self) -> None:
         for layer in self._layers:
+            # Opacus pops a layer's recorded inputs last first: a call without gradient would be paired with another's.
             if 0 < self._unanswered(layer) < self._calls[layer]:
                 self.refuse(layer, "must not be used several times where the loss depends on some of its outputs only")
 
@@ -197,6 +202,7 @@ class Hooked(PerExample, ABC):
             return parameter.new_zeros(self._examples, parameter.numel())
         owners = self._owners[parameter]
         watched = sum(self._calls[layer] - self._unanswered(layer) for layer in owners)
+        # Edges into the parameter against calls that were answered: one edge more is a use that no hook has seen.
         rows = self._taken(parameter)
         if rows is None or (all(map(self._knows_uses, owners)) and watched != uses[_edge(parameter)]):
             raise Unsupported(
@@ -238,7 +244,7 @@ def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """What of an error fits into a sentence."""
+    """The first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
@@ -267,7 +273,7 @@ def _is_in(parameter: nn.Parameter, module: nn.Module) -> bool:
 
 
 def _fingerprint(model: nn.Module) -> tuple[object, ...]:
-    """What the copy is made for: when it changes, another is made."""
+    """Modes, devices and dtypes that the copy was made for; when they change, another is made."""
     return (
         *(module.training for module in model.modules()),
         *((parameter.device, parameter.dtype) for parameter in model.parameters()),

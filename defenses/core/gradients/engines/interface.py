@@ -1,7 +1,7 @@
-"""What every way of computing per-example gradients offers: rows, and clipped sums under a plan.
+"""Interface of per-example gradient engines: rows, and clipped sums under a plan.
 
-An engine that can only make rows inherits the sums, which are then the reference's. A faster one computes the
-sums without rows, and must give the same.
+An engine that computes rows alone inherits the sums, which are then the reference's. A faster one computes the sums
+without rows, and must give the same.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PerExample:
             return added_up(plan, lambda point: self.rows(inputs, targets, point=point, views=views))
 
     def rest(self) -> None:
-        """Lets go of memory that was kept for the next batch, because there is none for now."""
+        """Frees memory that is kept from batch to batch; called when no batch follows for now."""
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Memory that one more entry of the inputs takes, roughly.

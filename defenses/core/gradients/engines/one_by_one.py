@@ -1,7 +1,7 @@
-"""Rows one example at a time, by plain autograd: slow, and right for whatever treats a single example rightly.
+"""Per-example gradients by plain autograd on batches of one: slow, and right for every model that runs on one example.
 
-For models that look at the values of their inputs, which neither a batch nor `vmap` may see, and for exact sums, where
-a row must not depend on its company even in its last bits.
+For models whose Python code reads values of its inputs, which `vmap` refuses and a batch shares, and for exact sums,
+where a row must not depend on other examples even in its last bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OneByOne(PerExample):
             span = slice(start, start + views)
             with torch.no_grad():
                 parts.append(added_up(plan, partial(self._rows, inputs[span], targets[span], views, span)))
-            if len(parts) == 2:
+            if len(parts) == 2:  # folded at once: two sums in memory, however many examples
                 parts = [totals(plan, parts, inputs.device)]
         return parts[0]
 
@@ -54,5 +54,5 @@ class OneByOne(PerExample):
             return self.rows(inputs, targets, point=point, views=views)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """What is kept of an example for the others' sake: nothing; its inputs are there already."""
+        """Next to nothing: one example is in memory at a time, so a batch need not be cut."""
         return 1

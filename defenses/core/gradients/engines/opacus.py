@@ -1,7 +1,7 @@
-"""Rows by Opacus: its `GradSampleModule` watches every layer with hooks and computes the layer's rows in the backward.
+"""Per-example gradients by Opacus, whose `GradSampleModule` computes them layer by layer in backward hooks.
 
-Yousefpour et al., "Opacus: User-Friendly Differential Privacy Library in PyTorch", 2021. What Opacus 1.6 gets wrong
-without a word is refused here, or mended on the way in: see `Opacus`.
+Yousefpour et al., "Opacus: User-Friendly Differential Privacy Library in PyTorch", 2021. What Opacus 1.6 silently gets
+wrong is refused here, or mended on the way in: see `Opacus`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch's per-example gradients as pieces, and the clipped sum of one block of a plan from them.
+"""Clipped sums of a plan's blocks from factored per-example gradients, with rows for examples of doubtful norm.
 
 Guarantee:
     An example's contribution is what `Bound` makes of its row. Norms come from the pieces; where rounding may have
@@ -31,7 +31,7 @@ _SMALL = 1e-20
 
 
 def served(block: Block) -> bool:
-    """Whether a block's sum is had without rows; exact types, because a subclass may compute something else."""
+    """Whether a block's sum needs no rows; exact types, because a subclass may compute something else."""
     if type(block.bound) is not Bound:
         return False
     if type(block.query) is NormWithin:
@@ -74,6 +74,7 @@ class BatchGradients:
         if isinstance(block.codec, Subspace):
             return block.bound(self._coefficients(block.codec)).sum(dim=0, dtype=torch.float64)
         if block.bound.kind == "unbounded":
+            # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
         match block.codec:
             case Coordinates() as kept:
@@ -112,7 +113,8 @@ class BatchGradients:
         return Squares(torch.where(self._finite, masked.value, torch.nan), masked.slack)
 
     def _beside(self, codec: Complement) -> Squares:
-        """Squared norms of what a subspace leaves over: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
+        """Squared norms in the complement of a subspace: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
+        # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
         coefficients = self._coefficients(codec.subspace).double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
         for basis, c in zip(codec.subspace.bases, coefficients.split(_ranks(codec.subspace), dim=1), strict=True):
@@ -126,6 +128,7 @@ class BatchGradients:
 
     def _coefficients(self, subspace: Subspace) -> Float[Tensor, "rows size"]:
         """Inner products with every direction; NaN for rows that are not finite."""
+        # By identity, which holds while the plan is alive: DPDR's two blocks share one subspace.
         if id(subspace) in self.known:
             return self.known[id(subspace)]
         found = []
@@ -146,6 +149,7 @@ class BatchGradients:
         largest = self.like.new_zeros(self.examples, dtype=torch.float64)
         for _, piece in self.pieces:
             largest = largest + piece.largest()
+        # False for NaN too. An upper bound that is too large proves nothing: rows of those examples are formed.
         finite = largest <= torch.finfo(self.like.dtype).max
         if not bool(finite.all()):
             for part, rows in self._some_rows(torch.nonzero(~finite).flatten()):
@@ -161,11 +165,13 @@ class BatchGradients:
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
                 total += block.bound(block.codec.encode(finite_rows(rows))).sum(dim=0, dtype=torch.float64)
+        # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of one row.
         encoded = block.codec.encode(self._sum(pieces, factors).unsqueeze(0))[0]
         return encoded if total is None else total + encoded
 
     def _sum(self, pieces: tuple[tuple[Spans, Piece], ...], factors: Tensor) -> Float[Tensor, " dim"]:
         """The sum of whole rows times factors."""
+        # A parameter that the loss does not depend on has no piece, and its gradient is zero.
         covered = sum(piece.size for _, piece in pieces) == self.dim
         flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
         for spans, piece in pieces:
@@ -182,6 +188,7 @@ class BatchGradients:
         """A question about the norm alone; rows for those whose answer rounding might turn."""
         squares = self._squares
         answers = query.answers(squares.value.sqrt().unsqueeze(1)).to(self.like.dtype)
+        # The answer jumps at the threshold: within rounding of it the row decides, as it does in the reference.
         limit = query.threshold**2
         near = (squares.value - limit).abs() <= squares.slack + _TRUSTED * limit
         for part, rows in self._some_rows(torch.nonzero(near | ~_in_range(squares.value)).flatten()):

@@ -1,7 +1,7 @@
-"""Memory that one batch leaves to the next.
+"""A memory pool for per-example rows that are kept between norm and sum, reused from batch to batch.
 
-What is freed in large pieces goes back to the operating system, which clears every page of it before it gives it out
-again: rows that are kept for a sum would take as long to be given room as to be computed.
+glibc unmaps large blocks when they are freed, and the kernel clears every page of a new one when it is first touched.
+Faulting in the rows of a layer costs as much as the product that computes them: so they are pooled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 Room = Callable[[nn.Module, int, Tensor], Tensor]
 """(for which layer, how many numbers, of which dtype and where) -> uninitialised [numbers], until the sums are done."""
-# Batches differ in size; so much more is asked for than the first one needs.
+# Poisson batches differ in size: a buffer has this fraction to spare, so that a somewhat larger batch fits it too.
 _SPARE = 1 / 8
 
 
 class Rooms:
-    """Room by layer; what is lent out is nobody else's, on any thread, until it is given back."""
+    """Buffers by layer; one that is lent out has a single user, on any thread, until it is given back."""
 
     def __init__(self) -> None:
         """Starts without any."""
@@ -26,11 +26,12 @@ class Rooms:
 
     @contextmanager
     def lend(self) -> Iterator[Room]:
-        """Room for as long as the context lasts, after which its content is void."""
+        """Lends buffers for as long as the context lasts; afterwards the next batch overwrites their content."""
         lent: list[tuple[nn.Module, Tensor]] = []
 
         def room(layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
             try:
+                # Popped and caught, not looked up first: list.pop is atomic, and two threads may run one model.
                 found = self._idle.setdefault(layer, []).pop()
             except IndexError:
                 found = None
@@ -45,5 +46,5 @@ class Rooms:
                 self._idle.setdefault(layer, []).append(tensor)
 
     def clear(self) -> None:
-        """Gives all back to the system."""
+        """Frees all idle buffers."""
         self._idle.clear()

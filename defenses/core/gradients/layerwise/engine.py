@@ -1,9 +1,10 @@
 """Our own engine: clipped sums layer by layer, from one forward and one backward pass.
 
-The backward pass forms derivatives of activations only. Each layer then says what the plan asks for (squared norms
-under a mask or not, coefficients along a basis), the bound turns norms into factors, and the weighted sums are
-formed once: no second backward pass, and no rows where factors of them will do (book-keeping after Bu et al.,
-"Differentially Private Optimization on Large Model at Small Cost", ICML 2023, with a way per layer by `cost.py`).
+The backward pass forms derivatives of activations only. From these and the layer's inputs follow the squared norms
+(masked or not) or coefficients along a basis that the plan asks for; the bound turns norms into factors; the weighted
+sum is formed once. So there is no second backward pass, and a per-example gradient is materialised only where that is
+cheaper (book-keeping after Bu et al., "Differentially Private Optimization on Large Model at Small Cost", ICML 2023,
+with a formula for each layer chosen by `cost.py`).
 
 Guarantee:
     The same sums as the reference's up to rounding. Where float arithmetic cannot vouch for an example's norm
@@ -50,7 +51,7 @@ class _Slot:
     source: nn.Module | None = None
 
     def pulled(self, piece: Piece, values: Mapping[str, Tensor]) -> Piece:
-        """Gradients by the parameters, from those by what the layer computes with."""
+        """Gradients by the trained parameters, from those by the weight that the layer uses."""
         if self.source is None:
             return piece
         source, inner = self.source, {key: values[name] for key, name in zip(self.keys, self.names, strict=True)}
@@ -58,6 +59,7 @@ class _Slot:
         def compute(at: dict[str, Tensor]) -> Tensor:
             return functional_call(source, at, ()).flatten()
 
+        # Chain rule: a row by the parameters is Jᵀ times one by the weight, with the parametrisation's Jacobian J.
         pull: Any = vjp(compute, inner)[1]
         return Mapped(
             piece,
@@ -67,7 +69,7 @@ class _Slot:
 
 
 class Layerwise(PerExample):
-    """Knows the layers of `layers.py`, their parametrisations, and parameters and layers that are used repeatedly."""
+    """Serves the layers of `layer_rules.py`, parametrised or not; parameters and layers may be used repeatedly."""
 
     name: ClassVar[str] = "layerwise"
 
@@ -79,6 +81,7 @@ class Layerwise(PerExample):
         """
         super().__init__(model, loss, layout)
         self._rooms, self._slots = Rooms(), _slots(model, layout)
+        # Kernels to hand over channels-last; a parametrised one is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
             for layer, slots in self._slots.items()
@@ -108,7 +111,7 @@ class Layerwise(PerExample):
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def rest(self) -> None:
-        """Clears the room of kept rows."""
+        """Frees the buffers of kept rows."""
         self._rooms.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
@@ -118,7 +121,7 @@ class Layerwise(PerExample):
     def _gradients(
         self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, room: Room | None = None
     ) -> BatchGradients:
-        """Pieces of every trained parameter that the loss depends on."""
+        """Factored gradients of every trained parameter that the loss depends on."""
         trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
@@ -126,14 +129,18 @@ class Layerwise(PerExample):
         found: dict[tuple[str, ...], list[Piece]] = {}
 
         def take(use: Use) -> None:
+            # `layer_rules.py` takes an example's entries to lie side by side. A model with time first, [t, n, ...], may
+            # pass here, where t is a multiple of n, and fails the check against the reference (`choose.py`).
             if len(use.inputs) % examples:
                 raise Unsupported(
                     f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
                     f"for {examples} examples"
                 )
+            # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
             mine = replace(use, room=room, signals=use.signals if views == 1 else use.signals / views)
             pieces = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
+                # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
                 found.setdefault(slot.names, []).append(slot.pulled(pieces[slot.role], values))
 
         record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take)
@@ -165,7 +172,7 @@ class Layerwise(PerExample):
 
 
 class InOrder(Layerwise):
-    """The same on inputs in contiguous order: for models that take a view of what a convolution puts out."""
+    """`Layerwise` without channels-last: for models that call `.view` on a convolution's output."""
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous()
@@ -193,7 +200,8 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
-    """Every trained parameter's place in a layer that is known; one that is shared has several."""
+    """The known layers that hold trained parameters, and in which role; a shared parameter is in several."""
+    # By identity: a tied weight goes by the one name that the layout has for it, wherever it is met.
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     names = {module: name for name, module in model.named_modules()}
     slots: dict[nn.Module, list[_Slot]] = {}
@@ -216,6 +224,7 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
         if name in missing:
             owner = model.get_submodule(name.rpartition(".")[0])
             raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
+    # Squares of pieces add up as |a|² + |b|², which is |a + b|² only where no parameter is in two of them.
     _refuse_overlaps({slot.names for found in slots.values() for slot in found})
     return slots
 

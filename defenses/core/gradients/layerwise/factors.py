@@ -1,7 +1,7 @@
-"""Per-example gradients of one parameter, kept as the factors they are products of.
+"""Per-example gradients of one parameter in factored form: activations and derivatives whose products they are.
 
-What a plan needs of them are squared norms, weighted sums, coefficients along a basis; whole rows only where all
-else fails. A piece answers each in the cheapest way its factors allow.
+A plan needs squared norms, weighted sums and coefficients along a basis, which follow from the factors; whole rows
+[rows, size] are the fallback. Each kind of layer has a `Piece` that answers in the cheapest way its factors allow.
 """
 
 from __future__ import annotations
@@ -47,12 +47,16 @@ def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "row
     # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
     terms = products.shape[1]
     slack = diagonal.sum(dim=1).double() * (terms * _ROUNDING * torch.finfo(products.dtype).eps)
+    # |sum_t s_t x_tᵀ|² = sum_tu <x_t, x_u> <s_t, s_u>, whose terms cancel: hence the slack, and no root of a negative.
     value = products.mul_(others).flatten(1).sum(dim=1)
     return Squares(value.double().clamp(min=0), slack if terms > 1 else torch.zeros_like(slack))
 
 
 def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1) -> Squares:
-    """Squared norms of rows that the weighted sum is not made from: the sum rounds anew, and by other terms.
+    """Squared norms of rows that are discarded, with slack for a weighted sum that is formed in another way.
+
+    That sum is one product over the batch. It rounds differently from the rows whose norms were taken, so an example's
+    share in it can be longer than its bound by the slack.
 
     Args:
         value: squared norms of the rows [rows].
@@ -63,6 +67,7 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     # Rounding errors of independent signs: a few eps of the root of sum_t |x_t|² |s_t|², bounded by factors.
     # In float64, where no norm of a float32 overflows and no square of one underflows.
     strongest = torch.linalg.vector_norm(signals, dim=2, dtype=torch.float64).amax(dim=1)
+    # Convolution: each of an input's numbers is in up to `overlap` patches, so sum_t |x_t|² <= overlap * |inputs|².
     size = torch.linalg.vector_norm(inputs.flatten(1), dim=1, dtype=torch.float64)
     error = _ROUNDING * torch.finfo(signals.dtype).eps * strongest * size * overlap**0.5
     slack = error * (2 * value.double().sqrt() + error)
@@ -119,7 +124,7 @@ class Piece:
         """All rows, a few examples at a time.
 
         Args:
-            wide: as many as make a matrix product worth its while, rather than as stay in the cache.
+            wide: chunks for matrix products, which are slow on few rows, rather than chunks that stay in the cache.
         """
         each = (self.size + self.scratch) * self.like.element_size()
         for part in parts(self.examples, each, self.like, wide=wide):
@@ -136,7 +141,7 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
         examples: how many there are.
         each: bytes that one needs.
         like: says on which device.
-        wide: sixteen times as many.
+        wide: chunks of sixteen times as many bytes.
     """
     limit = _CHUNK_BYTES.get(like.device.type, _CHUNK_BYTES["cuda"]) * (16 if wide else 1)
     step = max(1, min(examples, limit // max(1, each)))
@@ -145,7 +150,7 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
 
 
 class GradientRows(Piece):
-    """Gradients that are there as rows: biases, normalisation layers, and what was small enough to keep."""
+    """Materialised gradients: those of biases and normalisation layers, and weights' where they are worth keeping."""
 
     def __init__(self, values: Float[Tensor, "rows size"]) -> None:
         """Takes the rows."""
@@ -154,7 +159,7 @@ class GradientRows(Piece):
         self.scratch = 0
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Some of them."""
+        """The rows of some examples."""
         return self.values[which]
 
     def weighted(self, factors: Tensor) -> Tensor:
@@ -162,19 +167,20 @@ class GradientRows(Piece):
         return factors @ self.values
 
     def without(self, bad: Tensor) -> GradientRows:
-        """Zeros in their place."""
+        """The same with zero rows for some examples."""
         return GradientRows(torch.where(bad.unsqueeze(1), 0.0, self.values))
 
     def squares(self) -> Squares:
-        """One pass."""
+        """Squared norms, in one pass over the rows."""
         return Squares.exact(torch.linalg.vector_norm(self.values, dim=1).square())
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """One pass over what is left."""
+        """Squared norms of the kept columns."""
         return Squares.exact((self.values * mask).square().sum(dim=1))
 
     def largest(self) -> Tensor:
-        """Their norms."""
+        """Their norms, which bound their entries."""
+        # Infinite where a square overflows: such a row is then looked at entry by entry (`BatchGradients._finite`).
         return torch.linalg.vector_norm(self.values, dim=1).double()
 
     def coefficients(self, basis: Tensor) -> Tensor:
@@ -194,9 +200,10 @@ class Lookup(Piece):
         self.scratch = signals[0].numel()
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Sums by entry."""
+        """Each example's signals, summed by vocabulary entry."""
         entries, signals = self.entries[which], self.signals[which]
         some, width = len(entries), signals.shape[2]
+        # One table for all examples, entry v of example n at row n * vocabulary + v: a single scatter.
         offset = torch.arange(some, device=entries.device).unsqueeze(1) * self.vocabulary
         rows = signals.new_zeros(some * self.vocabulary, width)
         return rows.index_add_(0, (entries + offset).flatten(), signals.flatten(0, 1)).view(some, self.size)
@@ -208,26 +215,30 @@ class Lookup(Piece):
         return total.index_add_(0, self.entries.flatten(), scaled).flatten()
 
     def without(self, bad: Tensor) -> Lookup:
-        """Zero signals in their place."""
+        """The same with zero signals for some examples."""
         return Lookup(self.entries, torch.where(bad.view(-1, 1, 1), 0.0, self.signals), vocabulary=self.vocabulary)
 
     def largest(self) -> Tensor:
-        """The signals' sizes, added up."""
+        """The sum of the signals' absolute values."""
         return self.signals.abs().sum(dim=(1, 2)).double()
 
     def squares(self) -> Squares:
-        """Two signals meet where they belong to one entry: no row is as long as the vocabulary."""
+        """By inner products between positions: no row of the vocabulary's length is formed."""
         found = []
         each = 3 * self.entries.shape[1] ** 2 * self.like.element_size()
         for part in parts(self.examples, each, self.like):
             entries, signals = self.entries[part], self.signals[part]
+            # sum_tu [entry_t = entry_u] <s_t, s_u>: the Gram formula of a linear layer whose inputs are one-hot.
             same = (entries.unsqueeze(1) == entries.unsqueeze(2)).to(signals.dtype)
             found.append(gram_squares(signals @ signals.mT, same))
         return joined(found)
 
 
 class Summed(Piece):
-    """Gradients of a parameter that is used several times: their sum."""
+    """Gradients of a parameter that is used several times: their sum, whose norm is taken of rows.
+
+    Norms of the uses do not add up to it; the cross terms would need every pair of uses.
+    """
 
     def __init__(self, terms: Sequence[Piece]) -> None:
         """Takes one piece for each use."""
@@ -236,24 +247,24 @@ class Summed(Piece):
         self.scratch = sum(term.size + term.scratch for term in terms)
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Sums of rows."""
+        """Sums of the uses' rows."""
         return torch.stack([term.rows(which) for term in self.terms]).sum(dim=0)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Sums of sums."""
+        """Sums of the uses' weighted sums."""
         return torch.stack([term.weighted(factors).reshape(-1) for term in self.terms]).sum(dim=0)
 
     def largest(self) -> Tensor:
-        """Sums of bounds."""
+        """Sums of the uses' bounds."""
         return torch.stack([term.largest() for term in self.terms]).sum(dim=0)
 
     def without(self, bad: Tensor) -> Summed:
-        """Zeros in every use."""
+        """The same with zeros for some examples, in every use."""
         return Summed([term.without(bad) for term in self.terms])
 
 
 class Mapped(Piece):
-    """Gradients by what a weight is computed from (weight standardisation, weight norm), by its chain rule."""
+    """Gradients by the parameters that a weight is computed from (weight norm, standardisation), by the chain rule."""
 
     def __init__(self, base: Piece, pull: Callable[[Tensor], Tensor], size: int) -> None:
         """Takes the gradients by the weight, and the transposed derivative of the weight.
@@ -267,27 +278,27 @@ class Mapped(Piece):
         self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The derivative, row by row."""
+        """Every row through the transposed derivative."""
         with warnings.catch_warnings():
             # Weight norm has no batching rule of its own: torch takes a loop, and says that it does.
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
             return torch.vmap(self.pull)(self.base.rows(which))
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """The derivative of the sum, once."""
+        """One pull of the weighted sum, because the chain rule is linear."""
         return self.pull(self.base.weighted(factors).reshape(-1))
 
     def without(self, bad: Tensor) -> Mapped:
-        """Zeros below."""
+        """The same with zeros for some examples of the weight's gradients; the chain rule maps zero to zero."""
         return Mapped(self.base.without(bad), self.pull, self.size)
 
 
 def joined(found: Sequence[Squares]) -> Squares:
-    """Squares of consecutive chunks."""
+    """Squares of consecutive chunks, concatenated."""
     return Squares(torch.cat([s.value for s in found]), torch.cat([s.slack for s in found]))
 
 
 def product_size(inputs: Tensor, signals: Tensor) -> Float[Tensor, " rows"]:
-    """At least the largest entry of a product of factors: |x| |s|, in float64."""
+    """At least the largest entry of a product of factors: |x| |s| by Cauchy-Schwarz, in float64."""
     first, second = (torch.linalg.vector_norm(values.flatten(1), dim=1) for values in (inputs, signals))
     return first.double() * second.double()

@@ -1,7 +1,7 @@
-"""The layers that the layerwise engine knows: from one recorded call to the gradients of weight and bias.
+"""Per-layer rules of the layerwise engine: from one recorded call to per-example gradients of weight and bias.
 
-To add one, write a function from a call to its pieces and name it in `KNOWN`; the equality tests then cover it as soon
-as an architecture in them has it. Types are matched exactly: a subclass may compute something else.
+To add a layer, write a function from a call to its pieces and name it in `KNOWN`; the equality tests cover it as soon
+as one of their architectures has it. Types are matched exactly: a subclass may compute something else.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> Pieces:
     signals = use.signals.reshape(examples, -1, layer.out_features)
     if inputs.shape[1] == 1:
         x, s = inputs.squeeze(1), signals.squeeze(1)
+        # The derivatives are the bias's rows already; where the layer has none, nobody asks for them.
         return {"weight": Outer(x, s), "bias": GradientRows(s)}
     pieces: Pieces = {"weight": OuterSum(inputs, signals)}
     return pieces if layer.bias is None else {**pieces, "bias": GradientRows(signals.sum(dim=1))}
@@ -41,6 +42,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     padding = _padding(layer)
     if layer.padding_mode != "zeros":
+        # The weight's gradient takes patches of the padded input, whatever it was padded with. F.pad: last axis first.
         inputs = F.pad(inputs, [size for pair in reversed(padding) for size in pair], mode=layer.padding_mode)
         padding = [(0, 0)] * len(padding)
     if isinstance(layer, nn.Conv1d):
@@ -73,6 +75,7 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
     each = channels // layer.num_groups
     mean, scale = mean.repeat_interleave(each, dim=1), scale.repeat_interleave(each, dim=1)
     spatial = tuple(range(2, inputs.dim()))
+    # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
     products = inputs * signals
     sums, products = (values.sum(dim=spatial) if spatial else values for values in (signals, products))
     return _by_example(examples, weight=(products - mean * sums) * scale, bias=sums)
@@ -81,6 +84,7 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
 def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> Pieces:
     """LayerNorm over the last dimensions, whatever comes before them."""
     shape = list(layer.normalized_shape)
+    # Without weight and bias: the weight's gradient is the derivative times the normalised input.
     normal = torch.native_layer_norm(use.inputs, shape, None, None, layer.eps)[0]
     size = prod(shape)
     weight, bias = ((values.reshape(examples, -1, size).sum(dim=1)) for values in (normal * use.signals, use.signals))
@@ -117,7 +121,7 @@ KNOWN: Mapping[type[nn.Module], Callable[..., Pieces]] = {
 
 
 def refuse_settings(layer: nn.Module, name: str) -> None:
-    """Refuses what changes parameters or mixes examples behind a known type's back.
+    """Refuses settings under which a known layer changes its weights in a forward pass, or mixes examples.
 
     Raises:
         Unsupported: naming the setting.
@@ -135,7 +139,7 @@ def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
         return [(0, 0)] * len(layer.kernel_size)
     if layer.padding == "same":
         totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
+        return [(total // 2, total - total // 2) for total in totals]  # the odd one behind, as PyTorch has it
     return [(int(size), int(size)) for size in layer.padding]
 
 

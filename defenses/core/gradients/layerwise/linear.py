@@ -24,7 +24,7 @@ class Outer(Piece):
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The products, [out, in] flattened."""
+        """The outer products, [out, in] flattened."""
         return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class OuterSum(Piece):
         return product_size(self.inputs, self.signals)
 
     def squares(self) -> Squares:
-        """By the cheapest way."""
+        """By the formula that `cost.py` finds the cheapest."""
         way = cheapest(self._shape, self.like.device.type)
         if way is Strategy.GRAM:
             positions = self.inputs.shape[1]
@@ -108,7 +108,7 @@ class OuterSum(Piece):
         return recomputed(super().squares().value, self.inputs, self.signals)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """By rows that are masked."""
+        """By rows that are masked: |M ∘ sum_t s_t x_tᵀ|² has cross terms, so `Outer`'s formula does not hold."""
         return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
 
     @property

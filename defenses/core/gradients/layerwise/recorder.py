@@ -1,7 +1,8 @@
-"""One forward and one backward pass that leave what went into every layer and the derivatives by what came out.
+"""Records each layer's input and the loss's derivative by its output, in one forward and one backward pass.
 
-Parameters take no part in the differentiation, so the backward pass forms input gradients only; a parameter's own
-gradients are products of what is recorded here, and are formed when it is known what is wanted of them.
+Parameters do not require gradients here, so autograd computes activation gradients only, about half of a backward
+pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once
+it is known whether norms, sums or rows of them are wanted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Use:
         signals: derivatives of the summed loss by what came out, of the output's shape.
         statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
             where there are none.
-        room: memory for what is kept until the sums are done; None where nobody knows when that is.
+        room: gives buffers for rows that are kept until the sums are done; None where no caller says when that is.
     """
 
     layer: nn.Module
@@ -103,29 +104,32 @@ def record(
     finally:
         for handle in handles:
             handle.remove()
-    if total.requires_grad:
+    if total.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
         # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
         total.backward()
 
 
 class _Begin(torch.autograd.Function):
-    """Passes a tensor on, untouched and uncopied, as something that is differentiated."""
+    """Makes a tensor part of the graph without a copy: where the differentiated part of a model begins."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, switch: Tensor) -> Tensor:
+        # Declared as changed in place: autograd would else return a view, which nn.ReLU(inplace=True) must not change.
         ctx.mark_dirty(values)
         return values
 
     @staticmethod
     def backward(ctx: Any, *signals: Tensor) -> tuple[None, None]:
+        # The graph ends here: the hook on this node has met the derivative, and nothing behind wants one.
         return None, None
 
 
 def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What a GroupNorm's node in the graph has kept, if the output comes straight from one."""
+    """Mean and 1 / standard deviation that a GroupNorm's graph node has kept, if the output comes straight from one."""
     node: Any = output.grad_fn
     if node is None or node.name() != "NativeGroupNormBackward0":
         return None
+    # Private to PyTorch, hence the default: without them the rule of GroupNorm computes the statistics again.
     mean, scale = (getattr(node, f"_saved_result{number}", None) for number in (1, 2))
     # Detached, because the node's results hold the node.
     return None if mean is None or scale is None else (mean.detach(), scale.detach())
@@ -136,7 +140,7 @@ def _switch(like: Tensor) -> Tensor:
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """One loss per example, also by a function that averages over the batch that it is given."""
+    """One loss per example; a function that averages over its batch is called on batches of one."""
     losses = loss(outputs, targets)
     if losses.shape == (len(outputs),):
         return losses

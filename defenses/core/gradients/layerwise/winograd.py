@@ -1,4 +1,4 @@
-"""The gradient of a 3x3 convolution's weight, summed over a batch, from 16 products where plain sums take 36.
+"""Winograd's algorithm for a 3x3 convolution's weight gradient, summed over a batch: 16 products in place of 36.
 
 Winograd's minimal filtering (Arithmetic Complexity of Computations, 1980; Lavin & Gray, CVPR 2016, for networks) with
 the derivatives as the filter: two neighbours s and four inputs d give the three sums s0 d_k + s1 d_(k+1) by
@@ -76,7 +76,8 @@ def _of_signals(signals: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 ti
 
 
 def _differences(values: Tensor, dim: int, count: int) -> list[tuple[Tensor, Tensor]]:
-    """What is subtracted from what along a dimension for `count` tiles; the second pair is added."""
+    """The operands along a dimension, for `count` tiles: d0 - d2, d1 + d2, d2 - d1 and d3 - d1."""
+    # Tiles are four inputs wide and start two apart: neighbours share two inputs.
     starts = [values.narrow(dim, k, 2 * count - 1) for k in range(4)]
     d0, d1, d2, d3 = (start[(slice(None),) * dim + (slice(None, None, 2),)] for start in starts)
     return [(d0, d2), (d1, d2), (d2, d1), (d3, d1)]
