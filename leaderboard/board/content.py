@@ -35,7 +35,7 @@ class Footnotes(list[str]):
 
 
 @dataclass
-class Sheet:
+class Content:
     """The board in words.
 
     Attributes:
@@ -67,14 +67,14 @@ def superscript(number: int) -> str:
     return "".join(SUPERSCRIPTS[int(digit)] for digit in str(number))
 
 
-def sheet(
+def content(
     rows: Sequence[Row],
     *,
     controls: Sequence[ControlResult],
     violations: Sequence[Violation],
     unranked: Sequence[Record],
     gaps: Sequence[str] = (),
-) -> Sheet:
+) -> Content:
     """The whole board in words, ready for any format.
 
     Args:
@@ -85,9 +85,9 @@ def sheet(
         gaps: what is missing, a sentence each.
 
     Returns:
-        The sheet, ready for any form.
+        The content, ready for any form.
     """
-    page = Sheet(alarms=alarms(controls, violations, gaps))
+    page = Content(alarms=alarms(controls, violations, gaps))
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     page.halves = halves()
     headers: dict[str, CellWords] = {
@@ -118,7 +118,7 @@ def halves() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("defense", "epsilon", *first, "attack"), ("defense", *second, "rank", "seeds", "flags")
 
 
-def _words(page: Sheet, row: Row, *, several: bool) -> dict[str, CellWords]:
+def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
     details = (f"({row.details})",) if row.details else ()
     control = (f"({row.control} control)",) if row.control else ()
     flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
@@ -166,7 +166,7 @@ def uneven_words(row: Row) -> str:
     )
 
 
-def _epsilon(page: Sheet, row: Row, *, several: bool) -> CellWords:
+def _epsilon(page: Content, row: Row, *, several: bool) -> CellWords:
     claim = row.claim
     if claim is None:
         return page.mark(("n/a",), "no claim in these records")
@@ -191,7 +191,7 @@ def at_least(row: Row, estimate: Estimate) -> bool:
     return METRICS[estimate.metric].kind in row.lacks
 
 
-def _number(page: Sheet, row: Row, metric: KnownMetric, column: BoardColumn) -> CellWords:
+def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -> CellWords:
     """A number with its interval, marked ≥ where attacks of its kind failed or are missing."""
     estimate, digits = row.estimates[column.key], column.digits
     if estimate.value is None:

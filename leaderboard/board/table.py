@@ -21,7 +21,7 @@ from ..records.folder import Completeness, ScoreCheck, read_folder
 from ..records.record import Record
 from . import text_formats as forms
 from .aggregate import BoardCell, BoardError, Estimate, over_seeds
-from .content import Sheet, sheet
+from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
 from .rows import Row, rows_from
@@ -105,15 +105,15 @@ class Board:
             Lines of text.
         """
         columns = width if width is not None else shutil.get_terminal_size((100, 24)).columns
-        return forms.text(self._sheet(), width=columns, color=color)
+        return forms.text(self._content(), width=columns, color=color)
 
     def to_markdown(self) -> str:
         """The board as GitHub-flavoured Markdown."""
-        return forms.markdown(self._sheet())
+        return forms.markdown(self._content())
 
     def to_latex(self) -> str:
         r"""The board as a LaTeX fragment that needs no package."""
-        return forms.latex(self._sheet())
+        return forms.latex(self._content())
 
     def to_csv(self) -> str:
         """The rows as CSV: one number a column, empty where not measured, `inf` for an infinite epsilon.
@@ -155,8 +155,8 @@ class Board:
             ],
         }
 
-    def _sheet(self) -> Sheet:
-        return sheet(
+    def _content(self) -> Content:
+        return content(
             self.rows,
             controls=self.controls,
             violations=self.violations,

@@ -1,4 +1,4 @@
-"""The written forms of a sheet: text for terminals, Markdown, LaTeX without packages."""
+"""The written forms of a board: text for terminals, Markdown, LaTeX without packages."""
 
 import io
 import re
@@ -10,14 +10,14 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from .content import SUPERSCRIPTS, CellWords, Sheet, superscript
+from .content import SUPERSCRIPTS, CellWords, Content, superscript
 
 # Words; they may wrap. All other columns are numbers, which may not.
 _LEFT = ("defense", "attack", "flags")
 
 
-def text(page: Sheet, *, width: int, color: bool = False) -> str:
-    """Lays the sheet out for a terminal: one table where it fits, else two halves, else also two-line cells.
+def text(page: Content, *, width: int, color: bool = False) -> str:
+    """Lays the board out for a terminal: one table where it fits, else two halves, else also two-line cells.
 
     Args:
         page: the board in words.
@@ -64,8 +64,8 @@ def text(page: Sheet, *, width: int, color: bool = False) -> str:
     return "\n".join(line.rstrip() for line in written.splitlines()) + "\n"
 
 
-def markdown(page: Sheet) -> str:
-    """Writes the sheet as GitHub-flavoured Markdown.
+def markdown(page: Content) -> str:
+    """Writes the board as GitHub-flavoured Markdown.
 
     Args:
         page: the board in words.
@@ -85,8 +85,8 @@ def markdown(page: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def latex(page: Sheet) -> str:
-    r"""Writes the sheet as `tabular`s and paragraphs that need no package.
+def latex(page: Content) -> str:
+    r"""Writes the board as `tabular`s and paragraphs that need no package.
 
     Args:
         page: the board in words.
@@ -108,7 +108,7 @@ def latex(page: Sheet) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _under(page: Sheet) -> list[str]:
+def _under(page: Content) -> list[str]:
     notes = [f"{superscript(i)} {reason}" for i, reason in enumerate(page.footnotes, start=1)]
     return [*notes, *page.notes, *(["Not ranked:"] if page.unranked else []), *page.unranked]
 
@@ -118,11 +118,11 @@ def _says(rows: list[dict[str, CellWords]], columns: tuple[str, ...]) -> bool:
     return any(row[column] != ("",) for row in rows for column in columns[1:])
 
 
-def _used(page: Sheet, rows: list[dict[str, CellWords]]) -> list[str]:
+def _used(page: Content, rows: list[dict[str, CellWords]]) -> list[str]:
     return [column for column in page.headers if column != "flags" or _says(rows, ("defense", "flags"))]
 
 
-def _table(page: Sheet, rows: list[dict[str, CellWords]], columns: tuple[str, ...], joint: str) -> Table:
+def _table(page: Content, rows: list[dict[str, CellWords]], columns: tuple[str, ...], joint: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0), header_style="bold")
     used = [column for column in columns if column in _used(page, rows)]
     texts = [[_joined(row[column], joint, column) for column in used] for row in rows]

@@ -1,7 +1,7 @@
 """Clipped sums of a plan's blocks from factored per-example gradients, with rows for examples of doubtful norm.
 
 Guarantee:
-    An example's contribution is what `Bound` makes of its row. Norms come from the pieces; where rounding may have
+    An example's contribution is what `Bound` makes of its row. Norms come from the terms; where rounding may have
     moved one by more than a trusted fraction, or it lies near the ends of the number format, that example's row is
     formed and bounded by the reference. A non-finite row adds zero, by itself.
 """
@@ -20,10 +20,10 @@ from ...plan.bound import Bound, finite_rows
 from ...plan.codec import Complement, Coordinates, Everything, Subspace
 from ...plan.defense import Block
 from ...plan.query import Gradient, NormWithin
-from .factors import Piece, Squares, parts
+from .factors import FactoredGradient, Squares, parts
 
 Spans = tuple[tuple[int, int], ...]
-"""(start, stop) of each parameter that a piece holds, in a flat vector."""
+"""(start, stop) of each parameter that a term holds, in a flat vector."""
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
 # Squared norms between this and its inverse are sums of squares that no float32 loses.
@@ -44,15 +44,15 @@ class BatchGradients:
     """Per-example gradients of a batch.
 
     Attributes:
-        pieces: with the (start, stop) of their parameters in a flat vector, which piece by piece are filled in order;
-            parameters without a piece have gradient zero.
+        terms: with the (start, stop) of their parameters in a flat vector, which term by term are filled in order;
+            parameters without a term have gradient zero.
         dim: length of a row.
         examples: number of rows.
         like: device and dtype of the rows.
         known: coefficients along the subspaces of the plan, which several blocks may share.
     """
 
-    pieces: tuple[tuple[Spans, Piece], ...]
+    terms: tuple[tuple[Spans, FactoredGradient], ...]
     dim: int
     examples: int
     like: Tensor
@@ -62,8 +62,8 @@ class BatchGradients:
         """Whole rows of some examples."""
         some = len(range(self.examples)[which]) if isinstance(which, slice) else len(which)
         rows = self.like.new_zeros(some, self.dim)
-        for spans, piece in self.pieces:
-            for (start, stop), values in _split(spans, piece.rows(which)):
+        for spans, term in self.terms:
+            for (start, stop), values in _split(spans, term.rows(which)):
                 rows[:, start:stop] = values
         return rows
 
@@ -89,7 +89,7 @@ class BatchGradients:
     @cached_property
     def _squares(self) -> Squares:
         """Squared norms of whole rows."""
-        return self._total(piece.squares() for _, piece in self.pieces)
+        return self._total(term.squares() for _, term in self.terms)
 
     def _total(self, terms: Iterator[Squares]) -> Squares:
         none = torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
@@ -101,12 +101,12 @@ class BatchGradients:
         mask[codec.kept.to(mask.device)] = True
 
         def each() -> Iterator[Squares]:
-            for spans, piece in self.pieces:
+            for spans, term in self.terms:
                 kept = torch.cat([mask[start:stop] for start, stop in spans])
                 if bool(kept.all()):
-                    yield piece.squares()
+                    yield term.squares()
                 elif bool(kept.any()):
-                    yield piece.masked_squares(kept)
+                    yield term.masked_squares(kept)
 
         masked = self._total(each())
         # A row that is not finite somewhere outside of the mask counts as zero all the same.
@@ -134,10 +134,10 @@ class BatchGradients:
         found = []
         for basis, (first, last) in zip(subspace.bases, subspace.spans, strict=True):
             total = self.like.new_zeros(self.examples, basis.shape[1])
-            for spans, piece in self.pieces:
+            for spans, term in self.terms:
                 if all(stop <= first or start >= last for start, stop in spans):
                     continue
-                total = total + piece.coefficients(_within(basis.to(self.like), first, spans))
+                total = total + term.coefficients(_within(basis.to(self.like), first, spans))
             found.append(total)
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
         self.known[id(subspace)] = torch.where(self._finite.unsqueeze(1), coefficients, torch.nan)
@@ -147,8 +147,8 @@ class BatchGradients:
     def _finite(self) -> Bool[Tensor, " rows"]:
         """Which rows have finite entries only, whatever their size."""
         largest = self.like.new_zeros(self.examples, dtype=torch.float64)
-        for _, piece in self.pieces:
-            largest = largest + piece.largest()
+        for _, term in self.terms:
+            largest = largest + term.largest()
         # False for NaN too. An upper bound that is too large proves nothing: rows of those examples are formed.
         finite = largest <= torch.finfo(self.like.dtype).max
         if not bool(finite.all()):
@@ -158,24 +158,24 @@ class BatchGradients:
 
     def _weighted(self, block: Block, factors: Tensor, doubtful: Tensor) -> Float[Tensor, " size"]:
         """The sum of rows times factors; the doubtful examples' rows are bounded by themselves."""
-        pieces, total = self.pieces, None
+        terms, total = self.terms, None
         if bool(doubtful.any()):
             factors = torch.where(doubtful, 0.0, factors)
-            pieces = tuple((spans, piece.without(doubtful)) for spans, piece in self.pieces)
+            terms = tuple((spans, term.without(doubtful)) for spans, term in self.terms)
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
                 total += block.bound(block.codec.encode(finite_rows(rows))).sum(dim=0, dtype=torch.float64)
         # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of one row.
-        encoded = block.codec.encode(self._sum(pieces, factors).unsqueeze(0))[0]
+        encoded = block.codec.encode(self._sum(terms, factors).unsqueeze(0))[0]
         return encoded if total is None else total + encoded
 
-    def _sum(self, pieces: tuple[tuple[Spans, Piece], ...], factors: Tensor) -> Float[Tensor, " dim"]:
+    def _sum(self, terms: tuple[tuple[Spans, FactoredGradient], ...], factors: Tensor) -> Float[Tensor, " dim"]:
         """The sum of whole rows times factors."""
-        # A parameter that the loss does not depend on has no piece, and its gradient is zero.
-        covered = sum(piece.size for _, piece in pieces) == self.dim
+        # A parameter that the loss does not depend on has no term, and its gradient is zero.
+        covered = sum(term.size for _, term in terms) == self.dim
         flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
-        for spans, piece in pieces:
-            values = piece.weighted(factors)
+        for spans, term in terms:
+            values = term.weighted(factors)
             if len(spans) == 1:  # straight to its place, in whatever order it lies in memory
                 ((start, stop),) = spans
                 flat[start:stop].view(values.shape).copy_(values)

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-Room = Callable[[nn.Module, int, Tensor], Tensor]
+Buffers = Callable[[nn.Module, int, Tensor], Tensor]
 """(for which layer, how many numbers, of which dtype and where) -> uninitialised [numbers], until the sums are done."""
 # Poisson batches differ in size: a buffer has this fraction to spare, so that a somewhat larger batch fits it too.
 _SPARE = 1 / 8
 
 
-class Rooms:
+class BufferPool:
     """Buffers by layer; one that is lent out has a single user, on any thread, until it is given back."""
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class Rooms:
         self._idle: dict[nn.Module, list[Tensor]] = {}
 
     @contextmanager
-    def lend(self) -> Iterator[Room]:
+    def lend(self) -> Iterator[Buffers]:
         """Lends buffers for as long as the context lasts; afterwards the next batch overwrites their content."""
         lent: list[tuple[nn.Module, Tensor]] = []
 
-        def room(layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
+        def buffers(layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
             try:
                 # Popped and caught, not looked up first: list.pop is atomic, and two threads may run one model.
                 found = self._idle.setdefault(layer, []).pop()
@@ -40,7 +40,7 @@ class Rooms:
             lent.append((layer, found))
             return found[:numbers]
 
-        yield room
+        yield buffers
         for layer, tensor in lent:
             if tensor.device.type == "cpu":  # elsewhere PyTorch keeps what is freed by itself
                 self._idle.setdefault(layer, []).append(tensor)

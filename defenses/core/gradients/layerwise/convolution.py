@@ -20,7 +20,7 @@ from torch.nn.grad import conv2d_weight
 
 from . import winograd as tiles
 from .cost import Shape, Strategy, cheapest, summed_by_tiles
-from .factors import GradientRows, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
+from .factors import FactoredGradient, GradientRows, Squares, gram_squares, joined, parts, product_size, recomputed
 
 IntPair = tuple[int, int]
 # From this many positions on, unfolding columns alone is the faster; below, the products get too small.
@@ -54,7 +54,7 @@ class Geometry:
         return leaving, entering // self.groups, *self.kernel
 
 
-class Convolution(Piece):
+class Convolution(FactoredGradient):
     """Gradients of a convolution's weight, [out, in / groups, height, width] flattened."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Convolution(Piece):
         geometry: Geometry,
         *,
         views: int = 1,
-        room: Callable[[int, Tensor], Tensor] | None = None,
+        buffers: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         """Takes what went into the layer and the loss's derivatives by what came out.
 
@@ -73,10 +73,10 @@ class Convolution(Piece):
             signals: by the output.
             geometry: settings of the layer.
             views: neighbouring images that belong to one example.
-            room: gives the memory for rows that are kept; fresh memory where None.
+            buffers: gives the memory for rows that are kept; fresh memory where None.
         """
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
-        self._room = room or (lambda numbers, like: like.new_empty(numbers))
+        self._buffers = buffers or (lambda numbers, like: like.new_empty(numbers))
         self.like, self.examples = signals, len(signals) // views
         self.size = torch.Size(geometry.weight_shape).numel()
         top, bottom, left, right = geometry.padding
@@ -136,7 +136,7 @@ class Convolution(Piece):
             return self._by_products(way)
         kept = None
         if way is Strategy.KEEP:
-            kept = self._room(self.examples * self.size, self.like).view(self.examples, self.size)
+            kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size)
         found = []
         each = (self._unfolded + self.views * self.size) * self.like.element_size()
         for part in parts(self.examples, each, self.like):

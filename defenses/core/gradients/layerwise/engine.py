@@ -28,8 +28,8 @@ from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
 from ..reference import Loss, function_of
 from .blocks import BatchGradients, served
-from .buffers import Room, Rooms
-from .factors import Mapped, Piece, Summed
+from .buffers import BufferPool, Buffers
+from .factors import FactoredGradient, Mapped, Summed
 from .layer_rules import KNOWN, refuse_settings
 from .recorder import Use, record
 
@@ -50,10 +50,10 @@ class _Slot:
     keys: tuple[str, ...]
     source: nn.Module | None = None
 
-    def pulled(self, piece: Piece, values: Mapping[str, Tensor]) -> Piece:
+    def pulled(self, term: FactoredGradient, values: Mapping[str, Tensor]) -> FactoredGradient:
         """Gradients by the trained parameters, from those by the weight that the layer uses."""
         if self.source is None:
-            return piece
+            return term
         source, inner = self.source, {key: values[name] for key, name in zip(self.keys, self.names, strict=True)}
 
         def compute(at: dict[str, Tensor]) -> Tensor:
@@ -62,7 +62,7 @@ class _Slot:
         # Chain rule: a row by the parameters is Jᵀ times one by the weight, with the parametrisation's Jacobian J.
         pull: Any = vjp(compute, inner)[1]
         return Mapped(
-            piece,
+            term,
             lambda row: torch.cat([pull(row)[0][key].flatten() for key in self.keys]),
             sum(v.numel() for v in inner.values()),
         )
@@ -80,7 +80,7 @@ class Layerwise(PerExample):
             Unsupported: naming the first parameter that is not in one.
         """
         super().__init__(model, loss, layout)
-        self._rooms, self._slots = Rooms(), _slots(model, layout)
+        self._pool, self._slots = BufferPool(), _slots(model, layout)
         # Kernels to hand over channels-last; a parametrised one is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -106,27 +106,27 @@ class Layerwise(PerExample):
         """Clipped sums without rows, for plans of known queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
             return super().sums(plan, inputs, targets, views=views)
-        with torch.no_grad(), self._rooms.lend() as room:
-            gradients = self._gradients(inputs, targets, None, views, room)
+        with torch.no_grad(), self._pool.lend() as buffers:
+            gradients = self._gradients(inputs, targets, None, views, buffers)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def rest(self) -> None:
         """Frees the buffers of kept rows."""
-        self._rooms.clear()
+        self._pool.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
         return 4 * activations * itemsize
 
     def _gradients(
-        self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, room: Room | None = None
+        self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, buffers: Buffers | None = None
     ) -> BatchGradients:
         """Factored gradients of every trained parameter that the loss depends on."""
         trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
         examples, forward = len(inputs) // views, function_of(self.model)
-        found: dict[tuple[str, ...], list[Piece]] = {}
+        found: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
         def take(use: Use) -> None:
             # `layer_rules.py` takes an example's entries to lie side by side. A model with time first, [t, n, ...], may
@@ -137,16 +137,16 @@ class Layerwise(PerExample):
                     f"for {examples} examples"
                 )
             # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
-            mine = replace(use, room=room, signals=use.signals if views == 1 else use.signals / views)
-            pieces = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
+            mine = replace(use, buffers=buffers, signals=use.signals if views == 1 else use.signals / views)
+            terms = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
-                found.setdefault(slot.names, []).append(slot.pulled(pieces[slot.role], values))
+                found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
         record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take)
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         return BatchGradients(
-            pieces=tuple(
+            terms=tuple(
                 (tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0])
                 for names, terms in found.items()
             ),
@@ -224,7 +224,7 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
         if name in missing:
             owner = model.get_submodule(name.rpartition(".")[0])
             raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
-    # Squares of pieces add up as |a|² + |b|², which is |a + b|² only where no parameter is in two of them.
+    # Squares of terms add up as |a|² + |b|², which is |a + b|² only where no parameter is in two of them.
     _refuse_overlaps({slot.names for found in slots.values() for slot in found})
     return slots
 

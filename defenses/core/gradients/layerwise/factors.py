@@ -1,7 +1,7 @@
 """Per-example gradients of one parameter in factored form: activations and derivatives whose products they are.
 
 A plan needs squared norms, weighted sums and coefficients along a basis, which follow from the factors; whole rows
-[rows, size] are the fallback. Each kind of layer has a `Piece` that answers in the cheapest way its factors allow.
+[rows, size] are the fallback. Each kind of layer has a `FactoredGradient` that answers in the cheapest way its factors allow.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     return Squares(value.double(), torch.where((strongest > edge) | (size > edge), torch.inf, slack))
 
 
-class Piece:
+class FactoredGradient:
     """Gradients of one parameter, or of several that come together, for a batch of examples.
 
     Attributes:
         examples: number of rows.
         size: length of a row.
-        like: any tensor of the piece, for its dtype and device.
+        like: any tensor of the term, for its dtype and device.
         scratch: numbers that exist for a while for each row that is made.
     """
 
@@ -99,7 +99,7 @@ class Piece:
         """The sum of all gradients, each times its factor: `size` numbers, flat or in the parameter's shape."""
         raise NotImplementedError
 
-    def without(self, bad: Bool[Tensor, " rows"]) -> Piece:
+    def without(self, bad: Bool[Tensor, " rows"]) -> FactoredGradient:
         """The same with zeros for some examples, whatever they hold (0 times infinity is not 0)."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
         yield slice(start, min(start + step, examples))
 
 
-class GradientRows(Piece):
+class GradientRows(FactoredGradient):
     """Materialised gradients: those of biases and normalisation layers, and weights' where they are worth keeping."""
 
     def __init__(self, values: Float[Tensor, "rows size"]) -> None:
@@ -188,7 +188,7 @@ class GradientRows(Piece):
         return self.values @ basis
 
 
-class Lookup(Piece):
+class Lookup(FactoredGradient):
     """Gradients of an embedding: each example adds its signals to the entries that it looked up."""
 
     def __init__(
@@ -234,14 +234,14 @@ class Lookup(Piece):
         return joined(found)
 
 
-class Summed(Piece):
+class Summed(FactoredGradient):
     """Gradients of a parameter that is used several times: their sum, whose norm is taken of rows.
 
     Norms of the uses do not add up to it; the cross terms would need every pair of uses.
     """
 
-    def __init__(self, terms: Sequence[Piece]) -> None:
-        """Takes one piece for each use."""
+    def __init__(self, terms: Sequence[FactoredGradient]) -> None:
+        """Takes one term for each use."""
         self.terms = tuple(terms)
         self.like, self.examples, self.size = terms[0].like, terms[0].examples, terms[0].size
         self.scratch = sum(term.size + term.scratch for term in terms)
@@ -263,16 +263,16 @@ class Summed(Piece):
         return Summed([term.without(bad) for term in self.terms])
 
 
-class Mapped(Piece):
+class Mapped(FactoredGradient):
     """Gradients by the parameters that a weight is computed from (weight norm, standardisation), by the chain rule."""
 
-    def __init__(self, base: Piece, pull: Callable[[Tensor], Tensor], size: int) -> None:
+    def __init__(self, base: FactoredGradient, pull: Callable[[Tensor], Tensor], size: int) -> None:
         """Takes the gradients by the weight, and the transposed derivative of the weight.
 
         Args:
             base: gradients by the weight itself.
-            pull: one vector of its size -> one of this piece's; linear, works under vmap.
-            size: length of this piece's rows.
+            pull: one vector of its size -> one of this term's; linear, works under vmap.
+            size: length of this term's rows.
         """
         self.base, self.pull, self.size = base, pull, size
         self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size

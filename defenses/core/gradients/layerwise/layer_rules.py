@@ -1,6 +1,6 @@
 """Per-layer rules of the layerwise engine: from one recorded call to per-example gradients of weight and bias.
 
-To add a layer, write a function from a call to its pieces and name it in `KNOWN`; the equality tests cover it as soon
+To add a layer, write a function from a call to its terms and name it in `KNOWN`; the equality tests cover it as soon
 as one of their architectures has it. Types are matched exactly: a subclass may compute something else.
 """
 
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from ..engines.interface import Unsupported
 from .convolution import Convolution, Geometry
-from .factors import GradientRows, Lookup, Piece
+from .factors import FactoredGradient, GradientRows, Lookup
 from .linear import Outer, OuterSum
 from .recorder import Use
 
-Pieces = dict[str, Piece]
+FactoredGradients = dict[str, FactoredGradient]
 """The gradients of "weight" and "bias", if the layer has one."""
 
 
-def linear(use: Use, layer: nn.Linear, examples: int) -> Pieces:
+def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
     """Linear, with or without sequence dimensions."""
     inputs = use.inputs.reshape(examples, -1, layer.in_features)
     signals = use.signals.reshape(examples, -1, layer.out_features)
@@ -32,11 +32,11 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> Pieces:
         x, s = inputs.squeeze(1), signals.squeeze(1)
         # The derivatives are the bias's rows already; where the layer has none, nobody asks for them.
         return {"weight": Outer(x, s), "bias": GradientRows(s)}
-    pieces: Pieces = {"weight": OuterSum(inputs, signals)}
-    return pieces if layer.bias is None else {**pieces, "bias": GradientRows(signals.sum(dim=1))}
+    terms: FactoredGradients = {"weight": OuterSum(inputs, signals)}
+    return terms if layer.bias is None else {**terms, "bias": GradientRows(signals.sum(dim=1))}
 
 
-def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces:
+def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> FactoredGradients:
     """Convolutions over one or two dimensions, with any stride, padding, dilation and groups."""
     inputs, signals = use.inputs, use.signals
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
@@ -57,14 +57,14 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Pieces
         groups=layer.groups,
     )
     views = len(inputs) // examples
-    room = None if use.room is None else partial(use.room, layer)
-    weight = Convolution(inputs, signals, geometry, views=views, room=room)
+    buffers = None if use.buffers is None else partial(use.buffers, layer)
+    weight = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
     if layer.bias is None:
         return {"weight": weight}
     return {"weight": weight, "bias": GradientRows(signals.sum(dim=(2, 3)).unflatten(0, (examples, views)).sum(dim=1))}
 
 
-def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
+def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
     """GroupNorm: two sums over positions, and no normalised tensor."""
     inputs, signals = use.inputs, use.signals
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
@@ -81,7 +81,7 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> Pieces:
     return _by_example(examples, weight=(products - mean * sums) * scale, bias=sums)
 
 
-def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> Pieces:
+def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
     """LayerNorm over the last dimensions, whatever comes before them."""
     shape = list(layer.normalized_shape)
     # Without weight and bias: the weight's gradient is the derivative times the normalised input.
@@ -91,7 +91,7 @@ def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> Pieces:
     return {"weight": GradientRows(weight), "bias": GradientRows(bias)}
 
 
-def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, examples: int) -> Pieces:
+def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, examples: int) -> FactoredGradients:
     """InstanceNorm without running statistics."""
     normal = F.instance_norm(use.inputs, eps=layer.eps)
     spatial = tuple(range(2, use.inputs.dim()))
@@ -99,7 +99,7 @@ def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, exampl
     return _by_example(examples, weight=weight, bias=bias)
 
 
-def embedding(use: Use, layer: nn.Embedding, examples: int) -> Pieces:
+def embedding(use: Use, layer: nn.Embedding, examples: int) -> FactoredGradients:
     """Embedding; what is looked up at the padding index is never trained."""
     entries = use.inputs.reshape(examples, -1)
     signals = use.signals.reshape(examples, -1, layer.embedding_dim)
@@ -108,7 +108,7 @@ def embedding(use: Use, layer: nn.Embedding, examples: int) -> Pieces:
     return {"weight": Lookup(entries, signals, vocabulary=layer.num_embeddings)}
 
 
-KNOWN: Mapping[type[nn.Module], Callable[..., Pieces]] = {
+KNOWN: Mapping[type[nn.Module], Callable[..., FactoredGradients]] = {
     nn.Linear: linear,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
@@ -143,6 +143,6 @@ def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
     return [(int(size), int(size)) for size in layer.padding]
 
 
-def _by_example(examples: int, **values: Tensor) -> Pieces:
+def _by_example(examples: int, **values: Tensor) -> FactoredGradients:
     """Rows of images to rows of examples, whose gradients are sums over their images."""
     return {slot: GradientRows(rows.reshape(examples, -1, rows.shape[-1]).sum(dim=1)) for slot, rows in values.items()}

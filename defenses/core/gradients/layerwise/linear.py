@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .cost import Shape, Strategy, cheapest
-from .factors import GradientRows, Piece, Squares, gram_squares, joined, parts, product_size, recomputed
+from .factors import FactoredGradient, GradientRows, Squares, gram_squares, joined, parts, product_size, recomputed
 
 
-class Outer(Piece):
+class Outer(FactoredGradient):
     """Gradients of a weight that each example meets once: s xᵀ."""
 
     def __init__(self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"]) -> None:
@@ -63,7 +63,7 @@ class Outer(Piece):
         return torch.cat(found)
 
 
-class OuterSum(Piece):
+class OuterSum(FactoredGradient):
     """Gradients of a weight that each example meets at several positions: the sum of s_t x_tᵀ."""
 
     def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:

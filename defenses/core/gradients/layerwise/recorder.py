@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..engines.interface import Unsupported
 from ..record_draws import one_pass
 from ..reference import Loss
-from .buffers import Room
+from .buffers import Buffers
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Use:
         signals: derivatives of the summed loss by what came out, of the output's shape.
         statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
             where there are none.
-        room: gives buffers for rows that are kept until the sums are done; None where no caller says when that is.
+        buffers: gives buffers for rows that are kept until the sums are done; None where no caller says when that is.
     """
 
     layer: nn.Module
@@ -40,7 +40,7 @@ class Use:
     inputs: Tensor
     signals: Tensor
     statistics: tuple[Tensor, Tensor] | None = None
-    room: Room | None = None
+    buffers: Buffers | None = None
 
 
 def record(

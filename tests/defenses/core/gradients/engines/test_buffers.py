@@ -71,9 +71,9 @@ def test_blocks_that_ask_for_one_layer_share_its_rows_and_rest_lets_go_of_them(m
     engine = Layerwise(model, cross_entropy, layout)
     inputs, targets = torch.randn(4, 2, 6, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     engine.sums(plan, inputs, targets)
-    assert [len(idle) for idle in engine._rooms._idle.values()] == [1]
+    assert [len(idle) for idle in engine._pool._idle.values()] == [1]
     engine.rest()
-    assert not engine._rooms._idle
+    assert not engine._pool._idle
 
 
 def test_nothing_is_kept_after_a_training(monkeypatch):
