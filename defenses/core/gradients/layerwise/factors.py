@@ -1,7 +1,8 @@
 """Per-example gradients of one parameter in factored form: activations and derivatives whose products they are.
 
 A plan needs squared norms, weighted sums and coefficients along a basis, which follow from the factors; whole rows
-[rows, size] are the fallback. Each kind of layer has a `FactoredGradient` that answers in the cheapest way its factors allow.
+[rows, size] are the fallback. Each kind of layer has a `FactoredGradient`, which answers in the cheapest way that its
+factors allow.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from torch import nn
 from defenses.core import Block, Coordinates, Everything, Layout, StepPlan, clip, cross_entropy, full, train
 from defenses.core.gradients.engines.torch_func import TorchFunc
 from defenses.core.gradients.layerwise import convolution
-from defenses.core.gradients.layerwise.buffers import Rooms
+from defenses.core.gradients.layerwise.buffers import BufferPool
 from defenses.core.gradients.layerwise.cost import Strategy
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.dp_sgd import dp_sgd
@@ -16,7 +16,7 @@ LAYER, OTHER, LIKE = nn.Linear(1, 1), nn.Linear(1, 1), torch.zeros(1)
 
 
 def test_room_is_lent_again_once_it_was_given_back():
-    rooms = Rooms()
+    rooms = BufferPool()
     with rooms.lend() as room:
         first = room(LAYER, 100, LIKE)
         # Used twice, a layer has room for each use; another layer has its own.
@@ -27,7 +27,7 @@ def test_room_is_lent_again_once_it_was_given_back():
 
 
 def test_what_is_lent_is_nobody_elses():
-    rooms = Rooms()
+    rooms = BufferPool()
     with rooms.lend() as room:
         mine = room(LAYER, 10, LIKE)
         with rooms.lend() as inner:
@@ -36,7 +36,7 @@ def test_what_is_lent_is_nobody_elses():
 
 @pytest.mark.parametrize("wanted", [(200, torch.zeros(1)), (10, torch.zeros(1, dtype=torch.float64))])
 def test_room_that_does_not_fit_is_made_anew(wanted):
-    rooms = Rooms()
+    rooms = BufferPool()
     with rooms.lend() as room:
         room(LAYER, 10, LIKE)
     numbers, like = wanted
@@ -78,8 +78,8 @@ def test_blocks_that_ask_for_one_layer_share_its_rows_and_rest_lets_go_of_them(m
 
 def test_nothing_is_kept_after_a_training(monkeypatch):
     kept = []
-    real = Rooms.clear
-    monkeypatch.setattr(Rooms, "clear", lambda self: kept.append(len(self._idle)) or real(self))
+    real = BufferPool.clear
+    monkeypatch.setattr(BufferPool, "clear", lambda self: kept.append(len(self._idle)) or real(self))
     monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.KEEP)
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 3))
     examples = torch.randn(12, 2, 6, 6), torch.arange(12) % 3
