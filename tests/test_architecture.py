@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,6 +113,27 @@ def test_every_module_imports_only_what_it_may():
 
 def test_no_module_is_a_drawer_for_everything():
     assert not [module for module in modules() if FORBIDDEN_NAMES & set(module.split("."))]
+
+
+def types_in(source: str) -> set[str]:
+    """Classes and aliases of types that a module defines at its top level."""
+    found = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            found |= {name} if re.fullmatch(r"_?[A-Z][a-z]\w*", name) else set()
+    return found
+
+
+def test_a_type_has_one_name_and_a_name_one_type():
+    homes: dict[str, list[str]] = {}
+    for module, file in tree().items():
+        for name in types_in(file.read_text(encoding="utf-8")):
+            homes.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+    assert types_in("class A: ...\nBatch = int\nMOST = 3\n_Key = str\n") == {"A", "Batch", "_Key"}
 
 
 def test_no_module_imports_itself_by_way_of_others():
