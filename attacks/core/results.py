@@ -190,7 +190,17 @@ def _expected_scores(target: Target) -> Callable[[object], MembershipScores]:
 def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
     # What the target says of its batch, also to an attack that may not read it.
     size, like = target.batch_size_shown, getattr(target, "released", None)
-    return lambda result: checked_reconstruction(result, size, like)
+    shape = getattr(target, "input_shape", None)
+
+    def checked(result: object) -> Reconstruction:
+        found = checked_reconstruction(result, size, like)
+        if shape is not None and tuple(found.inputs.shape[1:]) != tuple(shape):
+            raise ValueError(
+                f"inputs must have the target's shape [batch, *{list(shape)}], got {list(found.inputs.shape)}"
+            )
+        return found
+
+    return checked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def patterns(kind: EntryKind) -> dict[str, str]:
     """Open-ended kinds of names, as `folder:PATH`, with a line about each."""
     if kind in ("data", "models"):
         return importlib.import_module(f"benchmarks.{kind}").patterns()
-    return {} if kind == "suites" else {plugins.PATTERN: f"A {KINDS[kind]} of your own, by the path of its file."}
+    return {} if kind == "suites" else {plugins.PATTERN: f"Your own {KINDS[kind]}, by the path of its file."}
 
 
 def explain(name: str) -> Explanation:

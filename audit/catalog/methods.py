@@ -128,7 +128,18 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
     Raises:
         CatalogError: as `find`.
     """
-    return read_settings(find(kind, name), ignoring=BUDGETED)
+    found = find(kind, name)
+    if kind == "defenses":
+        _refuse_positional(name, found)
+    return read_settings(found, ignoring=BUDGETED)
+
+
+def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
+    """Refuses arguments of a defense that a suite file could not name."""
+    for parameter in inspect.signature(factory).parameters.values():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            place = origin("defenses", name)
+            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): write *, before it")
 
 
 def resolve(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +184,19 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
     if not isinstance(made, Defense):
         raise CatalogError(f"{origin('defenses', name)} must return a defenses.core.Defense, got {type(made).__name__}")
+    _refuse_own_noise(name, made, noise_multiplier)
     return made
+
+
+def _refuse_own_noise(name: str, made: Defense, asked: float | None) -> None:
+    """Refuses noise that a function decides by itself: a suite's budget, or the user, would be passed over."""
+    got = made.noise_multiplier
+    if got == asked or got == 0.0 or (got is None and asked is None):
+        return  # 0 is a method that adds none, whatever it is offered
+    raise CatalogError(
+        f"{origin('defenses', name)} must hand on the noise multiplier that it is given, {asked}, and its defense has "
+        f"{got}: take noise_multiplier: float | None = None, and return Defense(..., noise_multiplier=noise_multiplier)"
+    )
 
 
 def foreign(kind: MethodKind, name: str) -> bool:

@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from .messages import in_one_line
 from .settings import CatalogError
 
 PATTERN = "FILE.py:FUNCTION"
+_LABEL = "leakbench_method_"  # begins the name of a module that a file is run as
 
 
 def is_path(name: str) -> bool:
@@ -71,6 +72,12 @@ def load(what: str, name: str) -> Any:
     return found
 
 
+def resolved(name: str) -> str:
+    """A path in the one spelling that all of its spellings have; a name of the catalogue as it is."""
+    path, function = _parts(name)
+    return f"{path.resolve()}:{function}" if is_path(name) else name
+
+
 def source_files(name: str) -> list[Path]:
     """The file of a path and every file beside it that it imports, directly or by way of others; sorted.
 
@@ -79,14 +86,7 @@ def source_files(name: str) -> list[Path]:
     Args:
         name: path of a Python file, a colon, the name of a function.
     """
-    first = _parts(name)[0].resolve()
-    found, waiting = {first}, [first]
-    while waiting:
-        for path in _imported(waiting.pop(), first.parent):
-            if path not in found:
-                found.add(path)
-                waiting.append(path)
-    return sorted(found)
+    return _with_neighbours(_parts(name)[0].resolve())
 
 
 def summary(name: str) -> str:
@@ -96,11 +96,14 @@ def summary(name: str) -> str:
 
 
 def docstring(name: str) -> str:
-    """The docstring of a file, without running it; empty where it has none, or is no Python."""
+    """The docstring of a function, or else of its file, without running it; empty where there is none, or no Python."""
+    path, function = _parts(name)
     try:
-        return ast.get_docstring(ast.parse(_parts(name)[0].read_text(encoding="utf-8"))) or ""
+        tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
         return ""
+    own = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    return (ast.get_docstring(own[0]) if own else None) or ast.get_docstring(tree) or ""
 
 
 def _parts(name: str) -> tuple[Path, str]:
@@ -112,20 +115,28 @@ def _parts(name: str) -> tuple[Path, str]:
 def _module(path: Path, digest: str) -> ModuleType:
     """A file as a module, run once for each content that it has had."""
     # A unique name, registered before the file runs and kept: dataclasses and pickle look classes' modules up by it.
-    label = f"leakbench_method_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
+    label = f"{_LABEL}{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
         raise CatalogError(f"{path} must be a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
-    with _importable(path.parent):
+    _refuse_hidden(path)
+    with _importable(path), redirect_stdout(sys.stderr):  # what it prints is no part of a command's result
         try:
             spec.loader.exec_module(module)
         except ImportError:
             raise
+        except SystemExit as error:
+            raise CatalogError(f"{path} must not end the program, and called sys.exit({error.code!r})") from None
         except Exception as error:  # whatever a user's code raises
             raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
     return module
+
+
+def place(error: BaseException, name: str) -> str:
+    """Where in the file of a path an exception came from, as `place_in`; empty for names of the catalogue."""
+    return place_in(error, _parts(name)[0]) if is_path(name) else ""
 
 
 def place_in(error: BaseException, path: Path) -> str:
@@ -135,17 +146,35 @@ def place_in(error: BaseException, path: Path) -> str:
     for frame in reversed(frames):
         if Path(frame.filename).resolve() == path.resolve():
             return f" (line {frame.lineno}, in {frame.function})"
-    return f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
+    return ""  # a SyntaxError says its line itself
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
+def _importable(path: Path) -> Iterator[None]:
     """Lets a file import its neighbours, while it runs only: they must not shadow what is imported later."""
+    before, folder = set(sys.modules), path.parent
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         sys.path.remove(str(folder))
+        # A neighbour keeps no name of its own: another folder may have one of the same name, and other content.
+        files = set(map(str, _with_neighbours(path)))
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and str(Path(file).resolve()) in files and not name.startswith(_LABEL):
+                del sys.modules[name]
+
+
+def _refuse_hidden(path: Path) -> None:
+    """Refuses a file beside it whose name another module has already, because that one would be imported instead."""
+    for other in _imported(path, path.parent):
+        name = other.relative_to(path.parent).parts[0].removesuffix(".py")
+        loaded = sys.modules.get(name)
+        if name in sys.stdlib_module_names or (
+            loaded is not None and Path(getattr(loaded, "__file__", None) or "/").resolve() != other
+        ):
+            raise CatalogError(f"{path} imports {name}, and {other} beside it is hidden by another module; rename it")
 
 
 def _imported(path: Path, folder: Path) -> list[Path]:
@@ -168,3 +197,14 @@ def _imported(path: Path, folder: Path) -> list[Path]:
         places = [folder.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
         found += [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return [file.resolve() for file in found if file.is_file()]
+
+
+def _with_neighbours(first: Path) -> list[Path]:
+    """A file and every file of its folder that it imports, directly or by way of others; sorted."""
+    found, waiting = {first}, [first]
+    while waiting:
+        for path in _imported(waiting.pop(), first.parent):
+            if path not in found:
+                found.add(path)
+                waiting.append(path)
+    return sorted(found)

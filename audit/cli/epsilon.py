@@ -26,8 +26,9 @@ def epsilon(
     from defenses.core import Sampling, predict, unverified
 
     from ..catalog import methods as catalog
-    from ..catalog.messages import no_such
-    from ..catalog.settings import parse_settings
+    from ..catalog.messages import in_one_line, no_such
+    from ..catalog.plugins import place
+    from ..catalog.settings import CatalogError, parse_settings
     from ..suite import schema
 
     torch.set_num_threads(1)
@@ -38,7 +39,15 @@ def epsilon(
     if sampling not in (known := get_args(schema.SamplingName)):
         raise ValueError(no_such("sampling", sampling, known))
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
-    claim = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps).claim(delta)  # pyright: ignore[reportArgumentType]  refused there by name
+    try:
+        ledger = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps)  # pyright: ignore[reportArgumentType]  refused there by name
+    except Exception as error:
+        if not catalog.foreign("defenses", defense):
+            raise
+        raise CatalogError(
+            f"{catalog.origin('defenses', defense)} raised {in_one_line(error)}{place(error, defense)}"
+        ) from error
+    claim = ledger.claim(delta)
     # Of code that is none of ours the claim takes the word, as in a record.
     doubts = [sentence for sentence in unverified(defense=made).values() if sentence]
     if as_json:

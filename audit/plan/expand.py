@@ -26,7 +26,7 @@ from .artifact import Artifact
 from .build import build_model, load_sizes, reads_public
 from .cells import Cell, Plan
 from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
-from .threat_models import threat_model
+from .threat_models import THREAT_MODELS, threat_model
 
 BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
@@ -282,6 +282,8 @@ def _aim(attack: AttackChoice) -> _Aimed:
     row = threat_model(method.kind, method.requires.access)
     if row is None:
         why = f"{attack.name} needs {method.requires.access.name} access, which no suite offers yet"
+        if kinds := [kind for kind, access in THREAT_MODELS if access == method.requires.access]:
+            why += f" for {method.kind}, but for {' and '.join(kinds)}: is what it returns annotated right?"
         return _Aimed(attack, method.kind, OF_UPDATE if method.kind == "reconstruction" else OF_MODEL, why)
     return _Aimed(attack, method.kind, row.subject, method.check(row.offered) or "", row.needs)
 

@@ -128,7 +128,9 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
     found += [f"its {key} is not that of its cell" for key, value in expected.items() if content[key] != value]
     task = {key: value for key, value in asked.task.items() if key not in UNRESOLVED}
     found += [f"its task.{key} is not that of its cell" for key, value in task.items() if record.task.get(key) != value]
-    return found + ([fault] if (fault := _claim_fault(record, asked)) else [])
+    if found:  # of another code, whose plans may not even run
+        return found
+    return [fault] if (fault := _claim_fault(record, asked)) else []
 
 
 def _claim_fault(record: Record, request: Request) -> str:

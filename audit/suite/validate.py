@@ -17,6 +17,7 @@ from leaderboard.metrics import METRICS
 from leaderboard.metrics import reported as reported_metrics
 
 from ..catalog import methods as catalog
+from ..catalog import plugins
 from ..catalog.messages import no_such, way_out
 from ..catalog.settings import CatalogError, Setting
 from .schema import TRAINING, ReportedRow, TuneTable, training_value
@@ -50,11 +51,12 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
         choices, problems = _expand_entry(entry, kind, path)
         # Compared after expansion: two entries that are written differently may ask for the same cells.
         for choice in choices:
-            repeated = next((where for where, other in seen if other == choice), None)
+            same = choice | {"name": plugins.resolved(choice["name"])}  # one file may be spelled in several ways
+            repeated = next((where for where, other in seen if other == same), None)
             if repeated:
                 problems.append((path, f"repeats {repeated}"))
                 break
-            seen.append((path, choice))
+            seen.append((path, same))
         if problems:
             wrong += problems
         else:

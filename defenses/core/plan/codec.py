@@ -86,6 +86,10 @@ class Coordinates:
     dim: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.kept.dtype != torch.int64:
+            raise ValueError(
+                f"kept must be coordinates, int64, got {self.kept.dtype}; a mask has them in mask.nonzero().flatten()"
+            )
         # Sorted: columns are read in order, and both checks look at neighbours.
         kept = self.kept.sort().values
         if kept.numel() and (int(kept[0]) < 0 or int(kept[-1]) >= self.dim):

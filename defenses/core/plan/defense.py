@@ -15,6 +15,7 @@ Guarantee:
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -274,6 +275,11 @@ class Stateless:
         super().__init_subclass__(**keywords)
         written = cls.__dict__.get("plan")  # the class's own: an inherited plan was wrapped already
         if written is not None and _MARK not in vars(written):
+            if len(inspect.signature(written).parameters) != 2:
+                raise TypeError(
+                    f"plan of {cls.__name__}, which is Stateless, must take (self, context), got "
+                    f"{inspect.signature(written)}; one with a state is a class with start, plan and observe"
+                )
             cls.plan = _without_memory(written)
 
     def start(self, context: Context) -> None:
@@ -322,6 +328,14 @@ class Defense:
     name: str = ""
 
     def __post_init__(self) -> None:
+        lacks = [name for name in ("start", "plan", "observe") if not callable(getattr(self.method, name, None))]
+        if isinstance(self.method, type) or lacks:
+            made = not isinstance(self.method, type)
+            got = type(self.method).__name__ if made else f"the class {getattr(self.method, '__name__', '')}"
+            without = f", which has no {' and no '.join(lacks)}" if lacks else ""
+            raise TypeError(
+                f"method must be an instance with start, plan and observe, or of a Stateless class, got {got}{without}"
+            )
         if self.noise_multiplier is not None:
             object.__setattr__(self, "noise_multiplier", checked_multiplier(self.noise_multiplier))
         if not self.name:  # RandomSparsification -> random_sparsification
