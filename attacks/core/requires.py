@@ -27,7 +27,7 @@ class Access:
 
     name: str
     value: str = field(compare=False)
-    includes: tuple[str, ...] = field(default=(), compare=False)
+    includes: tuple[str, ...] = ()
 
     UPDATE: ClassVar["Access"]
     BLACK_BOX: ClassVar["Access"]

@@ -49,9 +49,6 @@ EXTRAS = {
 BUDGETED = "noise_multiplier"
 """The argument of a defense that a suite's budget decides, never a setting."""
 
-OURS = ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
-"""Packages of this distribution: one of their modules that is not there is a mistake in the code."""
-
 
 class MissingExtra(CatalogError):
     """A method needs an optional dependency that is not installed."""
@@ -166,7 +163,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         raise missing("defenses", name, error) from error
     except ValueError:
         raise  # the method's own rule, in its own sentence
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not foreign("defenses", name):
             raise
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
@@ -195,7 +192,7 @@ def missing_module(error: ImportError) -> str:
 def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
     """The error to raise for a method that imports what is not there."""
     # One of our own modules that is not there is a mistake in the code, and its traceback says where.
-    ours = not error.name or error.name.partition(".")[0] in OURS
+    ours = not error.name or error.name.partition(".")[0] in plugins.OURS
     if ours and foreign(kind, name):
         return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}")
     return error if ours else MissingExtra(f"{KINDS[kind]} {name!r} {missing_module(error)}")
@@ -231,7 +228,7 @@ def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
         return points[0].load(), places[0]
     except ImportError:
         raise
-    except Exception as error:  # whatever the code of others raises
+    except (Exception, SystemExit) as error:  # whatever the code of others raises
         raise CatalogError(f"{places[0]} raised {in_one_line(error)}") from error
 
 

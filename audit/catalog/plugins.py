@@ -1,14 +1,16 @@
 """Methods of the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
 
 Such a path is taken wherever the name of a defense or an attack is. A relative path starts at the current folder. The
-file runs once a process, as an import would run it, and may import what lies beside it. Whatever goes wrong in it is
-one sentence that names the file.
+file runs once a process, as an import would run it, and may import what lies beside it, by statements and under names
+that no other module has: records name the code by its files, so it must be the code that runs. Whatever goes wrong in
+it is one sentence that names the file.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -23,6 +25,11 @@ from .messages import in_one_line
 from .settings import CatalogError
 
 PATTERN = "FILE.py:FUNCTION"
+
+OURS = ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
+"""Packages of this distribution, which nothing beside a file takes the place of."""
+
+_read: dict[Path, str] = {}  # files beside a method as they were when they were imported
 
 
 def is_path(name: str) -> bool:
@@ -61,7 +68,8 @@ def load(what: str, name: str) -> Any:
     """
     check(what, name)
     path, function = _parts(name)
-    module = _module(path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
+    first = path.resolve()
+    module = _module(first, " ".join(map(_content, _source_files(first))))
     found = getattr(module, function, None)
     if found is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -75,14 +83,16 @@ def source_files(name: str) -> list[Path]:
     Args:
         name: path of a Python file, a colon, the name of a function.
     """
-    first = _parts(name)[0].resolve()
-    found, waiting = {first}, [first]
-    while waiting:
-        for path in _imported(waiting.pop(), first.parent):
-            if path not in found:
-                found.add(path)
-                waiting.append(path)
-    return sorted(found)
+    return _source_files(_parts(name)[0].resolve())
+
+
+def folder(name: str) -> Path:
+    """Where the file of a path lies, and what it imports beside it.
+
+    Args:
+        name: path of a Python file, a colon, the name of a function.
+    """
+    return _parts(name)[0].resolve().parent
 
 
 def summary(name: str) -> str:
@@ -106,22 +116,76 @@ def _parts(name: str) -> tuple[Path, str]:
 
 @cache
 def _module(path: Path, digest: str) -> ModuleType:
-    """A file as a module, run once for each content that it has had."""
+    """A file as a module, run once for each content that it and what it imports beside it have had."""
     # A name that no other module has, which stays: dataclasses and pickle look modules up.
     label = f"leakbench_method_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
         raise CatalogError(f"{path} must be a Python file")
     module = importlib.util.module_from_spec(spec)
+    files = set(_source_files(path))
+    _forget_edited(path.parent)
+    _check_names(path, files)
     sys.modules[label] = module
     with _importable(path.parent):
         try:
             spec.loader.exec_module(module)
         except ImportError:
             raise
-        except Exception as error:  # whatever a user's code raises
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
             raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
+    for file in _beside(path.parent).values():
+        if file not in files:
+            raise CatalogError(
+                f"{path} imports {file} in a way that does not show in its text, so records could not name the code; "
+                "write it as an import statement"
+            )
+        _read.setdefault(file, _content(file))
     return module
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _beside(folder: Path) -> dict[str, Path]:
+    """Modules that were imported from a folder, by name, with their files as they are named there."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        place = folder.joinpath(*name.split("."))
+        if file and name.partition(".")[0] not in OURS and Path(file) in _files_of(place):
+            found[name] = Path(file)
+    return found
+
+
+def _forget_edited(folder: Path) -> None:
+    """Drops what was imported from a folder where any of it was edited since, so that it is read again."""
+    there = _beside(folder)
+    if any(file in _read and not (file.is_file() and _content(file) == _read[file]) for file in there.values()):
+        for name, file in there.items():
+            sys.modules.pop(name, None)
+            _read.pop(file, None)
+        importlib.invalidate_caches()
+
+
+def _check_names(path: Path, files: set[Path]) -> None:
+    """Refuses what lies beside a file under the name of another module, which would be imported in its place.
+
+    Raises:
+        CatalogError: naming both.
+    """
+    for name in sorted({file.relative_to(path.parent).parts[0].partition(".")[0] for file in files - {path}}):
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # a module that says nothing of where it is from
+            spec = None
+        own = {str(file) for file in _files_of(path.parent / name)}
+        if (name in sys.modules and not spec) or (spec and spec.origin is not None and spec.origin not in own):
+            raise CatalogError(
+                f"{path.parent / name} cannot be imported by {path.name}: its name is that of another module, of "
+                f"{spec.origin if spec else 'this process'}; give it a name of its own"
+            )
 
 
 def place_in(error: BaseException, path: Path) -> str:
@@ -135,28 +199,54 @@ def place_in(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
+    before = list(sys.path)
+    sys.path.append(str(folder))  # at the end, where it hides no library that is imported meanwhile
+    importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.path[:] = before
+
+
+def _source_files(first: Path) -> list[Path]:
+    found, waiting = {first}, [first]
+    while waiting:
+        for path in _imported(waiting.pop(), first.parent):
+            if path not in found:
+                found.add(path)
+                waiting.append(path)
+    return sorted(found)
 
 
 def _imported(path: Path, folder: Path) -> list[Path]:
     """Files of a folder that a file imports, anywhere in it."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError):
+    except (SyntaxError, ValueError):  # or no Python at all
         return []
-    names = set()
+    places = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            places |= {(folder, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # Of a package's own: from the folder of the file, or from one above.
+            start = folder if not node.level else [path.parent, *path.parent.parents][node.level - 1]
+            module = [node.module] if node.module else []
+            places |= {(start, ".".join([*module, *more])) for more in ([], *([alias.name] for alias in node.names))}
     found = []
-    for name in names:
-        parts = name.split(".")
-        places = [folder.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
-        found += [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
-    return [file.resolve() for file in found if file.is_file()]
+    for start, name in places:
+        parts = [part for part in name.split(".") if part]
+        if (start == folder and parts and parts[0] in OURS) or not start.is_relative_to(folder):
+            continue
+        for i in range(start == folder, len(parts) + 1):
+            found += [file for file in _files_of(start.joinpath(*parts[:i])) if file.is_file()]
+    return found
+
+
+def _files_of(place: Path) -> list[Path]:
+    """Files that a module of this place may be read from."""
+    return [
+        file
+        for suffix in importlib.machinery.all_suffixes()
+        for file in (place.with_name(place.name + suffix), place / f"__init__{suffix}")
+    ]

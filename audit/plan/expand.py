@@ -125,7 +125,7 @@ def _proves(name: str, settings: str) -> bool:
         return False
     try:
         claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
-    except Exception:
+    except (Exception, SystemExit):
         return False  # its cells record how it fails
     return math.isfinite(claim.epsilon)
 
@@ -264,7 +264,7 @@ def _toy_run(name: str, settings: str) -> str:
         predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4)
     except catalog.MissingExtra as error:
         return str(error)
-    except Exception:
+    except (Exception, SystemExit):
         return ""  # a defense that fails does so in its cells, which record it
     return ""
 

@@ -6,6 +6,7 @@ for the same content are one piece, so nothing is computed twice. An executor ta
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -25,7 +26,7 @@ class Graph(Generic[Item]):
 
     items: dict[str, Item] = field(default_factory=dict)
     needs: dict[str, frozenset[str]] = field(default_factory=dict)
-    _started: set[str] = field(default_factory=set)
+    _waiting: deque[str] = field(default_factory=deque)
     _done: set[str] = field(default_factory=set)
 
     def add(self, name: str, item: Item, needs: Iterable[str] = ()) -> None:
@@ -38,6 +39,7 @@ class Graph(Generic[Item]):
         """
         if name not in self.items:
             self.items[name], self.needs[name] = item, frozenset(needs)
+            self._waiting.append(name)
 
     def check(self) -> None:
         """Refuses a graph that cannot be worked off, before anything of it is computed.
@@ -46,10 +48,10 @@ class Graph(Generic[Item]):
             ValueError: a piece needs another that is not there, or, by way of others, itself.
         """
         for name, needs in self.needs.items():
-            if unknown := sorted(needs - self.items.keys()):
+            if unknown := sorted(need for need in needs if need not in self.items):
                 raise ValueError(f"everything that {name} needs must be in the graph, and {unknown[0]} is not")
         left = dict(self.needs)
-        while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        while free := [name for name, needs in left.items() if all(need not in left for need in needs)]:
             for name in free:
                 del left[name]
         if left:
@@ -57,11 +59,16 @@ class Graph(Generic[Item]):
 
     def take(self) -> str | None:
         """The name of the next piece that is ready, which counts as started; None where all are done or wait."""
-        for name, needs in self.needs.items():
-            if name not in self._started and needs <= self._done:
-                self._started.add(name)
-                return name
-        return None
+        passed = []
+        try:
+            while self._waiting:
+                name = self._waiting.popleft()
+                if self.needs[name] <= self._done:
+                    return name
+                passed.append(name)
+            return None
+        finally:
+            self._waiting.extendleft(reversed(passed))
 
     def finish(self, name: str) -> None:
         """Says that a piece is done, so that what waited for it is ready."""
