@@ -20,6 +20,7 @@ from benchmarks.core import Sizes, Splits
 from defenses.core import Sampling, predict, refuse_batch_norm
 
 from ..catalog import methods as catalog
+from ..catalog import plugins
 from ..suite.schema import ModelChoice, TaskTable
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 from .artifact import Artifact
@@ -248,7 +249,10 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
         found["data_digest"] = load_sizes(data, sizes, seed).digest
     path = Path(model.rpartition(":")[0]).expanduser()
     if path.suffix == ".py" and path.is_file():
-        found["model_digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = [file.read_bytes() for file in plugins.source_files(str(path.resolve()) + ":f")]
+        # A file alone stands for itself; one that imports what lies beside it is all of them.
+        parts = content if len(content) == 1 else [hashlib.sha256(one).digest() for one in content]
+        found["model_digest"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 
 
