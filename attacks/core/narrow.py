@@ -10,7 +10,7 @@ What is left is what Python cannot withhold: the variables that a function close
 collector, and what anybody can import or patch. An attack that digs there is fraud, not a mistake.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -21,7 +21,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
 
-from .observation import Examples, Observation, Steps, Target
+from .observation import Examples, Steps, Target
 from .requires import MEANING, Access, AccessError, Controls, Knows, Requirements
 
 T = TypeVar("T", bound=Target)
@@ -48,11 +48,7 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
     shown = {name: _alone(value) for name, value in vars(target).items() if name not in withheld}
     kinds = _kinds(shown.values())
     shown = {name: _plain_function(value, kinds, known) if callable(value) else value for name, value in shown.items()}
-    for name, value in shown.items():  # what leads to further targets shows no more of them
-        if isinstance(value, Target):
-            shown[name] = narrow(value, requires, known)
-        elif name == "steps":
-            shown[name] = _narrowed(value, requires, known)
+    shown = {name: _narrowed(value, requires, known) for name, value in shown.items()}
     # Neither the constructor, whose checks read fields withheld here, nor setattr, which a frozen class refuses.
     view = object.__new__(_view_class(_plain_class(type(target))))
     vars(view).update(shown, _withheld=withheld)
@@ -68,13 +64,22 @@ def enabled_by(need: Access | Knows | Controls) -> str:
     return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
 
 
-def _narrowed(steps: Any, requires: Requirements, known: Sequence[object]) -> Steps:
-    """Narrows one step after the other, so that a lazy transcript stays lazy."""
+def _narrowed(value: Any, requires: Requirements, known: Sequence[object]) -> Any:
+    """What leads to further targets, in any field, so that it shows no more of them than of the first."""
+    if isinstance(value, Target):
+        return narrow(value, requires, known)
+    if isinstance(value, Mapping):
+        return {name: _narrowed(one, requires, known) for name, one in value.items()}
+    if isinstance(value, Tensor | str | tuple) and not _holds_targets(value):
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, Examples):
+        # One after the other, so that a lazy transcript stays lazy.
+        return Steps(lambda: (_narrowed(one, requires, known) for one in value), lambda: len(cast(Any, value)))
+    return value
 
-    def read() -> Iterator[Observation]:
-        return (narrow(step, requires, known) for step in steps)
 
-    return Steps(read, lambda: len(steps))
+def _holds_targets(value: Any) -> bool:
+    return isinstance(value, tuple) and any(isinstance(one, Target) or _holds_targets(one) for one in value)
 
 
 def _alone(value: Any) -> Any:

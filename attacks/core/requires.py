@@ -28,7 +28,7 @@ class Access:
     name: str
     # An access is its name; how a sentence words it may change.
     value: str = field(compare=False)
-    includes: tuple[str, ...] = field(default=(), compare=False)
+    includes: tuple[str, ...] = ()
 
     UPDATE: ClassVar["Access"]
     BLACK_BOX: ClassVar["Access"]

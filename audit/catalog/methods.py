@@ -49,9 +49,6 @@ EXTRAS = {
 BUDGETED = "noise_multiplier"
 """The argument of a defense that a suite's budget decides, never a setting."""
 
-OURS = ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
-"""Packages of this distribution: failing to import one of them is a bug, and no extra that is missing."""
-
 
 class MissingExtra(CatalogError):
     """A method needs an optional dependency that is not installed."""
@@ -178,7 +175,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         raise missing("defenses", name, error) from error
     except ValueError:
         raise  # the method's own rule, in its own sentence
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not foreign("defenses", name):
             raise  # a bug of ours, whose traceback says where
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
@@ -219,7 +216,7 @@ def missing_module(error: ImportError) -> str:
 def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
     """The exception for a method whose import failed, by whose module is missing."""
     # Without a name it was raised by hand, and tells of no extra; one of our own modules that is missing is a bug.
-    ours = not error.name or error.name.partition(".")[0] in OURS
+    ours = not error.name or error.name.partition(".")[0] in plugins.OURS
     if ours and foreign(kind, name):
         return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}")
     return error if ours else MissingExtra(f"{KINDS[kind]} {name!r} {missing_module(error)}")
@@ -258,7 +255,7 @@ def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
         return points[0].load(), places[0]
     except ImportError:
         raise
-    except Exception as error:  # whatever the code of others raises
+    except (Exception, SystemExit) as error:  # whatever the code of others raises
         raise CatalogError(f"{places[0]} raised {in_one_line(error)}") from error
 
 

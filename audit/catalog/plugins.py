@@ -1,14 +1,16 @@
-"""Methods in files of the user's own, by path: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
+"""Methods of the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
 
 Such a path is taken wherever the name of a defense or an attack is. A relative path starts at the current folder. The
-file is run once a process, as an import would run it, and may import what lies beside it. Whatever it raises becomes
-one sentence that names the file.
+file runs once a process, as an import would run it, and may import what lies beside it, by statements and under names
+that no other module has: records name the code by its files, so it must be the code that runs. Whatever goes wrong in
+it is one sentence that names the file.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -23,12 +25,15 @@ from .messages import in_one_line
 from .settings import CatalogError
 
 PATTERN = "FILE.py:FUNCTION"
-_LABEL = "leakbench_method_"  # begins the name of a module that a file is run as
+
+OURS = ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
+"""Packages of this distribution, which nothing beside a file takes the place of."""
+
+_read: dict[Path, str] = {}  # files beside a method as they were when they were imported
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is a path of a Python file, and not a name of the catalogue."""
-    # Also without a function, so that `check` can say that it lacks one.
+    """Whether a name says where a function lies, and not what it is called in the catalogue."""
     path, colon, _ = name.rpartition(":")
     return name.endswith(".py") or (bool(colon) and path.endswith(".py"))
 
@@ -63,8 +68,8 @@ def load(what: str, name: str) -> Any:
     """
     check(what, name)
     path, function = _parts(name)
-    # The digest is part of the cache's key: a file that was edited, as between cells of a notebook, is run again.
-    module = _module(path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
+    first = path.resolve()
+    module = _module(first, " ".join(map(_content, _source_files(first))))
     found = getattr(module, function, None)
     if found is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -72,21 +77,22 @@ def load(what: str, name: str) -> Any:
     return found
 
 
-def resolved(name: str) -> str:
-    """A path in the one spelling that all of its spellings have; a name of the catalogue as it is."""
-    path, function = _parts(name)
-    return f"{path.resolve()}:{function}" if is_path(name) else name
-
-
 def source_files(name: str) -> list[Path]:
     """The file of a path and every file beside it that it imports, directly or by way of others; sorted.
-
-    A record names the code of a third party's method by a digest over these.
 
     Args:
         name: path of a Python file, a colon, the name of a function.
     """
-    return _with_neighbours(_parts(name)[0].resolve())
+    return _source_files(_parts(name)[0].resolve())
+
+
+def folder(name: str) -> Path:
+    """Where the file of a path lies, and what it imports beside it.
+
+    Args:
+        name: path of a Python file, a colon, the name of a function.
+    """
+    return _parts(name)[0].resolve().parent
 
 
 def summary(name: str) -> str:
@@ -106,32 +112,10 @@ def docstring(name: str) -> str:
     return (ast.get_docstring(own[0]) if own else None) or ast.get_docstring(tree) or ""
 
 
-def _parts(name: str) -> tuple[Path, str]:
-    path, colon, function = name.rpartition(":")
-    return (Path(path), function) if colon else (Path(name), "")
-
-
-@cache
-def _module(path: Path, digest: str) -> ModuleType:
-    """A file as a module, run once for each content that it has had."""
-    # A unique name, registered before the file runs and kept: dataclasses and pickle look classes' modules up by it.
-    label = f"{_LABEL}{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(label, path)
-    if spec is None or spec.loader is None:
-        raise CatalogError(f"{path} must be a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[label] = module
-    _refuse_hidden(path)
-    with _importable(path), redirect_stdout(sys.stderr):  # what it prints is no part of a command's result
-        try:
-            spec.loader.exec_module(module)
-        except ImportError:
-            raise
-        except SystemExit as error:
-            raise CatalogError(f"{path} must not end the program, and called sys.exit({error.code!r})") from None
-        except Exception as error:  # whatever a user's code raises
-            raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
-    return module
+def resolved(name: str) -> str:
+    """A path in the one spelling that all of its spellings have; a name of the catalogue as it is."""
+    path, function = _parts(name)
+    return f"{path.resolve()}:{function}" if is_path(name) else name
 
 
 def place(error: BaseException, name: str) -> str:
@@ -139,9 +123,88 @@ def place(error: BaseException, name: str) -> str:
     return place_in(error, _parts(name)[0]) if is_path(name) else ""
 
 
+def _parts(name: str) -> tuple[Path, str]:
+    path, colon, function = name.rpartition(":")
+    return (Path(path), function) if colon else (Path(name), "")
+
+
+@cache
+def _module(path: Path, digest: str) -> ModuleType:
+    """A file as a module, run once for each content that it and what it imports beside it have had."""
+    # A name that no other module has, which stays: dataclasses and pickle look modules up.
+    label = f"leakbench_method_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(label, path)
+    if spec is None or spec.loader is None:
+        raise CatalogError(f"{path} must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    files = set(_source_files(path))
+    _forget_edited(path.parent)
+    _check_names(path, files)
+    sys.modules[label] = module
+    # What it prints is no part of a command's result, which may be one JSON document.
+    with _importable(path.parent), redirect_stdout(sys.stderr):
+        try:
+            spec.loader.exec_module(module)
+        except ImportError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
+            raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
+    for file in _beside(path.parent).values():
+        if file not in files:
+            raise CatalogError(
+                f"{path} imports {file} in a way that does not show in its text, so records could not name the code; "
+                "write it as an import statement"
+            )
+        _read.setdefault(file, _content(file))
+    return module
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _beside(folder: Path) -> dict[str, Path]:
+    """Modules that were imported from a folder, by name, with their files as they are named there."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        place = folder.joinpath(*name.split("."))
+        if file and name.partition(".")[0] not in OURS and Path(file) in _files_of(place):
+            found[name] = Path(file)
+    return found
+
+
+def _forget_edited(folder: Path) -> None:
+    """Drops what was imported from a folder where any of it was edited since, so that it is read again."""
+    there = _beside(folder)
+    if any(file in _read and not (file.is_file() and _content(file) == _read[file]) for file in there.values()):
+        for name, file in there.items():
+            sys.modules.pop(name, None)
+            _read.pop(file, None)
+        importlib.invalidate_caches()
+
+
+def _check_names(path: Path, files: set[Path]) -> None:
+    """Refuses what lies beside a file under the name of another module, which would be imported in its place.
+
+    Raises:
+        CatalogError: naming both.
+    """
+    for name in sorted({file.relative_to(path.parent).parts[0].partition(".")[0] for file in files - {path}}):
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # a module that says nothing of where it is from
+            spec = None
+        own = {str(file) for file in _files_of(path.parent / name)}
+        if (name in sys.modules and not spec) or (spec and spec.origin is not None and spec.origin not in own):
+            raise CatalogError(
+                f"{path.parent / name} cannot be imported by {path.name}: its name is that of another module, of "
+                f"{spec.origin if spec else 'this process'}; give it a name of its own"
+            )
+
+
 def place_in(error: BaseException, path: Path) -> str:
     """Where in a file an exception came from, as " (line 3, in plan)"; empty where it did not pass through it."""
-    # Innermost first: the user's own line, and not the library's that it called.
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     for frame in reversed(frames):
         if Path(frame.filename).resolve() == path.resolve():
@@ -150,57 +213,17 @@ def place_in(error: BaseException, path: Path) -> str:
 
 
 @contextmanager
-def _importable(path: Path) -> Iterator[None]:
-    """Lets a file import its neighbours, while it runs only: they must not shadow what is imported later."""
-    before, folder = set(sys.modules), path.parent
-    sys.path.insert(0, str(folder))
+def _importable(folder: Path) -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.append(str(folder))  # at the end, where it hides no library that is imported meanwhile
+    importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
-        # A neighbour keeps no name of its own: another folder may have one of the same name, and other content.
-        files = set(map(str, _with_neighbours(path)))
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and str(Path(file).resolve()) in files and not name.startswith(_LABEL):
-                del sys.modules[name]
+        sys.path[:] = before
 
 
-def _refuse_hidden(path: Path) -> None:
-    """Refuses a file beside it whose name another module has already, because that one would be imported instead."""
-    for other in _imported(path, path.parent):
-        name = other.relative_to(path.parent).parts[0].removesuffix(".py")
-        loaded = sys.modules.get(name)
-        if name in sys.stdlib_module_names or (
-            loaded is not None and Path(getattr(loaded, "__file__", None) or "/").resolve() != other
-        ):
-            raise CatalogError(f"{path} imports {name}, and {other} beside it is hidden by another module; rename it")
-
-
-def _imported(path: Path, folder: Path) -> list[Path]:
-    """Files of a folder that a file imports, also within functions, where imports run late or never."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError):
-        return []
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            # The syntax does not say whether an alias is a module or something in one: both are looked for.
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    found = []
-    for name in names:
-        parts = name.split(".")
-        # Every prefix: importing `a.b` runs `a/__init__.py` as well.
-        places = [folder.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
-        found += [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
-    return [file.resolve() for file in found if file.is_file()]
-
-
-def _with_neighbours(first: Path) -> list[Path]:
-    """A file and every file of its folder that it imports, directly or by way of others; sorted."""
+def _source_files(first: Path) -> list[Path]:
     found, waiting = {first}, [first]
     while waiting:
         for path in _imported(waiting.pop(), first.parent):
@@ -208,3 +231,37 @@ def _with_neighbours(first: Path) -> list[Path]:
                 found.add(path)
                 waiting.append(path)
     return sorted(found)
+
+
+def _imported(path: Path, folder: Path) -> list[Path]:
+    """Files of a folder that a file imports, anywhere in it."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):  # or no Python at all
+        return []
+    places = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            places |= {(folder, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # Of a package's own: from the folder of the file, or from one above.
+            start = folder if not node.level else [path.parent, *path.parent.parents][node.level - 1]
+            module = [node.module] if node.module else []
+            places |= {(start, ".".join([*module, *more])) for more in ([], *([alias.name] for alias in node.names))}
+    found = []
+    for start, name in places:
+        parts = [part for part in name.split(".") if part]
+        if (start == folder and parts and parts[0] in OURS) or not start.is_relative_to(folder):
+            continue
+        for i in range(start == folder, len(parts) + 1):
+            found += [file for file in _files_of(start.joinpath(*parts[:i])) if file.is_file()]
+    return found
+
+
+def _files_of(place: Path) -> list[Path]:
+    """Files that a module of this place may be read from."""
+    return [
+        file
+        for suffix in importlib.machinery.all_suffixes()
+        for file in (place.with_name(place.name + suffix), place / f"__init__{suffix}")
+    ]

@@ -101,7 +101,7 @@ def resolve_settings(known: Mapping[str, Setting], given: Mapping[str, Any]) -> 
     """Every setting, the given ones over the defaults, each of the right type, in the order of `known`.
 
     Raises:
-        CatalogError: all that is wrong with them: unknown, missing, of another type.
+        CatalogError: all that is wrong with them: unknown, missing, of another type, or nothing that JSON has.
     """
     resolved = {key: setting.default for key, setting in known.items() if not setting.required}
     wrong = [f"{key} is missing" for key, setting in known.items() if setting.required and key not in given]
@@ -113,6 +113,11 @@ def resolve_settings(known: Mapping[str, Setting], given: Mapping[str, Any]) -> 
             resolved[key] = known[key].conform(value)
         except CatalogError as error:
             wrong.append(str(error))
+    for key, value in resolved.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            wrong.append(f"{key} must be a value that a record can hold (finite numbers, text, lists), got {value!r}")
     if wrong:
         raise CatalogError("; ".join(wrong))
     return {key: resolved[key] for key in known}

@@ -20,6 +20,7 @@ from benchmarks.core import Sizes, Splits
 from defenses.core import Sampling, predict, refuse_batch_norm
 
 from ..catalog import methods as catalog
+from ..catalog import plugins
 from ..suite.schema import ModelChoice, TaskTable
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 from .artifact import Artifact
@@ -129,7 +130,7 @@ def _proves(name: str, settings: str) -> bool:
         return False  # it decides its noise itself, and adds none
     try:
         claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
-    except Exception:
+    except (Exception, SystemExit):
         return False  # its cells record how it fails
     return math.isfinite(claim.epsilon)
 
@@ -255,7 +256,10 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
         found["data_digest"] = load_sizes(data, sizes, seed).digest
     path = Path(model.rpartition(":")[0]).expanduser()
     if path.suffix == ".py" and path.is_file():
-        found["model_digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = [file.read_bytes() for file in plugins.source_files(str(path.resolve()) + ":f")]
+        # A file alone stands for itself; one that imports what lies beside it is all of them.
+        parts = content if len(content) == 1 else [hashlib.sha256(one).digest() for one in content]
+        found["model_digest"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 
 
@@ -271,7 +275,7 @@ def _toy_run(name: str, settings: str) -> str:
         predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4)
     except catalog.MissingExtra as error:
         return str(error)
-    except Exception:
+    except (Exception, SystemExit):
         return ""  # a defense that fails does so in its cells, which record it
     return ""
 

@@ -49,11 +49,13 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: di
     refuse_other_code(origin)
     try:
         result = artifact.make(device)
-    except Exception as error:  # whatever a method raises is the result of what waits for it, not the end of the run
+        seal = _seal(artifact.name, result)  # which refuses what no file can hold
+    # Whatever a method raises is the result of what waits for it, not the end of the run.
+    except (Exception, SystemExit) as error:
         sentence = in_one_line(error)
         write_document({"error": sentence}, folder / f"{artifact.name}.json")
         return sentence
-    document = {"result": result, "seal": digest_of(result), "provenance": asdict(origin)}
+    document = {"result": result, "seal": seal, "provenance": asdict(origin)}
     write_document(document, folder / f"{artifact.name}.json")
     return ""
 
@@ -62,13 +64,22 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
     """Results that were computed or found kept in this run, by name; they are not checked again.
 
     Raises:
-        RecordError: one of them failed, or its file is gone.
+        RecordError: one of them failed, or its file is gone, torn or edited.
     """
     found = {}
     for artifact in artifacts:
-        content = json.loads(read_bytes(folder / f"{artifact.name}.json", "artifact"))
-        if "error" in content:
-            raise RecordError(f"{artifact.words} failed: {content['error']}")
+        path = folder / f"{artifact.name}.json"
+        try:
+            content = json.loads(read_bytes(path, "artifact"))
+            if "error" in content:
+                raise RecordError(f"{artifact.words} failed: {content['error']}")
+            whole = content["seal"] == _seal(artifact.name, content["result"])
+        except RecordError:
+            raise
+        except (ValueError, KeyError, TypeError):
+            whole, content = False, {}
+        if not whole:
+            raise RecordError(f"artifact {path} was edited after it was written; run the same command again")
         found[artifact.name] = content["result"]
     return found
 
@@ -119,8 +130,13 @@ def _read(path: Path, artifact: Artifact) -> tuple[dict[str, Any], list[str]]:
         if "error" in data:
             return {}, []
         differs = build(Provenance, data["provenance"], "provenance").differences(origin_of(artifact))
-        if data["seal"] != digest_of(data["result"]):
-            return {}, ["it was edited after it was written"]
+        if data["seal"] != _seal(artifact.name, data["result"]):
+            return {}, ["it was edited after it was written, or is that of another"]
     except (ValueError, KeyError, TypeError):
         return {}, ["it is not a whole document of this version"]
     return data["result"], differs
+
+
+def _seal(name: str, result: dict[str, Any]) -> str:
+    """Digest of a result and of whose it is: a copy under another name is no result of that."""
+    return digest_of({"name": name, "result": result})

@@ -1,12 +1,12 @@
-"""Dependency graph of work: pieces named by a hash of their content, each done once, after everything that it needs.
+"""What waits for what: pieces of work named by a hash of their content, each done once, after all that it needs.
 
-A job of cells is a piece; so is a point of a hyperparameter search, or a shadow model. Two requests for the same
-content are one piece, so nothing is computed twice. An executor takes the pieces that are ready, and computes them
-wherever it does.
+A training that a cell attacks, a shadow model, a point of a tuning are such pieces; so is a job of cells. Two requests
+for the same content are one piece, so nothing is computed twice. An executor takes what is ready, wherever it computes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -26,7 +26,7 @@ class Graph(Generic[Item]):
 
     items: dict[str, Item] = field(default_factory=dict)
     needs: dict[str, frozenset[str]] = field(default_factory=dict)
-    _started: set[str] = field(default_factory=set)
+    _waiting: deque[str] = field(default_factory=deque)
     _done: set[str] = field(default_factory=set)
 
     def add(self, name: str, item: Item, needs: Iterable[str] = ()) -> None:
@@ -39,6 +39,7 @@ class Graph(Generic[Item]):
         """
         if name not in self.items:
             self.items[name], self.needs[name] = item, frozenset(needs)
+            self._waiting.append(name)
 
     def check(self) -> None:
         """Refuses a graph that cannot be worked off, before anything of it is computed.
@@ -47,10 +48,10 @@ class Graph(Generic[Item]):
             ValueError: a piece needs another that is not there, or, by way of others, itself.
         """
         for name, needs in self.needs.items():
-            if unknown := sorted(needs - self.items.keys()):
+            if unknown := sorted(need for need in needs if need not in self.items):
                 raise ValueError(f"everything that {name} needs must be in the graph, and {unknown[0]} is not")
-        left = dict(self.needs)  # Kahn's algorithm: what remains when nothing is free waits for itself
-        while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        left = dict(self.needs)
+        while free := [name for name, needs in left.items() if all(need not in left for need in needs)]:
             for name in free:
                 del left[name]
         if left:
@@ -58,15 +59,19 @@ class Graph(Generic[Item]):
 
     def take(self) -> str | None:
         """The name of the next piece that is ready, which counts as started; None where all are done or wait."""
-        # In the order of addition, which is that of the suite: a run that is cut short has its first cells.
-        for name, needs in self.needs.items():
-            if name not in self._started and needs <= self._done:
-                self._started.add(name)
-                return name
-        return None
+        passed = []
+        try:
+            while self._waiting:
+                name = self._waiting.popleft()
+                if self.needs[name] <= self._done:
+                    return name
+                passed.append(name)
+            return None
+        finally:
+            self._waiting.extendleft(reversed(passed))
 
     def finish(self, name: str) -> None:
-        """Marks a piece as done, so that what waited for it is ready; one that failed is done, with its error."""
+        """Says that a piece is done, so that what waited for it is ready."""
         self._done.add(name)
 
     def __len__(self) -> int:

@@ -39,13 +39,14 @@ def compute(
             if subject is None:
                 subject = SUBJECTS[cell.subject](cells, device, read())
             outcome = subject.outcome(cell)
-        except Exception as error:  # whatever a method raises is the result of its cell, not the end of the run
+        # Whatever a method raises is the result of its cell; `sys.exit` would end the run without a word.
+        except (Exception, SystemExit) as error:
             outcome = Outcome(error=_sentence(error, cell.request))
         outcome.seconds = time.perf_counter() - start
         yield cell, outcome
 
 
-def _sentence(error: Exception, request: Request) -> str:
+def _sentence(error: BaseException, request: Request) -> str:
     """Exception and place in one sentence; the place is in a third party's method where the traceback passes one.
 
     Whoever wrote that method knows its lines, and not those of this library that it called.
@@ -54,7 +55,8 @@ def _sentence(error: Exception, request: Request) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     methods = [m for m in (request.attack, request.defense) if m is not None and catalog.foreign(m.kind, m.name)]
     for method in methods:
-        files = set(map(str, plugins.source_files(method.name))) if plugins.is_path(method.name) else set()
+        sources = plugins.source_files(method.name) if plugins.is_path(method.name) else []
+        files = {str(file.resolve()) for file in sources}
         # The last of its own frames: the line that called into the library, or raised by itself.
         if own := [frame for frame in frames if str(Path(frame.filename).resolve()) in files]:
             written = Path(method.name.rpartition(":")[0])  # as the user named it

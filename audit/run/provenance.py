@@ -60,8 +60,7 @@ def third_party(*methods: MethodAsked | None) -> dict[str, str]:
             continue
         role = f"{catalog.KINDS[method.kind]} {method.name}"
         if plugins.is_path(method.name):
-            files = plugins.source_files(method.name)
-            found[role] = _digest(files, files[0].parent)
+            found[role] = _digest(plugins.source_files(method.name), plugins.folder(method.name))
         elif (module := catalog.module_of(method.kind, method.name)) is not None:
             found[role] = _code_of(module)
     return found

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from defenses.core import Sampling, full, predict
 from leaderboard.records.folder import arrays_fault
@@ -125,12 +126,23 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
     }
     # As the file has it: dataclasses are dictionaries there.
     content = json.loads(record.to_json())
-    found += [f"its {key} is not that of its cell" for key, value in expected.items() if content[key] != value]
+    found += [
+        f"its {key} is not that of its cell" for key, value in expected.items() if not _equal(content[key], value)
+    ]
     task = {key: value for key, value in asked.task.items() if key not in UNRESOLVED}
-    found += [f"its task.{key} is not that of its cell" for key, value in task.items() if record.task.get(key) != value]
+    found += [f"its task.{k} is not that of its cell" for k, v in task.items() if not _equal(record.task.get(k), v)]
     if found:  # of another code, whose plans may not even run
         return found
     return [fault] if (fault := _claim_fault(record, asked)) else []
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether values are the same in JSON, where a tuple is a list and true is not 1."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
 def _claim_fault(record: Record, request: Request) -> str:

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from attacks.core import (
     Reconstruction,
     Requirements,
     SeenTranscript,
+    Steps,
+    Target,
     attack,
     checked_reconstruction,
     checked_scores,
@@ -439,3 +443,33 @@ def test_a_box_maps_its_units_to_the_range_of_inputs():
     assert box.project_(torch.tensor([-5.0, 5.0])).tolist() == [-2.0, 2.0]
     with pytest.raises(ValueError, match=r"low must be below high, got 1\.0 and 1\.0"):
         Box(1.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Target):
+    """A target of somebody's own that leads to observations by several ways."""
+
+    accesses: ClassVar[tuple[Access, ...]] = (Access.FEDERATED,)
+    rounds: Iterable[Observation]
+    clients: tuple[Observation, ...]
+    by_name: dict[str, Observation]
+    candidates: Examples | None = None
+
+
+def test_whatever_field_leads_to_further_targets_they_are_as_narrow():
+    labelled = replace(UPDATE, labels=torch.zeros(1, dtype=torch.int64), batch_size=1)
+    lazy = Steps(lambda: iter([labelled]), lambda: 1)
+    view = narrow(
+        Rounds(rounds=lazy, clients=(labelled,), by_name={"a": labelled}), Requirements(access=Access.FEDERATED)
+    )
+    assert len(list(view.rounds)) == len(list(view.clients)) == len(view.by_name) == 1
+    for one in (*view.rounds, *view.clients, *view.by_name.values()):
+        with pytest.raises(AccessError, match=r"did not declare Knows\.LABELS"):
+            _ = one.labels
+
+
+def test_an_access_of_our_name_that_includes_more_is_another_access():
+    def greedy(target: ModelAccess, coins: torch.Generator) -> MembershipScores: ...
+
+    with pytest.raises(TypeError, match="its target must be annotated as"):
+        attack(access=Access("BLACK_BOX", "the answers of the final model", includes=("WHITE_BOX",)))(greedy)

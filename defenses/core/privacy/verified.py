@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Subspace
@@ -84,7 +85,7 @@ def unverified(**parts: object) -> dict[str, str]:
         kind = type(part)
         package = _BY_PACKAGE.get(role)
         known = kind in _OURS.get(role, ()) or (package is not None and f"{kind.__module__}.".startswith(package))
-        if not known:
+        if not known or any(_foreign_function(value) for value in _attributes(part).values()):
             # A user's own file is run under a made-up name; its own says more.
             file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
             place = Path(file).name if kind.__module__.startswith("leakbench_method_") else kind.__module__
@@ -100,6 +101,9 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
         yield role, part
         if role == "defense" and isinstance(part, Defense):
             yield "method", part.method
+            # One of ours asks them for its plans, so they are as much of the method as itself. What is in a plan is
+            # looked at there.
+            yield from (("method", inner) for inner in _inside(part.method))
         if role == "plan" and isinstance(part, StepPlan):
             for block in part.blocks:
                 yield from (("block", block), ("codec", block.codec), ("bound", block.bound), ("query", block.query))
@@ -110,3 +114,23 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             if isinstance(part.post, Keep):
                 yield "codec", part.post.coordinates
             yield "post", part.post
+
+
+def _inside(part: object) -> Iterator[object]:
+    """Objects that one of ours was given, and those that these were given, but for what plans are made of."""
+    for value in _attributes(part).values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            module = type(one).__module__
+            if module not in ("builtins", "torch") and not isinstance(one, Bound):
+                yield one
+                if f"{module}.".startswith(_BY_PACKAGE["method"]):
+                    yield from _inside(one)
+
+
+def _attributes(part: object) -> dict[str, object]:
+    return getattr(part, "__dict__", {})
+
+
+def _foreign_function(value: object) -> bool:
+    """Whether a function was put into an instance, in place of one of its class perhaps."""
+    return isinstance(value, FunctionType) and not value.__module__.startswith(_BY_PACKAGE["method"])

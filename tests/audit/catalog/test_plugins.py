@@ -11,7 +11,9 @@ import torch
 from audit.catalog import explain, plugins
 from audit.catalog import methods as catalog
 from audit.catalog.settings import CatalogError
+from audit.plan.request import MethodAsked
 from audit.run import harness
+from audit.run.provenance import third_party
 from audit.suite.suite import SuiteError
 
 from ..conftest import SUITE
@@ -19,7 +21,7 @@ from ..conftest import SUITE
 ROOT = Path(__file__).parents[3]
 
 HALF = '''
-"""DP-SGD on one half of the coordinates, drawn once."""
+"""DP-SGD on one half of the coordinates."""
 
 from dataclasses import dataclass
 
@@ -117,7 +119,7 @@ def test_a_path_is_explained_and_accounted_for(mine):
     assert done.returncode == 0 and "epsilon 2.855" in done.stdout, done.stderr
     assert "unverified: " in done.stdout and "Half" in done.stdout  # the claim takes the word of code of others
     found = explain.explain("mine/half_dp.py:half_dp")
-    assert (found.kind, found.summary) == ("defense", "DP-SGD on one half of the coordinates, drawn once.")
+    assert (found.kind, found.summary) == ("defense", "DP-SGD on one half of the coordinates.")
     assert [setting.name for setting in found.settings] == ["clip_norm"]
     assert explain.explain("mine/coin.py:coin").requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
 
@@ -189,3 +191,55 @@ def test_names_of_the_catalogue_are_no_paths():
     assert not plugins.is_path("dp_sgd") and plugins.is_path("dp_sgd.py") and plugins.is_path("a/b.py:c")
     with pytest.raises(CatalogError, match=r"a path is written FILE\.py:FUNCTION"):
         catalog.find("defenses", "mine/half_dp")
+
+
+def test_what_lies_beside_a_file_is_the_code_that_runs_and_that_records_name(mine, tmp_path):
+    text = "from defenses.core import Defense, Whole, clip\n{}\ndef f(*, noise_multiplier=None):\n"
+    text += "    return Defense(Whole(bound=clip(NORM)), noise_multiplier)\n"
+    (mine / "zz.py").write_text(text.format("from apkg import NORM"))
+    (mine / "apkg").mkdir()
+    (mine / "apkg" / "__init__.py").write_text("from .inner import NORM\n")
+    (mine / "apkg" / "inner.py").write_text("NORM = 1.0\n")
+    asked = MethodAsked(kind="defenses", name="mine/zz.py:f")
+    before = third_party(asked)
+    assert catalog.defense(asked.name).method.bound.norm == 1  # type: ignore[union-attr]
+    (mine / "apkg" / "inner.py").write_text("NORM = 25.0\n")
+    assert third_party(asked) != before
+    assert catalog.defense(asked.name).method.bound.norm == 25  # type: ignore[union-attr]
+    other = tmp_path / "other"
+    (other / "apkg").mkdir(parents=True)
+    (other / "apkg" / "__init__.py").write_text("NORM = 3.0\n")
+    (other / "m.py").write_text(text.format("from apkg import NORM"))
+    with pytest.raises(CatalogError, match="its name is that of another module"):
+        catalog.defense(f"{other}/m.py:f")
+    (mine / "wave.py").write_text("NORM = 3.0\n")  # which the standard library has, too
+    (mine / "m.py").write_text(text.format("from wave import NORM"))
+    with pytest.raises(CatalogError, match="its name is that of another module"):
+        catalog.defense("mine/m.py:f")
+    (mine / "hidden.py").write_text("NORM = 3.0\n")
+    (mine / "m.py").write_text(text.format("NORM = __import__('hidden').NORM"))
+    with pytest.raises(CatalogError, match="in a way that does not show in its text"):
+        catalog.defense("mine/m.py:f")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("apkg", "hidden")]:
+        del sys.modules[name]
+
+
+def test_a_file_leaves_the_path_as_it_was_and_cannot_end_the_run(mine):
+    before = list(sys.path)
+    (mine / "m.py").write_text("import sys\nsys.path.insert(0, '/nowhere')\nsys.exit(0)\n")
+    with pytest.raises(CatalogError, match=r"m\.py raised SystemExit: 0 \(line 3, in <module>\)"):
+        catalog.find("defenses", "mine/m.py:f")
+    assert sys.path == before
+
+
+def test_a_setting_at_another_type_is_another_request_and_one_that_no_record_holds_is_refused(mine):
+    (mine / "m.py").write_text("def f(*, mode=1, size: float = 1, noise_multiplier=None): ...\n")
+    ids = {
+        str(MethodAsked(kind="defenses", name="mine/m.py:f", settings={"mode": mode, "size": size}).canonical())
+        for mode in (1, True, 1.0)
+        for size in (1, 1.0)
+    }
+    assert len(ids) == 3
+    (mine / "m.py").write_text("def f(*, mode=float('nan'), noise_multiplier=None): ...\n")
+    with pytest.raises(CatalogError, match="mode must be a value that a record can hold"):
+        catalog.resolve("defenses", "mine/m.py:f", {})

@@ -1,5 +1,6 @@
 """What a suite comes to: requests whose ids depend on nothing but themselves, checked before anything is computed."""
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -428,3 +429,15 @@ def test_a_share_of_ones_own_moves_its_cells_when_it_changes(suite_of, tmp_path)
     file.write_text(file.read_text() + "# another")
     assert not before["reconstruction"] & ids("reconstruction")
     assert before["membership"] == ids("membership")
+
+
+def test_an_architecture_of_ones_own_is_its_file_and_what_it_imports_beside_it(tmp_path):
+    (tmp_path / "net.py").write_text("def f(): ...\n")
+    alone = planning._own("digits", f"{tmp_path}/net.py:f", Sizes(), 0)
+    assert alone == {"model_digest": hashlib.sha256(b"def f(): ...\n").hexdigest()}
+    (tmp_path / "net.py").write_text("from width import W\n")
+    seen = set()
+    for width in (4, 64):
+        (tmp_path / "width.py").write_text(f"W = {width}\n")
+        seen.add(planning._own("digits", f"{tmp_path}/net.py:f", Sizes(), 0)["model_digest"])
+    assert len(seen) == 2

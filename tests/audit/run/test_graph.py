@@ -1,13 +1,18 @@
 """What waits for what: each piece once, after what it needs, wherever it is computed."""
 
+import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from audit.plan.artifact import Artifact
+from audit.run.artifacts import make_one, origin_of, read_kept, read_made
 from audit.run.executors.local import Local
 from audit.run.graph import Graph
+from audit.run.resume import StaleError
+from leaderboard.records.record import RecordError
 
 CPU = torch.device("cpu")
 
@@ -66,3 +71,29 @@ def test_who_stops_reading_stops_the_work(tmp_path):
     next(executed)
     executed.close()
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
+
+
+def made(value: object, device: torch.device) -> dict[str, object]:
+    """What an artifact gives."""
+    return {"value": value}
+
+
+def left(device: torch.device) -> dict[str, object]:
+    """Ends the process, as a script would."""
+    raise SystemExit(0)
+
+
+def test_an_artifact_is_taken_under_its_own_name_alone_and_one_that_no_file_can_hold_failed(tmp_path):
+    one, other = (Artifact({"x": x}, "one", partial(made, x)) for x in (1, 2))
+    bad = [Artifact({"x": 3}, "bad", partial(made, math.nan)), Artifact({"x": 4}, "bad", left)]
+    origins = {artifact.name: origin_of(artifact) for artifact in (one, other, *bad)}
+    assert not make_one(one, tmp_path, CPU, origins) and read_made([one], tmp_path) == {one.name: {"value": 1}}
+    (tmp_path / f"{other.name}.json").write_bytes((tmp_path / f"{one.name}.json").read_bytes())
+    with pytest.raises(StaleError, match="or is that of another"):
+        read_kept({other.name: other}, tmp_path)
+    with pytest.raises(RecordError, match="was edited after it was written"):
+        read_made([other], tmp_path)
+    for artifact in bad:
+        assert make_one(artifact, tmp_path, CPU, origins)
+        with pytest.raises(RecordError, match="bad failed"):
+            read_made([artifact], tmp_path)

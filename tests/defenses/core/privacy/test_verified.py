@@ -3,12 +3,28 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
-from defenses.core import Block, Bound, CropAndFlip, Defense, Everything, Sampling, Stateless, StepPlan, clip, seeded
+from defenses.core import (
+    Block,
+    Bound,
+    Context,
+    CropAndFlip,
+    Defense,
+    Everything,
+    Projected,
+    Sampling,
+    Stateless,
+    StepPlan,
+    clip,
+    seeded,
+)
+from defenses.core.privacy.verified import unverified
 from defenses.dp_sgd import dp_sgd
+from defenses.rpdp import rpdp
 
 from ... import duties
 
@@ -212,3 +228,21 @@ def test_a_number_that_multiplies_as_another_one_is_taken_for_what_it_compares_a
     )
     assert Sampling("poisson", Lying(0.5)).expected_batch(10) == 5.0
     assert dp_sgd(noise_multiplier=Lying(1.0)).calibrated_multiplier * 2.0 == 2.0
+
+
+@dataclass(frozen=True)
+class OwnSubspace:
+    """Directions that somebody else chose, for a method that is ours."""
+
+    rank: int = 2
+
+    def at(self, bases: Any, context: Context) -> Any: ...
+
+
+def test_what_a_method_of_ours_was_given_is_as_much_of_the_method():
+    projected = Projected(bound=clip(1.0), subspace=OwnSubspace(), where="before the bound")
+    assert "method OwnSubspace" in unverified(defense=Defense(projected, 1.0))["unverified_method"]
+    assert not unverified(defense=rpdp(rank=2, noise_multiplier=1.0))
+    patched = dp_sgd(noise_multiplier=1.0)
+    object.__setattr__(patched.method, "plan", lambda state, context: None)
+    assert set(unverified(defense=patched)) == {"unverified_method"}
