@@ -140,6 +140,7 @@ def _module(path: Path, digest: str) -> ModuleType:
     files = set(_source_files(path))
     _forget_edited(path.parent)
     _check_names(path, files)
+    before = set(_beside(path.parent).values())  # what other methods of this folder import
     sys.modules[label] = module
     # What it prints is no part of a command's result, which may be one JSON document.
     with _importable(path.parent), redirect_stdout(sys.stderr):
@@ -150,7 +151,7 @@ def _module(path: Path, digest: str) -> ModuleType:
         except (Exception, SystemExit) as error:  # whatever a user's code raises
             raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
     for file in _beside(path.parent).values():
-        if file not in files:
+        if file not in files and file not in before:
             raise CatalogError(
                 f"{path} imports {file} in a way that does not show in its text, so records could not name the code; "
                 "write it as an import statement"
