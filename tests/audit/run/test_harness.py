@@ -429,7 +429,7 @@ def test_a_skipped_cell_is_recorded_and_run_once_it_can_be(tmp_path, site):
 
 
 def test_what_no_record_can_hold_is_a_failed_cell(tmp_path, monkeypatch):
-    def compute(cells, device):
+    def compute(cells, device, read):
         for cell in cells:
             yield cell, Outcome(task={"set": {1, 2}}, arrays={"id": [1]})
 

@@ -239,7 +239,7 @@ import functools, torch, sys
 sys.path.insert(0, {folder!r})
 import numpy as np
 from torch import nn
-from defenses.core.fingerprint import digest, architecture, source_digest
+from defenses.core.gradients.fingerprint import digest, architecture, source_digest
 from defenses.dp_sgd import dp_sgd
 CONSTANT = {{"b": 2, "a": {{3, 1, 2}}}}
 def outer(scale):
