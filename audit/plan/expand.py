@@ -198,27 +198,34 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
         budget=budget,
         control=run.control,
         seed=run.seed,
-        training=Training(
-            data=task.data,
-            model=task.model.name,
-            model_settings=dict(task.model.settings),
-            private=task.private,
-            candidates=task.candidates,
-            batch=task.batch,
-            epochs=task.epochs,
-            lr=task.lr,
-            momentum=task.momentum,
-            optimizer=task.optimizer,
-            schedule=task.schedule,
-            sampling=task.sampling,
-            non_member=task.non_member,
-            public=task.public,
+        training=replace(
+            training_of(task),
             tuning_digest=tuning_digest,
-            engine=task.engine,
             **_own(task.data, task.model.name, _sizes(task), run.seed),
         ),
         # Only where noise is drawn: a cell without noise has one id, and is not computed again for --secure-noise.
         secure=run.secure and budget.draws_noise,
+    )
+
+
+def training_of(task: TaskTable) -> Training:
+    """The training that a suite's table describes, as requests have it."""
+    return Training(
+        data=task.data,
+        model=task.model.name,
+        model_settings=dict(task.model.settings),
+        private=task.private,
+        candidates=task.candidates,
+        batch=task.batch,
+        epochs=task.epochs,
+        lr=task.lr,
+        momentum=task.momentum,
+        optimizer=task.optimizer,
+        schedule=task.schedule,
+        sampling=task.sampling,
+        non_member=task.non_member,
+        public=task.public,
+        engine=task.engine,
     )
 
 

@@ -23,7 +23,7 @@ from leaderboard.records.files import sweep
 from ..observe import logits_of
 from ..plan.artifact import Artifact
 from ..plan.build import build_model, defend, load_splits, planned, reads_public
-from ..plan.expand import asked, budgets_of
+from ..plan.expand import asked, budgets_of, training_of
 from ..plan.request import Budget, Training, TrainingRequest, digest_of, seed_of, seed_of_data
 from ..scoring.utility import score_utility
 from ..subjects.outcome import examples_of, pick
@@ -174,24 +174,7 @@ def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
 
 def _on_public(suite: Suite) -> Training:
     """The task's training, from which points differ in what they try."""
-    task = suite.task
-    return Training(
-        data=task.data,
-        model=task.model.name,
-        model_settings=dict(task.model.settings),
-        private=task.private,
-        candidates=None,
-        batch=task.batch,
-        epochs=task.epochs,
-        lr=task.lr,
-        momentum=task.momentum,
-        optimizer=task.optimizer,
-        schedule=task.schedule,
-        sampling=task.sampling,
-        non_member=task.non_member,
-        public=task.public,
-        engine=task.engine,
-    )
+    return replace(training_of(suite.task), candidates=None)
 
 
 def _task_of(training: Training) -> dict[str, Any]:

@@ -473,3 +473,15 @@ def test_an_access_of_our_name_that_includes_more_is_another_access():
 
     with pytest.raises(TypeError, match="its target must be annotated as"):
         attack(access=Access("BLACK_BOX", "the answers of the final model", includes=("WHITE_BOX",)))(greedy)
+
+
+def test_a_reconstruction_of_another_shape_is_the_attacks_mistake():
+    @attack(access=Access.UPDATE, knows=Knows.LABELS)
+    def flat(target: Observation, coins: torch.Generator) -> Reconstruction:
+        """Returns one number an image."""
+        labels = target.labels
+        assert labels is not None
+        return Reconstruction(inputs=torch.zeros(len(labels), 1), labels=labels, objective=0.0)
+
+    with pytest.raises(ValueError, match=r"inputs must have the .*shape"):
+        flat(UPDATE)

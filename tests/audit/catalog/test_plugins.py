@@ -1,8 +1,10 @@
 """Methods by the path of a file: wherever a name is taken, and with the file named whatever goes wrong in it."""
 
+import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from audit.catalog import explain, plugins
 from audit.catalog import methods as catalog
 from audit.catalog.settings import CatalogError
+from audit.cli import main
+from audit.plan.expand import plan
 from audit.plan.request import MethodAsked
 from audit.run import harness
 from audit.run.provenance import third_party
@@ -243,3 +247,87 @@ def test_a_setting_at_another_type_is_another_request_and_one_that_no_record_hol
     (mine / "m.py").write_text("def f(*, mode=float('nan'), noise_multiplier=None): ...\n")
     with pytest.raises(CatalogError, match="mode must be a value that a record can hold"):
         catalog.resolve("defenses", "mine/m.py:f", {})
+
+
+PLAIN = HALF.replace("from beside import share\n", "").replace("share(context.dim)", "context.dim // 2")
+
+OWN_NOISE = {
+    "fixed": PLAIN.replace("noise_multiplier=noise_multiplier)", "noise_multiplier=0.5)"),
+    "swapped": PLAIN.replace("noise_multiplier=noise_multiplier)", "noise_multiplier=clip_norm)"),
+    "not_taken": PLAIN.replace(", noise_multiplier: float | None = None", "").replace(
+        "noise_multiplier=noise_multiplier)", "noise_multiplier=2.0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", OWN_NOISE)
+def test_noise_that_a_file_decides_by_itself_is_refused(suite_of, mine, source):
+    """It would pass over the budget of a suite, and what the user asked `leakbench epsilon` about."""
+    assert OWN_NOISE[source] != PLAIN
+    (mine / "own.py").write_text(OWN_NOISE[source])
+    with pytest.raises(SuiteError, match=r"mine/own\.py:half_dp must hand on the noise multiplier"):
+        suite_of(SUITE.replace('{ name = "dp_sgd" }', '{ name = "mine/own.py:half_dp" }'))
+    with pytest.raises(
+        CatalogError, match=r"must hand on the noise multiplier that it is given, 1\.5, and its defense"
+    ):
+        catalog.defense("mine/own.py:half_dp", noise_multiplier=1.5)
+
+
+def test_a_noise_multiplier_that_is_taken_and_dropped_is_refused(mine):
+    (mine / "own.py").write_text(PLAIN.replace(", noise_multiplier=noise_multiplier)", ")"))
+    assert catalog.defense("mine/own.py:half_dp").noise_multiplier is None
+    with pytest.raises(CatalogError, match=r"given, 1\.5, and its defense has None"):
+        catalog.defense("mine/own.py:half_dp", noise_multiplier=1.5)
+
+
+def test_one_file_in_two_spellings_is_one_defense(suite_of, mine):
+    both = '{ name = "mine/half_dp.py:half_dp" }, { name = "./mine/../mine/half_dp.py:half_dp" }'
+    with pytest.raises(SuiteError, match=r"defense\[2\]: repeats defense\[1\]"):
+        suite_of(SUITE.replace('{ name = "dp_sgd" }', both))
+
+
+def test_an_edit_into_a_bug_is_other_code_and_no_traceback(suite_of, mine, tmp_path):
+    (mine / "half_dp.py").write_text(PLAIN)
+    run = partial(harness.run, suite_of(MINE), tmp_path / "out", device=torch.device("cpu"), jobs=1)
+    run()
+    (mine / "half_dp.py").write_text(PLAIN.replace("clip(self.clip_norm)", "clip(self.clip_norm / 0)"))
+    with pytest.raises(ValueError, match=r"the code of defense mine/half_dp\.py:half_dp has changed"):
+        run()
+    own = [record for record in run(recompute=True) if record.defense.name.startswith("mine/")]
+    assert own and all("ZeroDivisionError" in (record.reason or "") for record in own)
+
+
+def test_settings_that_a_suite_could_not_name_are_refused(mine):
+    (mine / "own.py").write_text(PLAIN.replace("def half_dp(*, ", "def half_dp("))
+    with pytest.raises(
+        CatalogError, match=r"must take keyword-only settings, got \(clip_norm: float = 1\.0\): write \*,"
+    ):
+        catalog.settings("defenses", "mine/own.py:half_dp")
+
+
+def test_what_a_plan_raises_names_the_file_also_where_epsilon_is_asked_for(mine, capsys):
+    (mine / "own.py").write_text(
+        PLAIN.replace("kept = Coordinates", "raise KeyError('lost')\n        kept = Coordinates")
+    )
+    options = ["--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "10", "--delta", "1e-5"]
+    with pytest.raises(SystemExit) as ended:
+        main(["epsilon", "--defense", "mine/own.py:half_dp", *options])
+    assert ended.value.code == 2
+    assert "error: mine/own.py:half_dp raised KeyError: 'lost' (line 1" in capsys.readouterr().err
+
+
+def test_what_a_file_prints_is_no_part_of_a_commands_result(mine, capsys):
+    (mine / "own.py").write_text(PLAIN + "\nprint('hello')\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "mine/own.py:half_dp", "--json"])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0 and json.loads(out)["kind"] == "defense" and "hello" in err
+
+
+def test_an_attack_whose_answer_no_suite_asks_its_access_for_is_told_what_may_be_wrong(suite_of, mine):
+    (mine / "coin.py").write_text(COIN.replace("MembershipScores", "Reconstruction"))
+    skipped = plan(suite_of(SUITE.replace('{ name = "likelihood_ratio" }', '{ name = "mine/coin.py:coin" }'))).skipped
+    assert skipped and all(
+        cell.skip.endswith("for reconstruction, but for membership: is what it returns annotated right?")
+        for cell in skipped
+    )

@@ -150,3 +150,13 @@ def test_posts_project_mask_shift_or_leave_alone():
     assert kept.nonzero().squeeze(1).tolist() == [0, 3]
     assert torch.equal(kept[[0, 3]], update[[0, 3]])
     assert torch.equal(Offset(torch.ones(DIM))(update), update + 1)
+
+
+def test_a_mask_is_refused_with_what_to_write_instead():
+    mask = torch.tensor([True, False, True])
+    made = object.__new__(Coordinates)  # past the types that are checked while tests run, and nowhere else
+    object.__setattr__(made, "kept", mask)
+    object.__setattr__(made, "dim", 3)
+    with pytest.raises(ValueError, match=r"kept must be coordinates, int64, got torch\.bool; .*nonzero"):
+        made.__post_init__()
+    assert Coordinates(mask.nonzero().flatten(), dim=3).size == 2

@@ -175,3 +175,23 @@ def test_a_plan_that_is_none_is_refused_with_the_name_of_its_defense(answer):
     for method, name in ((Forgetful(), "forgetful"), (Remembering(), "remembering")):
         with pytest.raises(TypeError, match=f"plan of '{name}' must return a StepPlan, .* got"):
             Defense(method).plan(None, Context(step=0, steps=1, dim=3))
+
+
+def test_what_is_no_method_is_refused_when_a_defense_is_made_of_it():
+    class Half:
+        def plan(self, context):
+            return None
+
+    made = object.__new__(Defense)  # past the types that are checked while tests run, and nowhere else
+    for method, words in ((Half(), "got Half, which has no start and no observe"), (Half, "got the class Half")):
+        object.__setattr__(made, "method", method)
+        with pytest.raises(TypeError, match=f"method must be an instance .* {words}"):
+            made.__post_init__()
+
+
+def test_a_stateless_plan_with_a_state_is_refused_when_its_class_is_made():
+    with pytest.raises(TypeError, match=r"plan of Wrong, which is Stateless, must take \(self, context\), got"):
+
+        class Wrong(Stateless):
+            def plan(self, state, context):
+                return None
