@@ -139,11 +139,12 @@ class Observed:
         """
         if step.plan is None or step.noisy is None:
             raise ValueError(f"step {step.step} must have its releases, got none; train with observer='updates'")
-        self._step, self._plan, self._model, self._layout, self._loss = step, step.plan, model, layout, loss
+        self._step, self._plan, self._model, self._layout, self._loss = step, step.plan.plan, model, layout, loss
         self.sums = torch.cat(step.noisy)
         sizes = [noisy.numel() for noisy in step.noisy]
-        stds = [block.noise_std(step.noise_multiplier) for block in self._plan.blocks]
-        self.noise_std = torch.cat([self.sums.new_full((n,), std) for n, std in zip(sizes, stds, strict=True)])
+        self.noise_std = torch.cat(
+            [self.sums.new_full((n,), std) for n, std in zip(sizes, step.plan.stds, strict=True)]
+        )
         self._sizes = sizes
         # Residuals are of divided releases, so the deviation is divided, too; 1 where there is no noise to whiten by.
         self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)

@@ -225,7 +225,7 @@ def test_every_engine_sums_there_as_on_the_cpu(device, engine):
             model = nn.Sequential(*(layer for layer in model.children() if not isinstance(layer, nn.GroupNorm)))
         runner = Engine(model.to(where).train(), engine=engine, microbatch=3)
         plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.5)))
-        found[where] = runner.run(plan, inputs.to(where), labels.to(where), 0.0).total, runner.name
+        found[where] = runner.run(plan.at(0.0), inputs.to(where), labels.to(where)).total, runner.name
     (expected, name), (total, there) = found[HERE], found[device]
     assert there == name
     assert total.device == device

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import models
-from benchmarks.core import Sizes, Splits
+from benchmarks.core import Splits
 from defenses.core import (
     TOY_DIM,
     Defense,
@@ -27,28 +27,36 @@ from defenses.core import (
 )
 
 from ..catalog import methods as catalog
-from .request import MethodAsked, Training, TrainingRequest, Update
+from .request import MethodAsked, TrainingRequest, Update
 from .splits_cache import load_data
 
 
-def load_splits(of: Training | Update, seed: int, device: torch.device) -> Splits:
-    """The splits that a training, or a shared update, is about.
+def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | None = None) -> Splits:
+    """The splits that a request is about.
 
     Args:
-        of: names the data set and the sizes of its pools.
-        seed: of the suite.
+        request: names the data set of its training, the sizes of the pools, and the seed.
         device: where they are wanted.
+        of: a shared update, whose data set is wanted instead.
     """
-    return load_data(of.data, seed, of.sizes, device)
+    asked = of or request.training
+    return load_data(asked.data, request.seed, asked.sizes, device)
 
 
-def load_sizes(data: str, sizes: Sizes, seed: int) -> Splits:
-    """Splits on the CPU, for checks of sizes and shapes before there is a request."""
-    return load_data(data, seed, sizes, torch.device("cpu"))
+def build_model(request: TrainingRequest, splits: Splits, *, of: Update | None = None) -> nn.Module:
+    """A fresh model of a request; the same weights for every defense of a seed.
+
+    Args:
+        request: names the architecture of its training, and the seed.
+        splits: decide the shape of inputs and the number of classes.
+        of: a shared update, whose architecture is wanted instead.
+    """
+    asked = of or request.training
+    return initialised(asked.model, asked.model_settings, splits, request.seed)
 
 
-def build_model(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
-    """A fresh model for a data set; the same weights for every defense of a seed.
+def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
+    """A model with the weights that a seed gives it.
 
     Layers of torchvision's models that mix examples become GroupNorm, without which no defense could train them.
 

@@ -24,9 +24,10 @@ from ..catalog import plugins
 from ..suite.schema import ModelChoice, TaskTable
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 from .artifact import Artifact
-from .build import build_model, load_sizes, reads_public
+from .build import initialised, reads_public
 from .cells import Cell, Plan
 from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
+from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
 
 BASELINE = "sgd"
@@ -92,7 +93,7 @@ def _check_fits(suite: Suite) -> None:
 
 def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
     try:
-        return load_sizes(data, sizes, seed)
+        return load_data(data, seed, sizes)
     except ValueError as error:
         raise SuiteError(f"{where}: {error}") from error
 
@@ -260,7 +261,7 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
     found = {}
     # The user's own data are named as `folder:PATH`, a model as `FILE.py:FUNCTION`.
     if ":" in data:
-        found["data_digest"] = load_sizes(data, sizes, seed).digest
+        found["data_digest"] = load_data(data, seed, sizes).digest
     path = Path(model.rpartition(":")[0]).expanduser()
     if path.suffix == ".py" and path.is_file():
         content = [file.read_bytes() for file in plugins.source_files(str(path.resolve()) + ":f")]
@@ -307,6 +308,6 @@ def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:
             raise SuiteError(f"{where}.{key}: must be of type {type(default).__name__}, got {value!r}")
     # RuntimeError, too, which is what torch raises for sizes that do not fit.
     try:
-        refuse_batch_norm(build_model(choice.name, choice.settings, splits, 0))
+        refuse_batch_norm(initialised(choice.name, choice.settings, splits, 0))
     except (ModuleNotFoundError, TypeError, ValueError, RuntimeError) as error:
         raise SuiteError(f"{where}: {choice.name!r} cannot be built: {' '.join(str(error).split())}") from error

@@ -17,7 +17,10 @@ _Key = tuple[str, int, Sizes, torch.device]
 _kept: dict[_Key, Splits] = {}  # the one that was used last comes last
 
 
-def load_data(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
+_CPU = torch.device("cpu")
+
+
+def load_data(name: str, seed: int, sizes: Sizes, device: torch.device = _CPU) -> Splits:
     """A data set's splits on a device, kept for the other cells of the seed."""
     # A path leads to data of the user's own, which may change while this process lives.
     if ":" in name:

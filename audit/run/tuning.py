@@ -25,6 +25,7 @@ from ..plan.artifact import Artifact
 from ..plan.build import build_model, defend, load_splits, planned, reads_public
 from ..plan.expand import asked, budgets_of, training_of
 from ..plan.request import Budget, Training, TrainingRequest, digest_of, seed_of, seed_of_data
+from ..plan.splits_cache import load_data
 from ..scoring.utility import score_utility
 from ..subjects.outcome import examples_of, pick
 from ..suite.schema import TuneTable
@@ -190,11 +191,11 @@ def _task_of(training: Training) -> dict[str, Any]:
 def _check_public(suite: Suite) -> None:
     if suite.tune is None:
         return
-    training, here = _on_public(suite), torch.device("cpu")
-    splits = load_splits(training, suite.tune.seed, here)
+    training = _on_public(suite)
+    splits = load_data(training.data, suite.tune.seed, training.sizes)
     # Where a seed decides all pools, an example that is public under one may be a member under another.
     for seed in suite.seeds:
-        if not torch.equal(load_splits(training, seed, here).public.ids, splits.public.ids):
+        if not torch.equal(load_data(training.data, seed, training.sizes).public.ids, splits.public.ids):
             raise SuiteError(
                 f"{suite.source}: tune: needs public examples that are the same under every seed, and those of "
                 f"{suite.task.data!r} with seed {seed} hold members of seed {suite.tune.seed}; "
@@ -218,7 +219,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         device: where to compute.
     """
     task = request.training
-    splits = load_splits(task, request.seed, device)
+    splits = load_splits(request, device)
     public = examples_of(splits.public, device)
     # By the data alone: all points are compared on the same examples.
     coins = keyed(seed_of_data(splits.digest, "tuning"))
@@ -226,7 +227,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     sizes = [len(splits.private), content["validation"]]
     own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
     sampling, steps = planned(request, len(own))
-    model = build_model(task.model, task.model_settings, splits, request.seed)
+    model = build_model(request, splits)
     run = train(
         model,
         (own.inputs, own.labels),

@@ -105,7 +105,7 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
     # Charged as a full batch, rate 1: that is what known participation means to the accountant.
     seen, alone = model.run.transcript.steps[-1], Ledger(full())
     if seen.plan is not None:
-        alone.record(seen.plan, seen.noise_multiplier, step=seen.step)
+        alone.record(seen.plan, step=seen.step)
     return alone.claim(delta)
 
 

@@ -48,13 +48,13 @@ class SharedUpdates:
         """Names the updates of the job's only cell; nothing is computed yet."""
         (cell,) = cells  # `expand` gives every cell on an update a job of its own: there is no training to share
         self._request, self._update, self._device = cell.request, cell.request.asked_update, device
-        self._splits: Splits = load_splits(self._update, self._request.seed, device)
+        self._splits: Splits = load_splits(cell.request, device, of=self._update)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Shares, attacks and scores every target of the cell."""
         request, update, splits = self._request, self._update, self._splits
         # Of the training, not of the update's pool: the noise is calibrated to the run that the update stands for.
-        examples = len(load_splits(request.training, request.seed, torch.device("cpu")).private)
+        examples = len(load_splits(request, torch.device("cpu")).private)
         defense, matched = defend(request, examples)
         # Kept, because switching the noise off replaces the multiplier.
         calibrated, noisy = defense.calibrated_multiplier, update.release_noise != "none"
@@ -98,7 +98,7 @@ class SharedUpdates:
         inputs, labels, decoy = self._batch(image)
         world = world_of(splits, self._device)
         shared = simulate_share(
-            build_model(update.model, update.model_settings, splits, request.seed),
+            build_model(request, splits, of=update),
             *((inputs, labels) if decoy is None else decoy),
             defense,
             step=update.step,
@@ -151,8 +151,7 @@ class SharedUpdates:
         return pool.inputs[chosen].to(self._device), pool.labels[chosen].to(self._device)
 
     def _parameters(self) -> int:
-        update = self._update
-        model = build_model(update.model, update.model_settings, self._splits, self._request.seed)
+        model = build_model(self._request, self._splits, of=self._update)
         return sum(p.numel() for p in model.parameters())
 
 

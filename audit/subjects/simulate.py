@@ -188,7 +188,7 @@ class _Client:
             expected_batch=float(self.size),
             seed=seed,
             public=self.public,
-            one_off=self.account.one_off(lambda plan, sigma: self.runner.run(plan, *self.batch, sigma)),
+            one_off=self.account.one_off(lambda plan: self.runner.run(plan, *self.batch)),
             device=self.batch[0].device,
         )
         self.stepper = Stepper(self.defense, context)
@@ -202,7 +202,7 @@ class _Client:
         seen = self.stepper.take(
             step,
             layout.read(self.model),  # before the update below: the gradients are taken there
-            lambda plan, sigma: self.runner.run(plan, inputs, labels, sigma),
+            lambda plan: self.runner.run(plan, inputs, labels),
             self.account if shared or self.past is None else self.others,
         )
         with torch.no_grad():

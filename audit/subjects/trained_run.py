@@ -44,7 +44,7 @@ class TrainedRun:
     def __init__(self, request: TrainingRequest, device: torch.device, *, every_step: bool) -> None:
         """Reads the data; nothing is trained before it is asked for."""
         self.request, self.device, self.every_step = request, device, every_step
-        self.splits: Splits = load_splits(request.training, request.seed, device)
+        self.splits: Splits = load_splits(request, device)
         self.left_over: dict[int, Tensor] = {}
 
     @cached_property
@@ -114,7 +114,7 @@ class TrainedRun:
         data, public = self.trained_on, self._read
         sampling, steps = self.sampling
         return train(
-            build_model(task.model, task.model_settings, self.splits, request.seed),
+            build_model(request, self.splits),
             (data.inputs, data.labels),
             self.defense[0],
             sampling=sampling,

@@ -78,7 +78,9 @@ class Ours:
         self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
         self.engine = Engine(model, noise=noise(), engine=engine)
         # One plan for all steps, as a stateless method's: planning is no part of the timing.
-        self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM)))
+        self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM))).at(
+            noise_multiplier
+        )
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(self.trained, lr=LEARNING_RATE)
 
@@ -89,7 +91,7 @@ class Ours:
 
     def __call__(self) -> None:
         """One step."""
-        out = self.engine.run(self.plan, self.inputs, self.labels, self.noise_multiplier)
+        out = self.engine.run(self.plan, self.inputs, self.labels)
         # The batch is always the same, so its size is the expected one, as for Opacus below.
         update = self.engine.layout.unflatten(out.total / len(self.inputs))
         for parameter, gradient in zip(self.trained, update.values(), strict=True):

@@ -10,7 +10,7 @@ from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradi
 from .gradients.sums import clipped_sums, contributions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Subspace
-from .plan.defense import Block, Context, Defense, Method, State, Stateless, StepPlan
+from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
 from .plan.post import Identity, Keep, Offset, Post, Project
@@ -56,6 +56,7 @@ __all__ = [
     "Loss",
     "Method",
     "Noise",
+    "NoisyPlan",
     "NormWithin",
     "Offset",
     "Post",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from audit.catalog import methods as catalog
 from audit.suite import suite as suites
 
 SUITE = """
@@ -48,6 +49,7 @@ class Site:
         (self.folder / f"borrowed_{name}.py").write_text(source, encoding="utf-8")
         with (self.info / "entry_points.txt").open("a", encoding="utf-8") as points:
             points.write(f"[leakbench.{kind}]\n{name} = borrowed_{name}:{name}\n")
+        catalog._entry_points.cache_clear()
 
 
 @pytest.fixture

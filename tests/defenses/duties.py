@@ -167,7 +167,7 @@ def history(defense: Defense, *, steps: int = STEPS, rows: Tensor | None = None,
         state, plan = defense.plan(state, context)
         moments.append(Moment(context, plan))
         sums = clipped_sums(plan, [at_points(rows)], torch.zeros(0, dtype=torch.float64))
-        out = add_noise(plan, sums, defense.calibrated_multiplier, noise, rows.dtype)
+        out = add_noise(plan.at(defense.calibrated_multiplier), sums, noise, rows.dtype)
         update = plan.post(out.total / context.expected_batch)
         state = defense.observe(state, context, out.noisy, update)
         assert context.parameters is not None
@@ -244,7 +244,7 @@ def check_removal(factory: Factory, world: World) -> None:
         engine = Engine(world.network().train(), expected_batch=len(inputs), **world.settings)
 
         def summed(chosen: list[int], engine: Engine = engine, plan: StepPlan = moment.plan) -> tuple[Tensor, ...]:
-            return engine.run(plan, inputs[chosen], labels[chosen], 0.0, coins=9).noisy
+            return engine.run(plan.at(0.0), inputs[chosen], labels[chosen], coins=9).noisy
 
         everybody = list(range(len(inputs)))
         whole = summed(everybody)
@@ -282,7 +282,7 @@ def check_noise(factory: Factory) -> None:
     sigma = 0.7
     for moment in (history(factory(sigma))[i] for i in (0, 1, STEPS - 1)):
         engine, (none, labels) = Engine(network(), noise=seeded(11)), DATA
-        runs = [engine.run(moment.plan, none[:0], labels[:0], sigma).noisy for _ in range(400)]
+        runs = [engine.run(moment.plan.at(sigma), none[:0], labels[:0]).noisy for _ in range(400)]
         for block, draws in zip(moment.plan.blocks, zip(*runs, strict=True), strict=True):
             values = torch.stack(draws).reshape(-1)[:4000]
             std = sigma * block.bound.norm / math.sqrt(block.share)

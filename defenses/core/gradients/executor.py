@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ..plan.defense import Context, Defense, State, StepPlan, checked_multiplier
+from ..plan.defense import Context, Defense, NoisyPlan, State
 from ..plan.layout import Layout
 from ..plan.query import Gradients
 from ..privacy.keys import seed_from
@@ -57,26 +57,24 @@ class Release:
     total: Float[Tensor, " dim"]
 
 
-def add_noise(
-    plan: StepPlan, sums: Sequence[Tensor], noise_multiplier: float, noise: Noise | None, dtype: torch.dtype
-) -> Release:
+def add_noise(plan: NoisyPlan, sums: Sequence[Tensor], noise: Noise | None, dtype: torch.dtype) -> Release:
     """Adds each block's noise to its sum, which may be overwritten, and decodes.
 
     Args:
         plan: as executed.
         sums: float64, or int64 for exact noise.
-        noise_multiplier: of the whole step.
         noise: secret source.
         dtype: of the release.
 
     Raises:
-        ValueError: for a multiplier that is none, or a positive one without a source of noise.
+        ValueError: where there is noise to add, and no source of it.
     """
-    if checked_multiplier(noise_multiplier) > 0:
+    if plan.noise_multiplier > 0:
         if noise is None:
-            raise ValueError(f"noise must be given when noise_multiplier is positive, got None at {noise_multiplier}")
-        stds = [block.noise_std(noise_multiplier) for block in plan.blocks]
-        sums = [noise.add(values, std) for values, std in zip(sums, stds, strict=True)]
+            raise ValueError(
+                f"noise must be given when noise_multiplier is positive, got None at {plan.noise_multiplier}"
+            )
+        sums = [noise.add(values, std) for values, std in zip(sums, plan.stds, strict=True)]
     noisy = tuple(values.to(dtype) for values in sums)
     # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing of its own.
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
@@ -106,21 +104,21 @@ def release(
     sigma = defense.calibrated_multiplier
     if state is None:
         state = defense.start(context)
-    _, plan = defense.plan(state, context)
+    plan = defense.plan(state, context)[1].at(sigma)
     gradients = (lambda _point: rows) if isinstance(rows, Tensor) else rows
     like = rows if isinstance(rows, Tensor) else rows(None)
     source = from_generator(noise) if isinstance(noise, torch.Generator) else noise
     if sigma > 0 and source is not None and source.exact:
         one_by_one = [_only(gradients, i) for i in range(len(like))]
-        sums = exact_sums(plan, one_by_one, units_of(plan, sigma, source), like.device)
+        sums = exact_sums(plan.plan, one_by_one, units_of(plan, source), like.device)
     else:
-        sums = totals(plan, [added_up(plan, gradients)], like.device)
-    return add_noise(plan, sums, sigma, source, like.dtype)
+        sums = totals(plan.plan, [added_up(plan.plan, gradients)], like.device)
+    return add_noise(plan, sums, source, like.dtype)
 
 
-def units_of(plan: StepPlan, noise_multiplier: float, noise: Noise) -> list[float]:
+def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
     """The public unit of each block's release."""
-    return [noise.unit(block.noise_std(noise_multiplier)) for block in plan.blocks]
+    return [noise.unit(std) for std in plan.stds]
 
 
 def _only(gradients: Gradients, number: int) -> Gradients:
@@ -229,32 +227,22 @@ class Engine:
 
         return rows
 
-    def run(
-        self,
-        plan: StepPlan,
-        inputs: Tensor,
-        targets: Tensor,
-        noise_multiplier: float,
-        *,
-        coins: int | None = None,
-    ) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
         """Executes a plan on one batch, which may be empty.
 
         Args:
-            plan: fixed before the batch was drawn.
+            plan: fixed before the batch was drawn, with its noise.
             inputs: the batch.
             targets: of the batch.
-            noise_multiplier: of the whole step; 0 adds no noise.
             coins: public seed of views and dropout; needed where there are some.
 
         Raises:
-            ValueError: without a source of noise or public coins where they are needed, for a multiplier that is none,
-                or under `torch.autocast`.
+            ValueError: without a source of noise or public coins where they are needed, or under `torch.autocast`.
         """
         refuse_autocast(inputs.device)
-        noise, sigma = self.noise, checked_multiplier(noise_multiplier)
+        noise = self.noise
         # Without noise nothing is claimed, and exact sums would only be slow.
-        exact = sigma > 0 and noise is not None and noise.exact
+        exact = plan.noise_multiplier > 0 and noise is not None and noise.exact
         if exact and self._asked not in ("auto", "one_by_one"):
             raise ValueError(
                 f"engine must be 'auto' or 'one_by_one' with exact noise, got '{self._asked}': "
@@ -280,8 +268,8 @@ class Engine:
         if exact and noise is not None:
             examples = [partial(self._alone, choice, part, i, views) for i in range(len(inputs))]
             with torch.no_grad():
-                sums = exact_sums(plan, examples, units_of(plan, sigma, noise), like.device)
-            return add_noise(plan, sums, sigma, noise, like.dtype)
+                sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
+            return add_noise(plan, sums, noise, like.dtype)
         parts = []
         limit = self._batches().fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
         # Parts of one size: a remnant of a few examples would cost a whole pass.
@@ -289,8 +277,8 @@ class Engine:
         for chosen in microbatches(len(inputs), max(1, even)):
             x, y, some = part(chosen)
             with entries(some), full_precision():
-                parts.append(choice.engine.sums(plan, x, y, views=views))
-        return add_noise(plan, totals(plan, parts, like.device), sigma, noise, like.dtype)
+                parts.append(choice.engine.sums(plan.plan, x, y, views=views))
+        return add_noise(plan, totals(plan.plan, parts, like.device), noise, like.dtype)
 
     def rest(self) -> None:
         """Frees what is kept from batch to batch; the next batch allocates it anew."""

@@ -130,6 +130,36 @@ class StepPlan:
             return math.inf
         return math.sqrt(math.fsum(block.share for block in self.blocks))
 
+    def at(self, noise_multiplier: float) -> NoisyPlan:
+        """This plan at a noise multiplier: what an engine executes, and the ledger charges."""
+        return NoisyPlan(self, noise_multiplier)
+
+
+@dataclass(frozen=True)
+class NoisyPlan:
+    """A plan and the noise that it is executed with: engine and ledger get the two as one, and cannot differ in them.
+
+    Attributes:
+        plan: the blocks of one step, or of a release of its own.
+        noise_multiplier: of the whole release as one Gaussian; 0 for no noise.
+    """
+
+    plan: StepPlan
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_multiplier", checked_multiplier(self.noise_multiplier))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Those of the plan."""
+        return self.plan.blocks
+
+    @property
+    def stds(self) -> list[float]:
+        """Standard deviation of the noise on each block's released values, in the block's own units."""
+        return [block.noise_std(self.noise_multiplier) for block in self.blocks]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -161,7 +191,7 @@ class Context:
     expected_batch: float = 1.0
     seed: int = 0
     public: PublicRows | None = None
-    one_off: Callable[[StepPlan, float, int], tuple[Tensor, ...]] | None = None
+    one_off: Callable[[NoisyPlan, int], tuple[Tensor, ...]] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
@@ -221,23 +251,26 @@ class Context:
             raise ValueError("this method needs public data, got none; pass public=(inputs, labels)")
         return self.public
 
-    def release(self, plan: StepPlan, noise_multiplier: float) -> tuple[Tensor, ...]:
+    def release(self, plan: NoisyPlan) -> tuple[Tensor, ...]:
         """A one-off release, for `start`: one plan on all the data, with its own noise, charged without sampling.
 
         Args:
-            plan: fixed by public things, as every plan.
-            noise_multiplier: of this release as one Gaussian; the defense's own is for the steps. 0 adds no noise, and
-                then nothing is proved.
+            plan: fixed by public things, as every plan, at its own noise: `context.release(plan.at(8.0))`. The
+                defense's own multiplier is for the steps; 0 adds no noise, and then nothing is proved.
 
         Returns:
             The undivided noisy sum of each block.
 
         Raises:
-            ValueError: where there are no data to release anything from, or for a multiplier that is none.
+            TypeError: for a plan without its noise.
+            ValueError: where there are no data to release anything from.
         """
+        # The exact type, whose noise is the one that it is charged by.
+        if type(plan) is not NoisyPlan:
+            raise TypeError(f"a release must have its noise, as in release(plan.at(8.0)), got {type(plan).__name__}")
         if self.one_off is None:
             raise ValueError("a release of its own needs data, and this context has none; it works inside train")
-        return self.one_off(plan, checked_multiplier(noise_multiplier), self.step)
+        return self.one_off(plan, self.step)
 
     def at(self, step: int, **changes: Any) -> Context:
         """This context at another step."""

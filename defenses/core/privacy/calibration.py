@@ -17,7 +17,7 @@ import torch
 from scipy.optimize import brentq
 
 from ..gradients.executor import Release, add_noise
-from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, StepPlan, checked_multiplier
+from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, NoisyPlan, checked_multiplier
 from ..plan.layout import Layout
 from ..plan.public import PublicRows, ToyRows
 from ..training.sampling import Sampling, full
@@ -50,9 +50,9 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicR
     # Noise although nothing is private: a method with memory plans otherwise after zeros (DPDR has no direction then).
     account, noise = Account(Ledger(sampling)), seeded(0)
 
-    def execute(plan: StepPlan, sigma: float) -> Release:
+    def execute(plan: NoisyPlan) -> Release:
         sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
-        return add_noise(plan, sums, sigma, noise, torch.float32)
+        return add_noise(plan, sums, noise, torch.float32)
 
     parameters = torch.zeros(_TOY.dim)
     context = Context(

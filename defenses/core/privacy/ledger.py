@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ..plan.defense import StepPlan, checked_multiplier
+from ..plan.defense import NoisyPlan, checked_multiplier
 from ..training.sampling import Sampling, full, poisson
 from .accounting import (
     TIME_LIMIT,
@@ -109,8 +109,7 @@ class Ledger:
 
     def record(
         self,
-        plan: StepPlan,
-        noise_multiplier: float,
+        plan: NoisyPlan,
         *,
         step: int,
         sampling: Sampling | None = None,
@@ -121,26 +120,21 @@ class Ledger:
 
         Args:
             plan: as executed.
-            noise_multiplier: as executed.
             step: in which step.
             sampling: the sampler, where it is not the run's.
             one_off: a release of its own on all the data: no sampler amplifies it.
             exact: whether the noise was a discrete Gaussian on sums of whole numbers.
-
-        Raises:
-            ValueError: for a noise multiplier that is none.
         """
-        noise_multiplier = checked_multiplier(noise_multiplier)
         sampling = full() if one_off else sampling or self.sampling
         reason = ""
-        if math.isinf(plan.sensitivity):
+        if math.isinf(plan.plan.sensitivity):
             reason = "one example's contribution is not bounded"
-        elif noise_multiplier == 0:
+        elif plan.noise_multiplier == 0:
             reason = "no noise is added"
         # Blocks whose shares sum to 1 are one Gaussian at the step's own multiplier.
-        sigma = None if reason else noise_multiplier / plan.sensitivity
-        if sigma is not None and math.isclose(sigma, noise_multiplier, rel_tol=1e-9):
-            sigma = noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
+        sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
+        if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
+            sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
         new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason)
         last = self.entries[-1] if self.entries else None
         # Consecutive steps alone: which epochs an entry reaches into is computed from `first` and `steps`.

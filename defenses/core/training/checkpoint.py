@@ -31,6 +31,7 @@ _OURS = [
     codec.Complement,
     defense.Block,
     defense.StepPlan,
+    defense.NoisyPlan,
     ledger.Entry,
     post.Identity,
     post.Project,

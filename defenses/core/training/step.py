@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..gradients.executor import Release
-from ..plan.defense import Context, Defense, State, StepPlan
+from ..plan.defense import Context, Defense, NoisyPlan, State
 from ..privacy.ledger import Ledger
 from ..privacy.verified import unverified
 from .transcript import Step
 
-Execute = Callable[[StepPlan, float], Release]
-"""(plan, noise multiplier) -> release, on the batch of a step or on all the data."""
+Execute = Callable[[NoisyPlan], Release]
+"""Plan with its noise -> release, on the batch of a step or on all the data."""
 
 
 @dataclass
@@ -39,21 +39,21 @@ class Account:
     exact: bool = False
     remarks: dict[str, str] = field(default_factory=dict)
 
-    def charge(self, plan: StepPlan, noise_multiplier: float, *, step: int, one_off: bool = False) -> None:
+    def charge(self, plan: NoisyPlan, *, step: int, one_off: bool = False) -> None:
         """Records one executed plan: of a step, or of a release of its own on all the data."""
-        self.ledger.record(plan, noise_multiplier, step=step, one_off=one_off, exact=self.exact)
-        self.remarks |= dict.fromkeys(plan.remarks, "") | unverified(plan=plan)
+        self.ledger.record(plan, step=step, one_off=one_off, exact=self.exact)
+        self.remarks |= dict.fromkeys(plan.plan.remarks, "") | unverified(plan=plan.plan)
 
-    def one_off(self, execute: Execute) -> Callable[[StepPlan, float, int], tuple[Tensor, ...]]:
+    def one_off(self, execute: Execute) -> Callable[[NoisyPlan, int], tuple[Tensor, ...]]:
         """What `Context.one_off` calls: executes a plan on all the data and charges it without sampling.
 
         Args:
             execute: on all the data.
         """
 
-        def release(plan: StepPlan, noise_multiplier: float, step: int) -> tuple[Tensor, ...]:
-            self.charge(plan, noise_multiplier, step=step, one_off=True)
-            return execute(plan, noise_multiplier).noisy
+        def release(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
+            self.charge(plan, step=step, one_off=True)
+            return execute(plan).noisy
 
         return release
 
@@ -100,12 +100,12 @@ class Stepper:
             The step as it looks to whoever sees every noisy block.
         """
         self.context = context = self.context.at(step, parameters=parameters)
-        sigma = self.defense.calibrated_multiplier
         state, plan = self.defense.plan(self.state, context)
-        out = execute(plan, sigma)
-        account.charge(plan, sigma, step=step)
+        noisy_plan = NoisyPlan(plan, self.defense.calibrated_multiplier)
+        out = execute(noisy_plan)
+        account.charge(noisy_plan, step=step)
         update = plan.post(out.total / context.expected_batch)
         self.state = self.defense.observe(state, context, out.noisy, update)
         self.context = replace(context, update=update)  # a function of releases, so the next plan may read it
         rate = account.ledger.sampling.rate
-        return Step(step, parameters, sigma, context.expected_batch, rate, plan, out.noisy)
+        return Step(step, parameters, noisy_plan.noise_multiplier, context.expected_batch, rate, noisy_plan, out.noisy)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
-from ..plan.defense import Context, Defense, State, StepPlan
+from ..plan.defense import Context, Defense, NoisyPlan, State
 from ..plan.public import PublicGradients, refuse_shared
 from ..privacy.keys import seed_from
 from ..privacy.ledger import Claim, Ledger
@@ -220,10 +220,10 @@ class _Training:
     def _step(self, step: int, *, check: bool) -> None:
         before = self.runner.layout.read(self.model)
 
-        def execute(plan: StepPlan, sigma: float) -> Release:
+        def execute(plan: NoisyPlan) -> Release:
             # Drawn inside, so that the plan exists before anybody can know the batch.
             batch = self.settings.sampling.indices(step, len(self.inputs), self.key).to(self.device)
-            return self.runner.run(plan, self.inputs[batch], self.labels[batch], sigma, coins=self._draws())
+            return self.runner.run(plan, self.inputs[batch], self.labels[batch], coins=self._draws())
 
         with _global_coins(self.coins, step, self.device):
             seen = self.stepper.take(step, before, execute, self.account)
@@ -247,10 +247,10 @@ class _Training:
         """Per-example gradients of public examples at the current parameters."""
         return self.runner.gradients(inputs, labels, coins=self._draws())(None)
 
-    def _on_everybody(self, plan: StepPlan, sigma: float) -> Release:
+    def _on_everybody(self, plan: NoisyPlan) -> Release:
         """Executes a release of its own, before the first step."""
         # Coins of its own, so that its views and dropout are not those of step 0.
-        return self.runner.run(plan, self.inputs, self.labels, sigma, coins=seed_from(self.coins, "draws at the start"))
+        return self.runner.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws at the start"))
 
     def _context(self) -> Context:
         sampling, layout = self.settings.sampling, self.runner.layout

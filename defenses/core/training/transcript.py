@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from ..plan.defense import StepPlan
+from ..plan.defense import NoisyPlan
 from ..plan.layout import Layout
 
 Observer = Literal["final", "iterates", "updates"]
@@ -31,7 +31,7 @@ class Step:
         noise_multiplier: of the step.
         expected_batch: expected batch, the public constant that sums were divided by.
         sample_rate: chance that an example took part.
-        plan: the plan that was executed; None for `iterates`.
+        plan: what was executed, with its noise; None for `iterates`.
         noisy: undivided noisy sum of each block; None for `iterates`.
     """
 
@@ -40,7 +40,7 @@ class Step:
     noise_multiplier: float
     expected_batch: float
     sample_rate: float
-    plan: StepPlan | None = None
+    plan: NoisyPlan | None = None
     noisy: tuple[Tensor, ...] | None = None
 
 

@@ -59,8 +59,10 @@ def third_party(monkeypatch):
         monkeypatch.setattr(
             importlib.metadata, "entry_points", lambda *, group: found if group.endswith("defenses") else []
         )
+        catalog._entry_points.cache_clear()
 
-    return install
+    yield install
+    catalog._entry_points.cache_clear()
 
 
 def test_a_file_is_found_by_its_name_and_core_is_no_method(written):

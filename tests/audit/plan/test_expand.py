@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from audit.plan import expand as planning
-from audit.plan.build import build_model, defend, planned, reads_public
+from audit.plan.build import defend, initialised, planned, reads_public
 from audit.plan.cells import Cell, Job, Plan
 from audit.plan.expand import plan
 from audit.plan.request import MethodAsked, Request, digest_of
@@ -242,7 +242,7 @@ def test_sizes_and_models_that_do_not_fit_are_mistakes_of_the_suite(suite_of, ol
 
 def test_a_model_with_batch_norm_is_refused_with_the_way_out(suite_of, monkeypatch):
     mixing = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
-    monkeypatch.setattr(planning, "build_model", lambda *_: mixing)
+    monkeypatch.setattr(planning, "initialised", lambda *_: mixing)
     with pytest.raises(SuiteError, match=r"task\.model: 'mlp' .*BatchNorm.*group_norm_instead"):
         plan(suite_of(SUITE))
 
@@ -263,9 +263,9 @@ def test_attacks_on_one_model_share_its_seeds_and_other_trainings_have_their_own
 
 def test_all_defenses_of_a_seed_start_from_the_same_weights():
     splits = load_data("digits", 0, Sizes(), torch.device("cpu"))
-    first, again = (build_model("mlp", {"hidden": 8}, splits, 0).state_dict() for _ in range(2))
+    first, again = (initialised("mlp", {"hidden": 8}, splits, 0).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
-    other = build_model("mlp", {"hidden": 8}, splits, 1).state_dict()
+    other = initialised("mlp", {"hidden": 8}, splits, 1).state_dict()
     assert not torch.equal(first["1.weight"], other["1.weight"])
 
 
@@ -308,7 +308,7 @@ from defenses.core import Block, Defense, Everything, StepPlan, clip
 
 class Pruned:
     def start(self, context):
-        return context.release(self.plan(None, context)[1], 1.0)
+        return context.release(self.plan(None, context)[1].at(1.0))
 
     def plan(self, state, context):
         return state, StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
@@ -402,7 +402,7 @@ def test_a_model_and_data_of_ones_own_move_their_cells_when_they_change(suite_of
 def test_layers_of_torchvision_that_mix_examples_are_replaced():
     pytest.importorskip("torchvision")
     splits = load_data("photos", 0, Sizes(), torch.device("cpu"))
-    model = build_model("torchvision:resnet18", {}, splits, 0)
+    model = initialised("torchvision:resnet18", {}, splits, 0)
     kinds = {type(module) for module in model.modules()}
     assert nn.GroupNorm in kinds and nn.BatchNorm2d not in kinds
     assert model(splits.private.inputs[:2]).shape == (2, 10)

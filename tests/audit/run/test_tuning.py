@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from audit.plan.expand import plan
+from audit.plan.splits_cache import load_data
 from audit.run import harness, tuning
 from audit.run.resume import StaleError
 from audit.run.tuning import tune
@@ -75,7 +76,7 @@ def test_only_public_examples_are_read_and_none_twice(suite_of, tmp_path, monkey
     monkeypatch.setattr(tuning, "train", watch)
     suite = suite_of(TUNED)
     tuned(suite, tmp_path)
-    splits = tuning.load_splits(tuning._on_public(suite), suite.tune.seed, CPU)
+    splits = load_data(suite.task.data, suite.tune.seed, tuning._on_public(suite).sizes)
     public = splits.public.inputs.flatten(start_dim=1)
     for own, rest in seen:
         read = own if rest is None else torch.cat([own, rest[0]])

@@ -75,7 +75,7 @@ def test_removing_an_example_takes_off_exactly_its_own_contribution(monkeypatch)
     engine = Engine(duties.network(), noise=secure())
     whole = range(len(inputs))
     for chosen in (whole, *([i for i in whole if i != out] for out in (0, 5, 23)), *([out] for out in (0, 5, 23))):
-        engine.run(plan(), inputs[list(chosen)], labels[list(chosen)], 1.5)
+        engine.run(plan().at(1.5), inputs[list(chosen)], labels[list(chosen)])
     everybody, without, alone = seen[0], seen[1:4], seen[4:]
     for rest, one in zip(without, alone, strict=True):
         for total, less, own in zip(everybody, rest, one, strict=True):
@@ -86,9 +86,9 @@ def test_removing_an_example_takes_off_exactly_its_own_contribution(monkeypatch)
 
 def test_an_exact_run_is_the_usual_one_up_to_noise_and_units():
     inputs, labels = (values[:6] for values in duties.DATA)  # how many changes nothing of the noise
-    usual = Engine(duties.network()).run(plan(), inputs, labels, 0.0)
+    usual = Engine(duties.network()).run(plan().at(0.0), inputs, labels)
     exact = Engine(duties.network(), noise=secure())
-    runs = [exact.run(plan(), inputs, labels, 0.01) for _ in range(60)]
+    runs = [exact.run(plan().at(0.01), inputs, labels) for _ in range(60)]
     for number, values in enumerate(usual.noisy):
         std = plan().blocks[number].noise_std(0.01)
         found = torch.stack([run.noisy[number] for run in runs]).double()
@@ -109,24 +109,24 @@ def test_a_release_of_given_rows_can_be_exact_too():
 
 
 def test_an_empty_batch_is_whole_numbers_of_noise():
-    out = Engine(duties.network(), noise=secure()).run(plan(), duties.DATA[0][:0], duties.DATA[1][:0], 1.0)
+    out = Engine(duties.network(), noise=secure()).run(plan().at(1.0), duties.DATA[0][:0], duties.DATA[1][:0])
     assert all(bool((values != 0).all()) for values in out.noisy)
 
 
 def test_what_is_not_bounded_gets_noise_and_no_claim():
     loose = StepPlan(Block(codec=Everything(duties.DIM), bound=unbounded()))
-    out = Engine(duties.network(), noise=secure()).run(loose, *duties.DATA, 1e-6)
-    usual = Engine(duties.network()).run(loose, *duties.DATA, 0.0)
+    out = Engine(duties.network(), noise=secure()).run(loose.at(1e-6), *duties.DATA)
+    usual = Engine(duties.network()).run(loose.at(0.0), *duties.DATA)
     torch.testing.assert_close(out.total, usual.total, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "torch.func"])
 def test_an_engine_that_works_on_batches_is_refused(engine):
     with pytest.raises(ValueError, match=f"engine must be 'auto' or 'one_by_one' with exact noise, got '{engine}'"):
-        Engine(duties.network(), noise=secure(), engine=engine).run(plan(), *duties.DATA, 1.0)
+        Engine(duties.network(), noise=secure(), engine=engine).run(plan().at(1.0), *duties.DATA)
 
 
 def test_noise_so_small_that_units_do_not_fit_is_refused():
-    units = units_of(plan(), 1e-5, secure())
+    units = units_of(plan().at(1e-5), secure())
     with pytest.raises(ValueError, match=r"an exact contribution must be below 2\^40 units, got"):
         exact_sums(plan(), [], units, torch.device("cpu"))

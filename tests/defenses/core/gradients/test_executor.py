@@ -40,7 +40,7 @@ def rows_of(plan, rows, like=LIKE):
 
 def test_a_run_is_the_sum_of_bounded_gradients_plus_one_draw_of_noise():
     inputs, labels = duties.DATA
-    out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs, labels, 2.0)
+    out = Engine(duties.network(), noise=seeded(3)).run(PLAIN.at(2.0), inputs, labels)
     rows = per_example_gradients(duties.network(), cross_entropy, duties.LAYOUT, inputs, labels)
     expected = clip(0.3)(rows).sum(dim=0) + duties.noise_of(3, duties.DIM, 0.6)
     torch.testing.assert_close(out.total, expected, rtol=1e-5, atol=1e-6)
@@ -50,8 +50,8 @@ def test_a_run_is_the_sum_of_bounded_gradients_plus_one_draw_of_noise():
 @pytest.mark.parametrize("microbatch", [1, 5, 24, 1000])
 def test_microbatches_do_not_change_the_release(microbatch):
     inputs, labels = duties.DATA
-    whole = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs, labels, 2.0)
-    cut = Engine(duties.network(), noise=seeded(3), microbatch=microbatch).run(PLAIN, inputs, labels, 2.0)
+    whole = Engine(duties.network(), noise=seeded(3)).run(PLAIN.at(2.0), inputs, labels)
+    cut = Engine(duties.network(), noise=seeded(3), microbatch=microbatch).run(PLAIN.at(2.0), inputs, labels)
     torch.testing.assert_close(cut.total, whole.total, rtol=1e-5, atol=1e-6)
 
 
@@ -69,8 +69,8 @@ def test_one_broken_example_counts_as_zero_and_the_others_as_they_are():
     broken[9] = torch.inf
     others = [i for i in range(len(inputs)) if i not in (4, 9)]
     for plan in (PLAIN, StepPlan(Block(codec=Everything(duties.DIM), bound=unbounded()))):
-        with_broken = Engine(duties.network()).run(plan, broken, labels, 0.0)
-        without = Engine(duties.network()).run(plan, inputs[others], labels[others], 0.0)
+        with_broken = Engine(duties.network()).run(plan.at(0.0), broken, labels)
+        without = Engine(duties.network()).run(plan.at(0.0), inputs[others], labels[others])
         torch.testing.assert_close(with_broken.total, without.total, rtol=1e-5, atol=1e-6)
 
 
@@ -85,9 +85,9 @@ def test_a_row_that_is_broken_where_nothing_is_released_counts_as_zero_too():
 
 def test_an_empty_batch_is_pure_noise():
     inputs, labels = duties.DATA
-    out = Engine(duties.network(), noise=seeded(3)).run(PLAIN, inputs[:0], labels[:0], 2.0)
+    out = Engine(duties.network(), noise=seeded(3)).run(PLAIN.at(2.0), inputs[:0], labels[:0])
     assert torch.equal(out.total, duties.noise_of(3, duties.DIM, 2.0 * 0.3))
-    silent = Engine(duties.network()).run(PLAIN, inputs[:0], labels[:0], 0.0)
+    silent = Engine(duties.network()).run(PLAIN.at(0.0), inputs[:0], labels[:0])
     assert torch.equal(silent.total, torch.zeros(duties.DIM))
 
 
@@ -151,7 +151,7 @@ def test_only_noisy_values_leave():
 def test_noise_without_a_source_is_refused():
     inputs, labels = duties.DATA
     with pytest.raises(ValueError, match=r"noise must be given when noise_multiplier is positive, got None at 2\.0"):
-        Engine(duties.network()).run(PLAIN, inputs, labels, 2.0)
+        Engine(duties.network()).run(PLAIN.at(2.0), inputs, labels)
     with pytest.raises(ValueError, match="noise must be given when noise_multiplier is positive"):
         release(dp_sgd(noise_multiplier=1.0), torch.zeros(2, 4), Context(step=0, steps=1, dim=4))
 
@@ -175,5 +175,5 @@ def test_a_microbatch_without_room_for_an_example_is_refused(size):
 
 def test_double_precision_models_get_double_precision_releases():
     inputs, labels = duties.DATA
-    out = Engine(duties.network().double(), noise=seeded(3)).run(PLAIN, inputs.double(), labels, 1.0)
+    out = Engine(duties.network().double(), noise=seeded(3)).run(PLAIN.at(1.0), inputs.double(), labels)
     assert out.total.dtype == torch.float64

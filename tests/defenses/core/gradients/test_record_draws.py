@@ -72,7 +72,7 @@ def test_dropout_of_a_record_is_the_same_alone_and_in_any_company_and_order(laye
     inputs = INPUTS.double()
 
     def summed(chosen, coins=7):
-        return runner.run(plan, inputs[chosen], LABELS[chosen], 0.0, coins=coins).total
+        return runner.run(plan.at(0.0), inputs[chosen], LABELS[chosen], coins=coins).total
 
     everybody = list(range(12))
     whole = summed(everybody)
@@ -90,7 +90,7 @@ def test_every_engine_draws_the_same(layer):
     plan = StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(0.1)))
     totals = []
     for engine in ENGINES[:3]:
-        totals.append(Engine(model, engine=engine).run(plan, INPUTS.double(), LABELS, 0.0, coins=7).total)
+        totals.append(Engine(model, engine=engine).run(plan.at(0.0), INPUTS.double(), LABELS, coins=7).total)
     for total in totals[1:]:
         torch.testing.assert_close(total, totals[0], rtol=1e-9, atol=1e-12)
     with entries(keys):
@@ -178,7 +178,7 @@ def test_dropout_away_from_the_batch_is_drawn_one_example_at_a_time():
         model(INPUTS[:5])
     runner = Engine(model)  # a batch of one has no other place
     whole, rest, alone = (
-        runner.run(plan, INPUTS[chosen], LABELS[chosen], 0.0, coins=1).total for chosen in ([0, 1, 2], [1, 2], [0])
+        runner.run(plan.at(0.0), INPUTS[chosen], LABELS[chosen], coins=1).total for chosen in ([0, 1, 2], [1, 2], [0])
     )
     torch.testing.assert_close(whole - rest, alone)
     assert runner.name.startswith("one_by_one (not checked: dropout must have the batch")
@@ -188,8 +188,8 @@ def test_dropout_without_coins_is_refused():
     model = network("dropout").float()
     plan = StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(1.0)))
     with pytest.raises(ValueError, match="coins must be given where there is dropout, got None"):
-        Engine(model).run(plan, INPUTS, LABELS, 0.0)
-    Engine(model.eval()).run(plan, INPUTS, LABELS, 0.0)  # nothing is drawn in evaluation mode
+        Engine(model).run(plan.at(0.0), INPUTS, LABELS)
+    Engine(model.eval()).run(plan.at(0.0), INPUTS, LABELS)  # nothing is drawn in evaluation mode
 
 
 def test_a_model_outside_of_training_draws_as_ever():

@@ -15,6 +15,7 @@ from defenses.core import (
     Everything,
     Layout,
     Method,
+    NoisyPlan,
     Stateless,
     StepPlan,
     clip,
@@ -110,7 +111,25 @@ def test_public_rows_need_public_data():
 
 def test_a_release_of_its_own_needs_a_run_around_it():
     with pytest.raises(ValueError, match="a release of its own needs data, and this context has none"):
-        Context(step=0, steps=1, dim=4).release(StepPlan(block()), 1.0)
+        Context(step=0, steps=1, dim=4).release(StepPlan(block()).at(1.0))
+
+
+class Quiet(NoisyPlan):
+    """Is charged at its multiplier, and says that its noise is none."""
+
+    @property
+    def stds(self):
+        return [0.0 for _ in self.blocks]
+
+
+def test_a_release_of_its_own_has_noise_that_is_what_it_is_charged_by():
+    context = Context(step=0, steps=1, dim=4, one_off=lambda plan, step: ())
+    assert context.release(StepPlan(block()).at(1.0)) == ()
+    with pytest.raises(TypeError, match=r"a release must have its noise, as in release\(plan.at\(8.0\)\), got Quiet"):
+        context.release(Quiet(StepPlan(block()), 1.0))
+    for wrong in (math.nan, -1.0, 1e-200):
+        with pytest.raises(ValueError, match="noise_multiplier must be 0 for no noise, or in"):
+            StepPlan(block()).at(wrong)
 
 
 class NoPlan(Stateless):

@@ -49,7 +49,7 @@ LOOSE = StepPlan(Block(codec=Everything(4), bound=unbounded()))
 def filled(sampling, steps, sigma=1.54):
     ledger = Ledger(sampling)
     for step in range(steps):
-        ledger.record(PLAN, sigma, step=step)
+        ledger.record(PLAN.at(sigma), step=step)
     return ledger
 
 
@@ -92,8 +92,8 @@ def test_every_bounded_method_costs_what_dp_sgd_costs(build):
 def test_neighbouring_steps_of_one_price_are_one_entry():
     ledger = filled(poisson(0.1), 5)
     assert [(e.first, e.steps, e.noise_multiplier) for e in ledger.entries] == [(0, 5, 1.54)]
-    ledger.record(PLAN, 2.0, step=5)
-    ledger.record(PLAN, 1.54, step=6)
+    ledger.record(PLAN.at(2.0), step=5)
+    ledger.record(PLAN.at(1.54), step=6)
     assert [(e.first, e.steps) for e in ledger.entries] == [(0, 5), (5, 1), (6, 1)]
     assert ledger.steps == 7
 
@@ -108,16 +108,16 @@ def test_no_epoch_of_a_partition_is_forgotten_or_charged_twice():
 def test_an_epoch_of_a_partition_costs_its_cheapest_protection():
     ledger = Ledger(partition(0.25))
     for step, sigma in enumerate([3.0, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]):
-        ledger.record(PLAN, sigma, step=step)
+        ledger.record(PLAN.at(sigma), step=step)
     expected = epsilon([Gaussian(1.0, 1.0, 1), Gaussian(1.0, 3.0, 1)], DELTA).value
     assert ledger.claim(DELTA).epsilon == expected
 
 
 def test_a_release_on_all_data_is_charged_beside_the_steps():
     ledger = Ledger(poisson(0.1))
-    ledger.record(PLAN, 8.0, step=0, sampling=full())
+    ledger.record(PLAN.at(8.0), step=0, sampling=full())
     for step in range(3):
-        ledger.record(PLAN, 1.54, step=step)
+        ledger.record(PLAN.at(1.54), step=step)
     expected = epsilon([Gaussian(1.0, 8.0, 1), Gaussian(0.1, 1.54, 3)], DELTA).value
     assert ledger.claim(DELTA).epsilon == expected
     assert ledger.claim(DELTA).relation == "add_remove"
@@ -125,14 +125,14 @@ def test_a_release_on_all_data_is_charged_beside_the_steps():
 
 def test_two_samplers_with_epochs_of_their_own_are_charged_both():
     ledger = Ledger(partition(0.5))
-    ledger.record(PLAN, 1.0, step=0)
-    ledger.record(PLAN, 1.0, step=1, sampling=shuffle(0.25))
+    ledger.record(PLAN.at(1.0), step=0)
+    ledger.record(PLAN.at(1.0), step=1, sampling=shuffle(0.25))
     assert ledger.claim(DELTA).epsilon == epsilon([Gaussian(1.0, 1.0, 2)], DELTA).value
 
 
 def test_the_weaker_relation_of_two_samplers_is_claimed():
     ledger = filled(poisson(0.5), 2)
-    ledger.record(PLAN, 1.0, step=2, sampling=fixed(0.5))
+    ledger.record(PLAN.at(1.0), step=2, sampling=fixed(0.5))
     assert ledger.claim(DELTA).relation == "zero_out"
 
 
@@ -142,7 +142,7 @@ def test_one_unbounded_or_noiseless_step_voids_the_claim():
         (PLAN, 0.0, "no noise is added"),
     ):
         ledger = filled(poisson(0.1), 9)
-        ledger.record(plan, sigma, step=9)
+        ledger.record(plan.at(sigma), step=9)
         proved = ledger.claim(DELTA)
         assert proved.epsilon == proved.epsilon_rdp == math.inf
         assert proved.reason == reason
@@ -168,8 +168,8 @@ def test_events_are_told_in_words():
 def test_shares_that_sum_to_one_up_to_rounding_keep_one_price():
     blocks = [Block(codec=Everything(2), bound=clip(float(i + 1)), share=0.1) for i in range(10)]
     ledger = Ledger(poisson(0.1))
-    ledger.record(StepPlan(*blocks), 1.3, step=0)
-    ledger.record(PLAN, 1.3, step=1)
+    ledger.record(StepPlan(*blocks).at(1.3), step=0)
+    ledger.record(PLAN.at(1.3), step=1)
     assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(2, 1.3)]
 
 
@@ -266,7 +266,7 @@ class WithStart:
         self.own = own
 
     def start(self, context: Context) -> object:
-        (noisy,) = context.release(StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0))), self.own)
+        (noisy,) = context.release(StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0))).at(self.own))
         return noisy
 
     def plan(self, state: object, context: Context) -> tuple[object, StepPlan]:
@@ -297,16 +297,16 @@ def test_a_multiplier_that_draws_no_noise_is_never_charged_as_if_it_did(sigma):
     message = r"noise_multiplier must be 0 for no noise, or in \[1e-06, 1e\+09\], got"
     ledger = Ledger(full())
     with pytest.raises(ValueError, match=message):
-        ledger.record(plan, sigma, step=0)
+        ledger.record(plan.at(sigma), step=0)
     assert ledger.entries == []
     with pytest.raises(ValueError, match=message):
         dp_sgd(noise_multiplier=sigma)
     with pytest.raises(ValueError, match=message):
         plan.blocks[0].noise_std(sigma)
     with pytest.raises(ValueError, match=message):
-        add_noise(plan, [torch.zeros(4, dtype=torch.float64)], sigma, seeded(0), torch.float32)
+        add_noise(plan.at(sigma), [torch.zeros(4, dtype=torch.float64)], seeded(0), torch.float32)
     with pytest.raises(ValueError, match=message):
-        Engine(duties.network(), noise=seeded(0)).run(plan, *duties.DATA, sigma)
+        Engine(duties.network(), noise=seeded(0)).run(plan.at(sigma), *duties.DATA)
     with pytest.raises(ValueError, match=message):
         predict(Defense(WithStart(own=sigma), 1.0), sampling=poisson(0.1), steps=2)
     with pytest.raises(ValueError, match=message):
@@ -319,7 +319,7 @@ def test_no_noise_at_all_proves_nothing_wherever_it_is_asked_for():
     plan = StepPlan(Block(codec=Everything(4), bound=clip(1.0)))
     for zero in (0, 0.0, -0.0):
         ledger = Ledger(full())
-        ledger.record(plan, zero, step=0)
+        ledger.record(plan.at(zero), step=0)
         assert ledger.claim(DELTA).epsilon == math.inf
     with pytest.raises(ValueError, match="an event without noise must have no noise multiplier"):
         Entry(0, 1, 0.0, full())
@@ -331,7 +331,7 @@ def test_exact_noise_is_an_event_of_its_own_and_costs_no_less():
     for exact in (False, True):
         ledger = Ledger(poisson(0.1))
         for step in range(50):
-            ledger.record(plan, 1.3, step=step, exact=exact)
+            ledger.record(plan.at(1.3), step=step, exact=exact)
         claims.append(ledger.claim(DELTA))
     assert claims[0].events[0].startswith("50 x Gaussian, noise 1.3")
     assert claims[1].events[0].startswith("50 x discrete Gaussian, noise 1.3")
@@ -339,7 +339,7 @@ def test_exact_noise_is_an_event_of_its_own_and_costs_no_less():
     assert claims[0].epsilon * (1 - 1e-9) <= claims[1].epsilon <= claims[0].epsilon * (1 + 1e-9)
     alone = [Ledger(full()), Ledger(full())]
     for ledger, exact in zip(alone, (False, True), strict=True):
-        ledger.record(plan, 1.3, step=0, exact=exact)
+        ledger.record(plan.at(1.3), step=0, exact=exact)
     assert alone[0].claim(DELTA).epsilon < alone[1].claim(DELTA).epsilon
 
 

@@ -49,7 +49,7 @@ def test_gradients_of_views_are_averaged_and_then_bounded_once(engine, microbatc
     (inputs, labels), views, model = images(), CropAndFlip(views=3, padding=2), network()
     runner = Engine(model, engine=engine, augmentation=views, microbatch=microbatch)
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.2)))
-    total = runner.run(plan, inputs, labels, 0.0, coins=COINS).total
+    total = runner.run(plan.at(0.0), inputs, labels, coins=COINS).total
     seen = views.apply(inputs.repeat_interleave(3, dim=0), views.draw(entry_words(inputs, labels, 3, 3)))
     each = per_example_gradients(model, cross_entropy, runner.layout, seen, labels.repeat_interleave(3))
     rows = each.view(6, 3, -1).mean(dim=1)
@@ -63,7 +63,7 @@ def test_one_example_adds_at_most_the_clip_norm_whatever_its_views(example):
     inputs, labels = images()
     runner = Engine(network(), augmentation=CropAndFlip(views=4))
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.1)))
-    alone = runner.run(plan, inputs[example : example + 1], labels[example : example + 1], 0.0, coins=COINS).total
+    alone = runner.run(plan.at(0.0), inputs[example : example + 1], labels[example : example + 1], coins=COINS).total
     assert 0.099 < float(alone.norm()) <= 0.1 * (1 + 1e-12)
 
 
@@ -82,14 +82,14 @@ def test_views_of_a_record_do_not_depend_on_who_else_is_there():
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.1)))
 
     def summed(chosen):
-        return runner.run(plan, inputs[chosen], labels[chosen], 0.0, coins=COINS).total
+        return runner.run(plan.at(0.0), inputs[chosen], labels[chosen], coins=COINS).total
 
     everybody = list(range(6))
     for removed in everybody:
         rest = [i for i in everybody if i != removed]
         torch.testing.assert_close(summed(everybody) - summed(rest), summed([removed]), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(summed(rest[::-1]), summed(rest), rtol=1e-9, atol=1e-12)
-    other = runner.run(plan, inputs, labels, 0.0, coins=COINS + 1).total  # the coins do count
+    other = runner.run(plan.at(0.0), inputs, labels, coins=COINS + 1).total  # the coins do count
     assert float((other - summed(everybody)).norm()) > 0.01
 
 
@@ -121,7 +121,7 @@ def test_views_without_coins_are_refused():
     runner = Engine(network(), augmentation=CropAndFlip())
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(1.0)))
     with pytest.raises(ValueError, match="coins must be given where there is an augmentation, got None"):
-        runner.run(plan, inputs, labels, 0.0)
+        runner.run(plan.at(0.0), inputs, labels)
 
 
 def test_training_with_views_is_a_function_of_its_seeds_and_costs_no_more():

@@ -260,7 +260,7 @@ def test_folders_are_made(tmp_path):
 def test_everything_of_the_core_that_a_plan_or_a_state_holds_comes_back(tmp_path):
     plan = duties.history(dpdr(noise_multiplier=1.0))[1].plan
     ledger = Ledger(poisson(0.5))
-    ledger.record(plan, 1.0, step=0)
+    ledger.record(plan.at(1.0), step=0)
     extra = (GradientDifference(torch.ones(3)), Offset(torch.ones(3)))
     content = {
         "fingerprint": "x",

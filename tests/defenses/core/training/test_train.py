@@ -181,7 +181,7 @@ class MaskFromData:
 
     def start(self, context):
         scores = Block(codec=Everything(context.dim), bound=clip(1.0))
-        (noisy,) = context.release(StepPlan(scores), self.own_multiplier)
+        (noisy,) = context.release(StepPlan(scores).at(self.own_multiplier))
         return noisy.abs().argsort()[-min(10, context.dim) :]
 
     def plan(self, state, context):

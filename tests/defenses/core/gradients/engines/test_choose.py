@@ -51,7 +51,7 @@ def test_auto_gives_the_references_sum_for_every_architecture_and_says_how(name)
     rows = by_loop(made)
     plan = StepPlan(Block(codec=Everything(rows.shape[1]), bound=clip(float(rows.norm(dim=1).min()) * 0.7 or 1.0)))
     engine = Engine(made.model)
-    total = engine.run(plan, made.inputs, made.targets, 0.0).total
+    total = engine.run(plan.at(0.0), made.inputs, made.targets).total
     expected = clipped_sums(plan, [lambda _point: rows], rows)[0]
     assert float((total - expected).abs().max()) <= 1e-12 * max(float(expected.abs().max()), 1e-300)
     assert engine.name == "layerwise" or engine.name.startswith("torch.func (no layerwise: ")
@@ -109,12 +109,12 @@ def test_a_layer_that_mixes_examples_in_training_alone_never_gets_a_batch():
     data = (torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
     engine = Engine(model)
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.1)))
-    whole = engine.run(plan, *data, 0.0).total
+    whole = engine.run(plan.at(0.0), *data).total
     assert "no layerwise: differs from the reference" in engine.name
-    less = engine.run(plan, data[0][1:], data[1][1:], 0.0).total
+    less = engine.run(plan.at(0.0), data[0][1:], data[1][1:]).total
     assert float((whole - less).norm()) <= 0.1 * (1 + 1e-5)
     model.eval()  # where nothing is mixed, another check allows it
-    engine.run(plan, *data, 0.0)
+    engine.run(plan.at(0.0), *data)
     assert engine.name == "layerwise"
 
 
@@ -133,7 +133,7 @@ def test_it_runs_once_for_data_of_one_shape(monkeypatch):
     whole = PerExample.__init__
     monkeypatch.setattr(PerExample, "__init__", lambda self, *a: (checks.append(1), whole(self, *a))[1])
     for _ in range(3):
-        engine.run(plan, made.inputs, made.targets, 0.0)
+        engine.run(plan.at(0.0), made.inputs, made.targets)
     assert len(checks) == 3  # the engine itself, and on the float64 copy its twin and the reference
 
 
@@ -269,7 +269,7 @@ def test_batches_are_cut_to_a_memory_budget_and_nothing_else_changes(budget):
         return whole(plan, inputs, targets, views=views)
 
     choice.engine.sums = counted
-    total = engine.run(plan, made.inputs, made.targets, 0.0).total
+    total = engine.run(plan.at(0.0), made.inputs, made.targets).total
     torch.testing.assert_close(total, clipped_sums(plan, [lambda _: rows], rows)[0], rtol=1e-12, atol=1e-14)
     assert sizes == ([1] * 4 if budget == 1 else [4] if budget is None else sizes)
     assert max(sizes) * choice.engine.bytes_per_entry(choice.activations, 8) <= max(

@@ -41,8 +41,8 @@ def moved(model, loss=cross_entropy, **settings):
     """How far removing an example moves a step, in clip norms, and by which engine; a model as it is in training."""
     engine = Engine(model.train(), loss=loss, expected_batch=48, **settings)
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP)))
-    whole = engine.run(plan, *DATA, 0.0, coins=1).total
-    rest = [engine.run(plan, DATA[0][keep], DATA[1][keep], 0.0, coins=1).total for keep in leaving_out(48)]
+    whole = engine.run(plan.at(0.0), *DATA, coins=1).total
+    rest = [engine.run(plan.at(0.0), DATA[0][keep], DATA[1][keep], coins=1).total for keep in leaving_out(48)]
     return max(float((whole - one).norm()) / CLIP for one in rest), engine.name
 
 
@@ -261,7 +261,7 @@ def test_in_evaluation_mode_it_may_stay_as_it_is():
     model = network(RunningMean())
     engine = Engine(model.eval())
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP)))
-    engine.run(plan, *DATA, 0.0)
+    engine.run(plan.at(0.0), *DATA)
     assert engine.name == "layerwise"
 
 
@@ -338,7 +338,7 @@ def test_a_layer_that_draws_at_random_by_place_is_refused(name):
     with pytest.raises(ValueError, match="a model must draw nothing at random but dropout, got a layer that does"):
         moved(network(Noisy(DRAWS[name])))
     model = network(Noisy(DRAWS[name])).eval()
-    Engine(model).run(StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(CLIP))), *DATA, 0.0)
+    Engine(model).run(StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(CLIP))).at(0.0), *DATA)
 
 
 def test_hooks_on_gradients_are_refused_and_not_ignored():
@@ -409,7 +409,7 @@ def test_matrix_units_compute_in_full_precision_meanwhile_and_as_they_were_told_
     try:
         switches[0].fp32_precision = "bf16"
         told = [switch.fp32_precision for switch in switches]
-        engine.run(plan, *DATA, 0.0)
+        engine.run(plan.at(0.0), *DATA)
         assert [switch.fp32_precision for switch in switches] == told
     finally:
         for switch, value in zip(switches, before, strict=True):

@@ -42,7 +42,7 @@ def test_auto_runs_every_architecture(name):
     made = moved(problem(name))
     engine = Engine(made.model, noise=seeded(0))
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(0.1)))
-    assert engine.run(plan, made.inputs, made.targets, 1.0).total.is_cuda
+    assert engine.run(plan.at(1.0), made.inputs, made.targets).total.is_cuda
 
 
 def test_float32_images_agree_with_the_reference():
