@@ -169,9 +169,11 @@ def _beside(folder: Path) -> dict[str, Path]:
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        place = folder.joinpath(*name.split("."))
-        if file and name.partition(".")[0] not in OURS and Path(file) in _files_of(place):
-            found[name] = Path(file)
+        # The folder first: few modules of thousands are from it, and the names of their files take long to write down.
+        if not file or name.partition(".")[0] in OURS or not (path := Path(file)).is_relative_to(folder):
+            continue
+        if path in _files_of(folder.joinpath(*name.split("."))):
+            found[name] = path
     return found
 
 
