@@ -3,24 +3,49 @@
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023.
 Coordinates are dropped before clipping, so the clip norm is spent on fewer of them; dropped ones get no
 noise. The mask never looks at data, so it costs no privacy. One mask over the whole flat vector; it changes
-between steps only.
+between steps only. Their ablation is `without` noise or clipping.
+Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask (their Theorem 3.1, whose printed proof
+is of `posterior_freeze`; here the masked gradient is what is bounded). Without clipping or noise, nothing.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from .core import Block, Bound, BoundKind, Context, Coordinates, Defense, Stateless, StepPlan, bounded
+from .core import (
+    Block,
+    Bound,
+    BoundKind,
+    Context,
+    Coordinates,
+    Defense,
+    Everything,
+    Keep,
+    Stateless,
+    StepPlan,
+    bounded,
+    unbounded,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSparsification(Stateless):
-    """Keeps a uniformly random set of coordinates, redrawn `refreshes` times an epoch."""
+    """Keeps a uniformly random set of coordinates, redrawn `refreshes` times an epoch.
+
+    Attributes:
+        bound: of one example's contribution.
+        final_sparsity: fraction dropped at the end of the cooling.
+        refreshes: masks an epoch.
+        cooling_epochs: in which the sparsity grows linearly from 0; all of the run if None, and 0 for none.
+        where: whether each gradient is masked before it is bounded, or the noisy update.
+    """
 
     bound: Bound
     final_sparsity: float
     refreshes: int = 1
-    cooling: bool = True
+    cooling_epochs: int | None = None
+    where: Literal["before the bound", "after the noise"] = "before the bound"
 
     def __post_init__(self) -> None:
         if not 0 <= self.final_sparsity < 1:
@@ -29,17 +54,26 @@ class RandomSparsification(Stateless):
             raise ValueError(f"refreshes must be at least 1, got {self.refreshes}")
 
     def plan(self, context: Context) -> StepPlan:
-        """One clipped block in the coordinates of the current mask."""
+        """One bounded block: of the coordinates of the current mask, or of everything, masked afterwards."""
         # A function of the step, so that micro-batches share a mask. The authors' code counts loader iterations and may
         # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
         within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
         refresh = context.epoch * self.refreshes + within
-        last = context.epochs * self.refreshes - 1
-        # r (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first one, r at the last.
-        sparsity = self.final_sparsity * (refresh / max(1, last) if self.cooling else 1.0)
         order = torch.randperm(context.dim, generator=context.coins(refresh)).to(context.device)
-        kept = Coordinates(order[int(sparsity * context.dim) :], dim=context.dim)
+        kept = Coordinates(
+            order[int(self.final_sparsity * self._grown(refresh, context) * context.dim) :], dim=context.dim
+        )
+        if self.where == "after the noise":
+            return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Keep(kept))
         return StepPlan(Block(codec=kept, bound=self.bound))
+
+    def _grown(self, refresh: int, context: Context) -> float:
+        """The sparsity at a refresh, as a fraction of the final one."""
+        epochs = context.epochs if self.cooling_epochs is None else self.cooling_epochs
+        if not epochs:
+            return 1.0
+        # (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first one, 1 at the last.
+        return min(1.0, refresh / max(1, epochs * self.refreshes - 1))
 
 
 def random_sparsification(
@@ -48,6 +82,7 @@ def random_sparsification(
     final_sparsity: float = 0.9,
     refreshes: int = 1,
     cooling: bool = True,
+    without: Literal["nothing", "noise", "clipping"] = "nothing",
     bound: BoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
@@ -59,14 +94,16 @@ def random_sparsification(
         final_sparsity: fraction of coordinates dropped at the last refresh.
         refreshes: new masks per epoch; as many as there are steps in an epoch for one a step.
         cooling: False drops `final_sparsity` from the first step on.
+        without: the paper's ablation: masks without "noise", or without "clipping", neither of which proves anything.
         bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
+    limit = bounded(clip_norm, bound, regulariser)
     method = RandomSparsification(
-        bound=bounded(clip_norm, bound, regulariser),
+        bound=unbounded(unit=clip_norm) if without == "clipping" else limit,
         final_sparsity=final_sparsity,
         refreshes=refreshes,
-        cooling=cooling,
+        cooling_epochs=None if cooling else 0,
     )
-    return Defense(method, noise_multiplier)
+    return Defense(method, 0.0 if without == "noise" else noise_multiplier)

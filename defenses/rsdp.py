@@ -31,4 +31,6 @@ def rsdp(
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
     norm = bounded(clip_norm, bound, regulariser)
-    return Defense(RandomSparsification(bound=norm, final_sparsity=sparsity, cooling=False), noise_multiplier, "rsdp")
+    return Defense(
+        RandomSparsification(bound=norm, final_sparsity=sparsity, cooling_epochs=0), noise_multiplier, "rsdp"
+    )

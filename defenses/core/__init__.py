@@ -15,7 +15,7 @@ from .plan.families import Projected, Whole
 from .plan.layout import Layout
 from .plan.post import Identity, Keep, Offset, Post, Project
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
-from .plan.query import Gradient, GradientDifference, NormWithin, Query
+from .plan.query import Gradient, GradientDifference, GradientLess, NormWithin, Query
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
 from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict
 from .privacy.keys import keyed, seed_from
@@ -49,6 +49,7 @@ __all__ = [
     "Execution",
     "Gradient",
     "GradientDifference",
+    "GradientLess",
     "Identity",
     "Keep",
     "Layout",

@@ -80,6 +80,7 @@ def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
     assert abs(sum(aucs) / len(aucs) - 0.5) < 5 * 0.0118
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("membership"))
 def test_members_of_a_leaky_target_are_told_apart(name):
     one = method(name)

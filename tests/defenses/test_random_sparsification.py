@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, poisson, release, seeded
+from defenses.core import Context, Coordinates, poisson, predict, release, seeded
 from defenses.dp_sgd import dp_sgd
 from defenses.random_sparsification import random_sparsification
 
@@ -152,3 +152,16 @@ def test_a_sparsity_that_leaves_nothing_is_refused(sparsity):
 def test_refreshes_below_one_are_refused():
     with pytest.raises(ValueError, match="refreshes must be at least 1, got 0"):
         random_sparsification(refreshes=0)
+
+
+def test_without_noise_or_clipping_the_mask_is_the_same_and_nothing_is_proved():
+    context = Context(step=9, steps=10, dim=50)
+    usual = random_sparsification(clip_norm=0.7, noise_multiplier=1.3).plan(None, context)[1].blocks[0]
+    without_noise = random_sparsification(clip_norm=0.7, without="noise", noise_multiplier=1.3)
+    without_clipping = random_sparsification(clip_norm=0.7, without="clipping", noise_multiplier=1.3)
+    for defense, sigma, kind in ((without_noise, 0.0, "clip"), (without_clipping, 1.3, "unbounded")):
+        (block,) = defense.plan(None, context)[1].blocks
+        assert isinstance(block.codec, Coordinates) and isinstance(usual.codec, Coordinates)
+        assert torch.equal(block.codec.kept, usual.codec.kept)
+        assert (defense.noise_multiplier, block.bound.kind, block.bound.norm) == (sigma, kind, 0.7)
+        assert predict(defense, sampling=poisson(0.1), steps=2).claim(1e-5).epsilon == math.inf

@@ -111,6 +111,11 @@ class Coordinates:
         """The values at their places, zero elsewhere."""
         return values.new_zeros(self.dim).index_copy(0, self.kept.to(values.device), values)
 
+    def project(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """The rows with all other coordinates zero."""
+        kept = self.kept.to(rows.device)
+        return torch.zeros_like(rows).index_copy(1, kept, rows.index_select(1, kept))
+
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
         """Rows reach every kept coordinate."""
         return values
@@ -205,12 +210,12 @@ class Complement:
     Decoding projects once more, which removes the noise along the subspace: post-processing, free.
 
     Attributes:
-        subspace: what is left out.
+        subspace: what is left out: directions, or coordinates, which are then released as noise alone.
         project_noise: False decodes without that projection, as some papers print it: more noise, same
             privacy.
     """
 
-    subspace: Subspace
+    subspace: Subspace | Coordinates
     project_noise: bool = True
 
     @property

@@ -60,6 +60,25 @@ class GradientDifference:
         return gradients(None) - gradients(self.earlier)
 
 
+@dataclass(frozen=True, eq=False)
+class GradientLess:
+    """The example's gradient minus a vector known from past releases (DIFF takes the last one).
+
+    A gradient that is not finite counts as zero, so its answer is minus the vector.
+
+    Attributes:
+        vector: [dim], in gradient units.
+    """
+
+    vector: Float[Tensor, " dim"] = field(repr=False)
+    linear: bool = False  # affine: a sum of answers is not that of gradients
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
+        """Row by row difference."""
+        rows = gradients(None)
+        return rows - self.vector.to(rows)
+
+
 @dataclass(frozen=True)
 class NormWithin:
     """Whether the gradient norm is at most a threshold, as +1/2 or -1/2 (adaptive clipping's count).

@@ -19,7 +19,7 @@ from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Subspace
 from ..plan.defense import Block, Defense, StepPlan
 from ..plan.post import Identity, Keep, Offset, Project
-from ..plan.query import Gradient, GradientDifference, NormWithin
+from ..plan.query import Gradient, GradientDifference, GradientLess, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
@@ -33,7 +33,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "block": (Block,),
     "codec": (Everything, Coordinates, Subspace, Complement),
     "bound": (Bound,),
-    "query": (Gradient, GradientDifference, NormWithin),
+    "query": (Gradient, GradientDifference, GradientLess, NormWithin),
     "post": (Identity, Project, Keep, Offset),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),

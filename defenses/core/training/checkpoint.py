@@ -39,6 +39,7 @@ _OURS = [
     post.Offset,
     query.Gradient,
     query.GradientDifference,
+    query.GradientLess,
     query.NormWithin,
     sampling.Sampling,
     transcript.Step,

@@ -36,7 +36,8 @@ def served(block: Block) -> bool:
         return False
     if type(block.query) is NormWithin:
         return True
-    return type(block.query) is Gradient and type(block.codec) in (Everything, Coordinates, Subspace, Complement)
+    inner = block.codec.subspace if type(block.codec) is Complement else block.codec
+    return type(block.query) is Gradient and type(inner) in (Everything, Coordinates, Subspace)
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,11 @@ class BatchGradients:
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
         match block.codec:
             case Coordinates() as kept:
-                squares = self._masked(kept)
-            case Complement() as rest:
-                squares = self._beside(rest)
+                squares = self._masked(kept.kept, inside=True)
+            case Complement(subspace=Coordinates() as dropped):
+                squares = self._masked(dropped.kept, inside=False)
+            case Complement(subspace=Subspace() as directions):
+                squares = self._beside(directions)
             case _:
                 squares = self._squares
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
@@ -95,10 +98,10 @@ class BatchGradients:
         none = torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
         return sum(terms, start=Squares(none, none))
 
-    def _masked(self, codec: Coordinates) -> Squares:
-        """Squared norms of the kept coordinates."""
-        mask = torch.zeros(self.dim, dtype=torch.bool, device=self.like.device)
-        mask[codec.kept.to(mask.device)] = True
+    def _masked(self, coordinates: Tensor, *, inside: bool) -> Squares:
+        """Squared norms of some coordinates, or of all others."""
+        mask = torch.full((self.dim,), not inside, dtype=torch.bool, device=self.like.device)
+        mask[coordinates.to(mask.device)] = inside
 
         def each() -> Iterator[Squares]:
             for spans, term in self.terms:
@@ -112,12 +115,12 @@ class BatchGradients:
         # A row that is not finite somewhere outside of the mask counts as zero all the same.
         return Squares(torch.where(self._finite, masked.value, torch.nan), masked.slack)
 
-    def _beside(self, codec: Complement) -> Squares:
+    def _beside(self, subspace: Subspace) -> Squares:
         """Squared norms in the complement of a subspace: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
         # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
-        coefficients = self._coefficients(codec.subspace).double()
+        coefficients = self._coefficients(subspace).double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
-        for basis, c in zip(codec.subspace.bases, coefficients.split(_ranks(codec.subspace), dim=1), strict=True):
+        for basis, c in zip(subspace.bases, coefficients.split(_ranks(subspace), dim=1), strict=True):
             gram = (basis.T @ basis).double()
             parts_of.append(torch.einsum("nk,kl,nl->n", c, gram, c))
         again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)

@@ -160,3 +160,13 @@ def test_a_mask_is_refused_with_what_to_write_instead():
     with pytest.raises(ValueError, match=r"kept must be coordinates, int64, got torch\.bool; .*nonzero"):
         made.__post_init__()
     assert Coordinates(mask.nonzero().flatten(), dim=3).size == 2
+
+
+def test_the_complement_of_coordinates_is_the_rows_with_those_exactly_zero():
+    rows = torch.randn(5, 9, generator=torch.Generator().manual_seed(1))
+    left_out = Coordinates(torch.tensor([7, 2, 3]), dim=9)
+    rest = Complement(left_out)
+    expected = rows.index_fill(1, left_out.kept, 0.0)
+    assert torch.equal(rest.encode(rows), expected) and torch.equal(rest.signal(rows), expected)
+    assert torch.equal(rest.decode(rows[0]), expected[0])
+    assert torch.equal(Complement(left_out, project_noise=False).decode(rows[0]), rows[0])

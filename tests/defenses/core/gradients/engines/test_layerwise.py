@@ -77,6 +77,7 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
         "subspace": Block(codec=globally, bound=clip(norm / 4)),
         "subspaces": Block(codec=by_span, bound=tight),
         "complement": Block(codec=Complement(globally), bound=tight),
+        "complement of coordinates": Block(codec=Complement(kept), bound=tight),
         "difference": Block(
             codec=everything, bound=tight, query=GradientDifference(torch.zeros(dim, dtype=torch.float64))
         ),

@@ -1,0 +1,106 @@
+"""Ranked sparsification: keeps the coordinates whose noisy gradients of the epoch before were largest.
+
+Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, appendix, and
+"Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1 (ranked freeze). Dropped coordinates carry noise
+alone into the ranking of the next epoch, so that their rank is random by construction.
+Deviation: coordinates are ranked by the absolute value of what was accumulated (one listing sorts signed values), and
+update and ranking see one noise draw. Two draws over the same sum, as the listing can be read, are two releases:
+`fresh_rank_noise` makes them, and each then has sqrt(2) times the noise, so that the step costs what it did.
+Guarantee: one Gaussian a step at the defense's multiplier; the mask is a function of past releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .core import (
+    Block,
+    Bound,
+    BoundKind,
+    Complement,
+    Context,
+    Coordinates,
+    Defense,
+    StepPlan,
+    bounded,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """Releases masked gradients with noise everywhere; state: epoch, dropped coordinates, what was released in it."""
+
+    bound: Bound
+    final_sparsity: float
+    cooling_epochs: int | None
+    fresh_rank_noise: bool
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.final_sparsity < 1:
+            raise ValueError(f"final_sparsity must be in [0, 1), got {self.final_sparsity}")
+        if self.cooling_epochs is not None and self.cooling_epochs < 1:
+            raise ValueError(f"cooling_epochs must be at least 1 or None, got {self.cooling_epochs}")
+
+    def start(self, context: Context) -> dict[str, Any]:
+        """Everything is kept in the first epoch."""
+        nothing = torch.zeros(context.dim, device=context.device)
+        return {"epoch": 0, "dropped": nothing[:0].long(), "seen": nothing}
+
+    def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
+        """One block, which loses the noise on dropped coordinates on its way to the update, or one for each use."""
+        if context.epoch != state["epoch"]:
+            epochs = self.cooling_epochs or context.epochs
+            sparsity = self.final_sparsity * min(1.0, context.epoch / max(1, epochs - 1))
+            # Stable: ties, as between coordinates without a gradient, go by number on every device.
+            smallest = state["seen"].abs().argsort(stable=True)[: int(sparsity * context.dim)]
+            state = {"epoch": context.epoch, "dropped": smallest, "seen": torch.zeros_like(state["seen"])}
+        everywhere = Complement(Coordinates(state["dropped"], dim=context.dim))
+        if not self.fresh_rank_noise:
+            return state, StepPlan(Block(codec=everywhere, bound=self.bound))
+        keeps = torch.ones(context.dim, dtype=torch.bool, device=context.device)
+        keeps[state["dropped"]] = False
+        kept = Coordinates(keeps.nonzero().flatten(), dim=context.dim)
+        return state, StepPlan(
+            Block(codec=kept, bound=self.bound, share=0.5),
+            Block(codec=everywhere, bound=self.bound, share=0.5, updates=False),
+        )
+
+    def observe(
+        self, state: dict[str, Any], context: Context, noisy: tuple[Tensor, ...], update: Tensor
+    ) -> dict[str, Any]:
+        """The releases of the epoch, added up."""
+        return state | {"seen": state["seen"] + noisy[-1] / context.expected_batch}
+
+
+def ranked(
+    *,
+    clip_norm: float = 1.0,
+    final_sparsity: float = 0.9,
+    cooling_epochs: int | None = None,
+    fresh_rank_noise: bool = False,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD on the coordinates that the releases of the last epoch rank first.
+
+    Args:
+        clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
+        final_sparsity: fraction of coordinates dropped at the end of the cooling.
+        cooling_epochs: epochs in which the sparsity grows linearly from 0; all of the run if None.
+        fresh_rank_noise: whether the ranking gets a noise draw of its own, which halves what both may spend.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: of the step as one Gaussian; None until it is calibrated.
+    """
+    method = Ranked(
+        bound=bounded(clip_norm, bound, regulariser),
+        final_sparsity=final_sparsity,
+        cooling_epochs=cooling_epochs,
+        fresh_rank_noise=fresh_rank_noise,
+    )
+    return Defense(method, noise_multiplier)
