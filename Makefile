@@ -34,7 +34,7 @@ check test test-peers test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
-	@echo 'make check      format, lint, types and the tests of the core: what one runs while working (little more than a minute)'
+	@echo 'make check      format, lint, types and the tests of the core: what one runs while working (a minute)'
 	@echo 'make test       format, lint, types and the default tests (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio; the wheel'
 	@echo 'make ci         make test and make test-peers: what CI runs'

@@ -156,6 +156,7 @@ def test_whatever_bounds_it_some_row_fills_the_bound_and_the_noise_has_its_scale
         duties.check_noise(build)
 
 
+@pytest.mark.long
 @each_in_each_world
 def test_removing_an_example_from_a_batch_takes_its_contribution_off_and_no_more(name, world):
     duties.check_removal(FACTORIES[name], world)

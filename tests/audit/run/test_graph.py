@@ -35,6 +35,7 @@ def diamond() -> Graph[str]:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.long
 def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
     done = list(Local(CPU, jobs, tmp_path).run(diamond(), partial(note, folder=tmp_path)))
     assert sorted(done) == sorted((name, name.upper()) for name in ("cells", "left", "right", "first", "alone"))
