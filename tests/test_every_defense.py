@@ -29,6 +29,7 @@ SMALL = {
     "share": 0.3,
     "rank": 3,
     "restart": 4,
+    "rounds": 4,
 }
 
 
@@ -173,7 +174,7 @@ def test_what_is_not_bounded_or_not_noised_proves_nothing_and_says_why(name):
     for sigma in (0.0, 1e-3, 1.0, 1e6):
         proved = claim(name, sigma)
         assert proved.epsilon == proved.epsilon_rdp == math.inf
-        assert proved.reason in {"no noise is added", "one example's contribution is not bounded"}
+        assert set(proved.reason.split("; ")) <= {"no noise is added", "one example's contribution is not bounded"}
 
 
 @each_that_proves
@@ -186,7 +187,7 @@ def test_what_is_bounded_proves_nothing_without_noise(name):
 @each_that_proves
 def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier(name):
     ledger = predict(FACTORIES[name](1.3), sampling=poisson(0.1), steps=5)
-    assert [(e.steps, e.noise_multiplier) for e in ledger.entries] == [(5, 1.3)]
+    assert [(e.steps, e.noise_multiplier) for e in ledger.entries if not e.one_off] == [(5, 1.3)]
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -186,12 +187,14 @@ class _Client:
             layout=self.runner.layout,
             parameters=self.runner.layout.read(self.model),
             expected_batch=float(self.size),
+            architecture=partial(copy.deepcopy, self.model),
+            input_shape=tuple(self.batch[0].shape[1:]),
             seed=seed,
             public=self.public,
             one_off=self.account.one_off(lambda plan: self.runner.run(plan, *self.batch)),
             device=self.batch[0].device,
         )
-        self.stepper = Stepper(self.defense, context)
+        self.stepper = Stepper(self.defense, context, partial(self.runner.layout.write, self.model))
         self.stepper.start()
 
     def step(self, step: int, *, shared: bool, lr: float) -> Step:
@@ -205,10 +208,9 @@ class _Client:
             lambda plan: self.runner.run(plan, inputs, labels),
             self.account if shared or self.past is None else self.others,
         )
-        with torch.no_grad():
-            named = dict(self.model.named_parameters())
-            for name, change in layout.unflatten(self.stepper.update).items():
-                named[name].sub_(lr * change)
+        moved = seen.parameters - lr * self.stepper.update
+        layout.write(self.model, moved)
+        self.stepper.hold(moved)
         return seen
 
     def shares(self, seen: Step, world: World, population: Examples | None) -> Shared:

@@ -9,11 +9,12 @@ from .gradients.normalisation import group_norm_instead, refuse_batch_norm
 from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
-from .plan.codec import Codec, Complement, Coordinates, Everything, Subspace
+from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
 from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
-from .plan.post import Identity, Keep, Offset, Post, Project
+from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
+from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall, refuse_fraction
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientDifference, GradientLess, NormWithin, Query
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
@@ -32,6 +33,7 @@ from .training.transcript import Step, Transcript
 __all__ = [
     "TOY_DIM",
     "Account",
+    "Adaptive",
     "Augmentation",
     "Bases",
     "Block",
@@ -42,6 +44,7 @@ __all__ = [
     "Complement",
     "Context",
     "Coordinates",
+    "Criterion",
     "CropAndFlip",
     "Defense",
     "Engine",
@@ -73,7 +76,9 @@ __all__ = [
     "Release",
     "Run",
     "Sampling",
+    "Scaled",
     "Scope",
+    "Sparse",
     "State",
     "Stateless",
     "Step",
@@ -92,6 +97,8 @@ __all__ = [
     "clipped_sums",
     "contributions",
     "cross_entropy",
+    "drop_in_each",
+    "drop_overall",
     "fixed",
     "from_generator",
     "from_os",
@@ -106,6 +113,7 @@ __all__ = [
     "poisson",
     "predict",
     "refuse_batch_norm",
+    "refuse_fraction",
     "refuse_shared",
     "release",
     "secure",

@@ -25,6 +25,7 @@ from defenses.core import (
     Engine,
     Execution,
     Layout,
+    NoisyPlan,
     Recipe,
     Recording,
     Run,
@@ -41,7 +42,7 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core.gradients.executor import add_noise
+from defenses.core.gradients.executor import Release, add_noise
 
 Factory = Callable[[float | None], Defense]
 
@@ -151,6 +152,11 @@ def history(defense: Defense, *, steps: int = STEPS, rows: Tensor | None = None,
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randn(8, DIM, generator=draw) if rows is None else rows
     noise, moments = seeded(seed), []
+
+    def executed(plan: NoisyPlan) -> Release:
+        sums = clipped_sums(plan.plan, [at_points(rows)], torch.zeros(0, dtype=torch.float64))
+        return add_noise(plan, sums, noise, rows.dtype)
+
     context = Context(
         step=0,
         steps=steps,
@@ -158,16 +164,21 @@ def history(defense: Defense, *, steps: int = STEPS, rows: Tensor | None = None,
         layout=LAYOUT,
         parameters=LAYOUT.read(network()),
         expected_batch=8.0,
+        noise_multiplier=defense.calibrated_multiplier,
+        architecture=network,
+        input_shape=(6,),
         seed=seed,
         public=ToyRows(DIM),
+        one_off=lambda plan, step: executed(plan).noisy,
     )
     state = defense.start(context)
     for step in range(steps):
         context = context.at(step)
         state, plan = defense.plan(state, context)
         moments.append(Moment(context, plan))
-        sums = clipped_sums(plan, [at_points(rows)], torch.zeros(0, dtype=torch.float64))
-        out = add_noise(plan.at(defense.calibrated_multiplier), sums, noise, rows.dtype)
+        if plan.start_at is not None:
+            context = context.at(step, parameters=plan.start_at)
+        out = executed(plan.at(defense.calibrated_multiplier))
         update = plan.post(out.total / context.expected_batch)
         state = defense.observe(state, context, out.noisy, update)
         assert context.parameters is not None

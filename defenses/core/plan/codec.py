@@ -122,6 +122,44 @@ class Coordinates:
 
 
 @dataclass(frozen=True, eq=False)
+class Scaled:
+    """Every coordinate times a factor of its own.
+
+    Attributes:
+        factors: [dim], finite; what has the factor 0 is noise alone, and decodes to 0.
+    """
+
+    factors: Float[Tensor, " dim"] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not bool(torch.isfinite(self.factors).all()):
+            raise ValueError("factors must be finite, got a NaN or an infinity")
+
+    @property
+    def dim(self) -> int:
+        """Length of the rows."""
+        return self.factors.numel()
+
+    @property
+    def size(self) -> int:
+        """As many values as coordinates."""
+        return self.factors.numel()
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """The rows, scaled."""
+        return rows * self.factors.to(rows)
+
+    def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The values, scaled back."""
+        factors = self.factors.to(values)
+        return torch.where(factors == 0, 0.0, values / torch.where(factors == 0, 1.0, factors))
+
+    def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+        """Rows reach every value whose factor is not 0."""
+        return torch.where(self.factors.to(values) == 0, 0.0, values)
+
+
+@dataclass(frozen=True, eq=False)
 class Subspace:
     """Coefficients along orthonormal directions; each basis lives on its own span of coordinates.
 

@@ -24,11 +24,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..privacy.keys import keyed, seed_from
 from .bound import Bound
-from .codec import Codec
+from .codec import Codec, Coordinates
 from .layout import Layout
 from .post import Post, identity
 from .public import PublicRows, disjoint, draw
@@ -98,13 +98,25 @@ class StepPlan:
         blocks: released from one and the same batch.
         post: map of the noisy update after its division by the expected batch.
         remarks: what a record of the run should say about this plan, as "rank_lowered_to_15".
+        moves: coordinates that the optimizer may move in this step, whatever its momentum; None for all of them.
+        start_at: parameters [dim] that the model is put to before the step, a function of public things and releases;
+            None for where it is.
     """
 
     blocks: tuple[Block, ...]
     post: Post = identity
     remarks: tuple[str, ...] = ()
+    moves: Coordinates | None = None
+    start_at: Tensor | None = None
 
-    def __init__(self, *blocks: Block, post: Post = identity, remarks: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *blocks: Block,
+        post: Post = identity,
+        remarks: tuple[str, ...] = (),
+        moves: Coordinates | None = None,
+        start_at: Tensor | None = None,
+    ) -> None:
         """Collects the blocks.
 
         Raises:
@@ -122,6 +134,8 @@ class StepPlan:
         object.__setattr__(self, "blocks", tuple(blocks))
         object.__setattr__(self, "post", post)
         object.__setattr__(self, "remarks", remarks)
+        object.__setattr__(self, "moves", moves)
+        object.__setattr__(self, "start_at", start_at)
 
     @property
     def sensitivity(self) -> float:
@@ -175,6 +189,9 @@ class Context:
             training.
         update: the last update [dim] that the optimizer got; None before the first.
         expected_batch: the public constant that sums are divided by.
+        noise_multiplier: of the steps, as one Gaussian each.
+        architecture: makes a copy of the model as it is, for passes that look at no data; None in a dry run.
+        input_shape: of one example; () in a dry run.
         seed: key of the public randomness.
         public: per-example gradients on public data; None where there are no public data.
         one_off: executes a plan on all the data at once and charges it to a step; None where nothing can be released.
@@ -189,6 +206,9 @@ class Context:
     parameters: Float[Tensor, " dim"] | None = None
     update: Float[Tensor, " dim"] | None = None
     expected_batch: float = 1.0
+    noise_multiplier: float = 0.0
+    architecture: Callable[[], nn.Module] | None = None
+    input_shape: tuple[int, ...] = ()
     seed: int = 0
     public: PublicRows | None = None
     one_off: Callable[[NoisyPlan, int], tuple[Tensor, ...]] | None = None

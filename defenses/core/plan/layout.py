@@ -55,6 +55,13 @@ class Layout:
         return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
     @cached_property
+    def weights(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of each weight of a convolution or linear layer: no biases, no scales of norms, no gains."""
+        # A gain of a standardised convolution has its four dimensions, and one number a channel.
+        shapes = zip(self.slices, self.shapes, strict=True)
+        return tuple(span for span, shape in shapes if len(shape) == 2 or any(size > 1 for size in shape[1:]))
+
+    @cached_property
     def layers(self) -> tuple[tuple[int, int], ...]:
         """(start, stop) of each layer: the neighbouring parameters of one module, weight and bias."""
         spans: list[tuple[int, int]] = []
@@ -81,3 +88,10 @@ class Layout:
         """A copy of the model's trained parameters as one vector."""
         parameters = dict(model.named_parameters())
         return self.flatten({name: parameters[name].detach() for name in self.names})
+
+    @torch.no_grad()
+    def write(self, model: nn.Module, vector: Float[Tensor, " dim"]) -> None:
+        """Puts the model's trained parameters to those of a vector."""
+        parameters = dict(model.named_parameters())
+        for name, values in self.unflatten(vector).items():
+            parameters[name].copy_(values)

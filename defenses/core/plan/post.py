@@ -78,4 +78,41 @@ class Offset:
         return update + self.vector.to(update)
 
 
+@dataclass(frozen=True, eq=False)
+class Adaptive:
+    """Adam's step from the moments before it (DP-Adam), with the noise taken out of the second one (DP-AdamBC).
+
+    Attributes:
+        first: [dim], moving average of updates.
+        second: [dim], of their squares.
+        step: number of the step, from 0.
+        betas: decay of the two averages a step.
+        stabiliser: added to the root of the second moment; with a noise variance, the least root that is left of it.
+        noise_variance: of one entry of the divided update, which the second moment is too large by; None leaves it.
+    """
+
+    first: Float[Tensor, " dim"] = field(repr=False)
+    second: Float[Tensor, " dim"] = field(repr=False)
+    step: int
+    betas: tuple[float, float]
+    stabiliser: float
+    noise_variance: float | None = None
+
+    def moments(self, update: Float[Tensor, " dim"]) -> tuple[Tensor, Tensor]:
+        """Both averages with an update in them."""
+        first, second = self.betas
+        return (
+            first * self.first.to(update) + (1 - first) * update,
+            second * self.second.to(update) + (1 - second) * update.square(),
+        )
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """What the learning rate is applied to."""
+        (first, second), (a, b) = self.moments(update), self.betas
+        mean, square = first / (1 - a ** (self.step + 1)), second / (1 - b ** (self.step + 1))
+        if self.noise_variance is None:
+            return mean / (square.sqrt() + self.stabiliser)
+        return mean / (square - self.noise_variance).clamp(min=self.stabiliser**2).sqrt()
+
+
 identity = Identity()

@@ -60,15 +60,16 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicR
         steps=steps,
         steps_per_epoch=sampling.steps_per_epoch,
         layout=_TOY,
-        parameters=parameters,
+        parameters=parameters.clone(),
         public=public or ToyRows(_TOY.dim),
         one_off=account.one_off(execute),
     )
-    stepper = Stepper(defense, context)
+    stepper = Stepper(defense, context, parameters.copy_)
     stepper.start()
     for step in range(steps):
-        stepper.take(step, parameters, execute, account)
-        parameters = parameters - stepper.update
+        stepper.take(step, parameters.clone(), execute, account)
+        parameters -= stepper.update
+        stepper.hold(parameters.clone())
     return account.ledger
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FunctionType
 
 from ..plan.bound import Bound
-from ..plan.codec import Complement, Coordinates, Everything, Subspace
+from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.defense import Block, Defense, StepPlan
-from ..plan.post import Identity, Keep, Offset, Project
+from ..plan.post import Adaptive, Identity, Keep, Offset, Project
 from ..plan.query import Gradient, GradientDifference, GradientLess, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
@@ -31,10 +31,10 @@ _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
     "block": (Block,),
-    "codec": (Everything, Coordinates, Subspace, Complement),
+    "codec": (Everything, Coordinates, Scaled, Subspace, Complement),
     "bound": (Bound,),
     "query": (Gradient, GradientDifference, GradientLess, NormWithin),
-    "post": (Identity, Project, Keep, Offset),
+    "post": (Identity, Project, Keep, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
     "sampling": (Sampling,),

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from ..gradients.executor import Release
+from ..plan.codec import Coordinates
 from ..plan.defense import Context, Defense, NoisyPlan, State
 from ..privacy.ledger import Ledger
 from ..privacy.verified import unverified
@@ -65,12 +67,19 @@ class Stepper:
     Attributes:
         defense: with its noise multiplier set.
         context: of the step under way, or of the last one with its update.
+        place: puts the model to other parameters [dim].
         state: what the method remembers.
+        moves: coordinates that the optimizer may move after the step; None for all.
     """
 
     defense: Defense
     context: Context
+    place: Callable[[Tensor], Any]
     state: State = None
+    moves: Coordinates | None = None
+
+    def __post_init__(self) -> None:
+        self.context = replace(self.context, noise_multiplier=self.defense.calibrated_multiplier)
 
     def start(self) -> None:
         """Asks the method for its first state, for which it may spend releases of its own."""
@@ -87,6 +96,18 @@ class Stepper:
             raise ValueError("an update must follow a step, and none was taken")
         return self.context.update
 
+    def hold(self, moved: Float[Tensor, " dim"]) -> None:
+        """Puts coordinates back that the optimizer moved, by momentum or weight decay, and the plan holds.
+
+        Args:
+            moved: the parameters after the optimizer's step.
+        """
+        if self.moves is not None and self.context.parameters is not None:
+            held = self.context.parameters.clone()
+            kept = self.moves.kept.to(held.device)
+            held[kept] = moved[kept]
+            self.place(held)
+
     def take(self, step: int, parameters: Float[Tensor, " dim"], execute: Execute, account: Account) -> Step:
         """Executes and charges one step; `update` is then what the optimizer gets.
 
@@ -99,8 +120,15 @@ class Stepper:
         Returns:
             The step as it looks to whoever sees every noisy block.
         """
+        # Before the plan: what is drawn for public gradients is drawn by the number of the step under way.
         self.context = context = self.context.at(step, parameters=parameters)
         state, plan = self.defense.plan(self.state, context)
+        self.moves = plan.moves
+        if plan.start_at is not None:
+            # A copy: a method may keep what it names, and the model moves on.
+            parameters = plan.start_at.to(parameters).clone()
+            self.context = context = replace(context, parameters=parameters)
+            self.place(parameters)
         noisy_plan = NoisyPlan(plan, self.defense.calibrated_multiplier)
         out = execute(noisy_plan)
         account.charge(noisy_plan, step=step)

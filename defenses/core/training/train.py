@@ -13,10 +13,12 @@ Guarantee:
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -194,7 +196,7 @@ class _Training:
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
         self.public = None if pool is None else PublicGradients(self._gradients, *pool)
-        self.stepper = Stepper(s.defense, self._context())
+        self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
     def run(self) -> Run:
         """All steps that are left, from the first one or from those of a checkpoint."""
@@ -238,6 +240,8 @@ class _Training:
             # A copy, because an optimizer may change gradients in place, and these are views of the context's update.
             parameter.grad = gradient.clone()
         self.optimizer.step()
+        if self.stepper.moves is not None:
+            self.stepper.hold(self.runner.layout.read(self.model))
 
     def _draws(self) -> int:
         """The public seed of what is drawn inside models and views, in the step under way."""
@@ -261,6 +265,8 @@ class _Training:
             layout=layout,
             parameters=layout.read(self.model),
             expected_batch=self._expected_batch,
+            architecture=partial(copy.deepcopy, self.model),
+            input_shape=tuple(self.inputs.shape[1:]),
             seed=self.coins,
             public=self.public,
             one_off=self.account.one_off(self._on_everybody),

@@ -1,0 +1,79 @@
+"""DP-Adam: Adam on the noisy updates of DP-SGD.
+
+Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, Algorithm 1, on the updates of Abadi et al., CCS
+2016. Where noise dominates, the second moment is that of the noise, and Adam is DP-SGD with momentum and another
+learning rate; `dp_adam_bc` takes that part out.
+Deviation: none. Adam may also be asked of the training, `optimizer = "adam"`, for any method; here it is part of the
+defense, which the optimizer of the training (SGD, whose rate is then Adam's) leaves alone.
+Guarantee: as of DP-SGD, one Gaussian a step: both moments are functions of releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .core import Adaptive, Block, Bound, BoundKind, Context, Defense, Everything, StepPlan, bounded
+
+Moments = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpAdam:
+    """One block of everything; state: both moments."""
+
+    bound: Bound
+    betas: tuple[float, float]
+    stabiliser: float
+    corrected: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.betas[0]} and {self.betas[1]}")
+        if not self.stabiliser > 0:
+            raise ValueError(f"the stabiliser must be positive, got {self.stabiliser}")
+
+    def start(self, context: Context) -> Moments:
+        """No update seen yet."""
+        return torch.zeros(context.dim, device=context.device), torch.zeros(context.dim, device=context.device)
+
+    def plan(self, state: Moments, context: Context) -> tuple[Moments, StepPlan]:
+        """DP-SGD's block, and Adam's step from its update."""
+        block = Block(codec=Everything(context.dim), bound=self.bound)
+        return state, StepPlan(block, post=self._step(state, block, context))
+
+    def observe(self, state: Moments, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Moments:
+        """The moments with this step's noisy gradient in them."""
+        block = Block(codec=Everything(context.dim), bound=self.bound)
+        return self._step(state, block, context).moments(noisy[0] / context.expected_batch)
+
+    def _step(self, state: Moments, block: Block, context: Context) -> Adaptive:
+        std = block.noise_std(context.noise_multiplier) / context.expected_batch
+        return Adaptive(*state, context.step, self.betas, self.stabiliser, std**2 if self.corrected else None)
+
+
+def dp_adam(
+    *,
+    clip_norm: float = 1.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    stabiliser: float = 1e-8,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD with Adam's step.
+
+    Args:
+        clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
+        beta1: decay of the average of updates, a step.
+        beta2: decay of the average of their squares, a step.
+        stabiliser: added to the root of that, in gradient units.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    method = DpAdam(bound=bounded(clip_norm, bound, regulariser), betas=(beta1, beta2), stabiliser=stabiliser)
+    return Defense(method, noise_multiplier)

@@ -1,0 +1,39 @@
+"""DP-AdamBC: DP-Adam without the noise in its second moment.
+
+Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024,
+Algorithm 1. The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known: without
+it, Adam scales coordinates by their gradients again, and not all alike.
+Guarantee: as of DP-SGD, one Gaussian a step: multiplier, clip norm and expected batch are public.
+"""
+
+from __future__ import annotations
+
+from .core import BoundKind, Defense, bounded
+from .dp_adam import DpAdam
+
+
+def dp_adam_bc(
+    *,
+    clip_norm: float = 1.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    stabiliser: float = 3e-5,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD with Adam's step, corrected for the noise.
+
+    Args:
+        clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
+        beta1: decay of the average of updates, a step.
+        beta2: decay of the average of their squares, a step.
+        stabiliser: least root of the corrected second moment, in gradient units; the paper tunes its square, 1e-8 to
+            1e-9, on which the largest step of a coordinate depends.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    limit = bounded(clip_norm, bound, regulariser)
+    method = DpAdam(bound=limit, betas=(beta1, beta2), stabiliser=stabiliser, corrected=True)
+    return Defense(method, noise_multiplier, "dp_adam_bc")

@@ -1,0 +1,85 @@
+"""DP-SNIP: DP-SGD on the weights that the loss depends on most, found by one noisy release before training.
+
+Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019; made private in
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD), Algorithm 1. A
+weight's score is |sum_i w dl_i/dw| at the initial weights.
+Deviation: as printed, the score of the whole data set is clipped once, which one example may move by 2 C, twice what
+the noise is for, and the budget is split in epsilon but not in delta. Here each example's w dl_i/dw is clipped, and
+the release is charged to the same ledger as the steps, on all the data, at a multiplier of its own.
+Guarantee: one Gaussian on all the data at `mask_noise_multiplier`, and one a step at the defense's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .core import (
+    Block,
+    Bound,
+    BoundKind,
+    Context,
+    Defense,
+    Scaled,
+    Sparse,
+    StepPlan,
+    bounded,
+    clip,
+    drop_overall,
+    refuse_fraction,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snip:
+    """Keeps the weights of the largest connection sensitivity, over all layers together."""
+
+    prune_rate: float
+    bound: Bound
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        refuse_fraction("prune_rate", self.prune_rate)
+
+    def keeps(self, context: Context) -> Tensor:
+        """All but a fraction of all weights, by a release of weight times gradient on all the data."""
+        weights = context.parameters if context.parameters is not None else torch.zeros(context.dim)
+        plan = StepPlan(Block(codec=Scaled(weights), bound=self.bound))
+        (scores,) = context.release(plan.at(self.noise_multiplier))
+        return drop_overall(context.layout, self.prune_rate, scores.abs())
+
+
+def dp_snip(
+    *,
+    clip_norm: float = 1.0,
+    prune_rate: float = 0.5,
+    score_clip_norm: float = 1.0,
+    mask_noise_multiplier: float = 8.0,
+    pruned: Literal["zero", "initial"] = "zero",
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD on the weights of the largest noisy connection sensitivity.
+
+    Args:
+        clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
+        prune_rate: fraction of all weights that is pruned.
+        score_clip_norm: largest norm of an example's weight times gradient, L2, in units of the loss.
+        mask_noise_multiplier: noise standard deviation / score_clip_norm of the release that the mask follows from. The
+            paper finds that the mask hardly depends on it: spend little.
+        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    if not mask_noise_multiplier > 0:
+        raise ValueError(
+            f"mask_noise_multiplier must be positive, got {mask_noise_multiplier}; without noise it is snip"
+        )
+    snip = Snip(prune_rate=prune_rate, bound=clip(score_clip_norm), noise_multiplier=mask_noise_multiplier)
+    method = Sparse(bound=bounded(clip_norm, bound, regulariser), pruning=snip, pruned=pruned)
+    return Defense(method, noise_multiplier, "dp_snip")

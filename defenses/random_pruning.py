@@ -1,0 +1,56 @@
+"""Random pruning: DP-SGD on a random part of each layer's weights, drawn once before training.
+
+The data-free baseline in "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification"
+(DP-SSGD), section 3. A smaller network has shorter gradients and less noise; which weights are left costs no privacy.
+Guarantee: as of DP-SGD, one Gaussian a step: the mask follows from public coins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .core import BoundKind, Context, Defense, Sparse, bounded, drop_in_each, refuse_fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomPruning:
+    """Keeps a uniformly random part of each weight."""
+
+    prune_rate: float
+
+    def __post_init__(self) -> None:
+        refuse_fraction("prune_rate", self.prune_rate)
+
+    def keeps(self, context: Context) -> Tensor:
+        """All but a fraction of each weight, drawn from public coins."""
+        scores = torch.rand(context.dim, generator=context.coins("pruned")).to(context.device)
+        return drop_in_each(context.layout, self.prune_rate, scores)
+
+
+def random_pruning(
+    *,
+    clip_norm: float = 1.0,
+    prune_rate: float = 0.5,
+    pruned: Literal["zero", "initial"] = "zero",
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD on a random part of each weight.
+
+    Args:
+        clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
+        prune_rate: fraction of the entries of each weight that is pruned.
+        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    method = Sparse(
+        bound=bounded(clip_norm, bound, regulariser), pruning=RandomPruning(prune_rate=prune_rate), pruned=pruned
+    )
+    return Defense(method, noise_multiplier, "random_pruning")

@@ -1,0 +1,132 @@
+"""SynFlow: DP-SGD on the weights that carry most of a network's paths, found without data.
+
+Tanaka, Kunin, Yamins & Ganguli, "Pruning Neural Networks without Any Data by Iteratively Conserving Synaptic Flow",
+NeurIPS 2020, Algorithm 1; before private training in DP-SSGD, section 3. Weights are made positive, biases zero, an
+image of ones goes through the network, and a weight's score is its share in the output. The network is pruned in
+rounds, because scores of one round alone cut off whole layers.
+Deviation: norms, weight standardisation and activations are bypassed in the scoring pass: with them the output would
+not change with the size of a weight, and scores would measure nothing. In float64: products over layers overflow
+float32.
+Guarantee: as of DP-SGD, one Gaussian a step: the mask follows from the initial weights, which are random or public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+
+from .core import BoundKind, Context, Defense, Layout, Sparse, bounded, drop_overall, refuse_fraction
+
+_BYPASSED = {
+    "batch_norm", "celu", "dropout", "elu", "gelu", "group_norm", "hardswish", "hardtanh", "instance_norm",
+    "layer_norm", "leaky_relu", "logsigmoid", "mish", "prelu", "relu", "relu6", "relu_", "selu", "sigmoid", "silu",
+    "softplus", "softsign", "tanh", "tanh_",
+}  # fmt: skip
+"""Functions whose first argument goes on as it is: of positive inputs they say only how large those are."""
+
+
+class _Linearised(TorchFunctionMode):
+    """Passes without activations, norms and dropout."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _BYPASSED:
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynFlow:
+    """Keeps the weights of the largest synaptic flow, over all layers together."""
+
+    prune_rate: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        refuse_fraction("prune_rate", self.prune_rate)
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+
+    def keeps(self, context: Context) -> Tensor:
+        """All but a fraction of all weights; in a dry run, which has no network, drawn at random."""
+        if context.architecture is None:
+            return drop_overall(
+                context.layout, self.prune_rate, torch.rand(context.dim, generator=context.coins("synflow"))
+            )
+        model = _positive(context.architecture())
+        layout = context.layout
+        weights = layout.read(model)
+        kept = torch.ones_like(weights, dtype=torch.bool)
+        image = torch.ones(1, *context.input_shape, dtype=torch.float64, device=context.device)
+        for round_ in range(1, self.rounds + 1):
+            layout.write(model, weights * kept)
+            scores = _flow(model, layout, image)
+            # Exponentially: most goes in the first rounds, where most may go without cutting the network in two.
+            fraction = 1 - (1 - self.prune_rate) ** (round_ / self.rounds)
+            kept = drop_overall(layout, fraction, scores)
+        return kept
+
+
+def _as_it_is(values: Tensor) -> Tensor:
+    return values
+
+
+def _positive(model: nn.Module) -> nn.Module:
+    """The network in float64 with weights made positive and standardisation taken off them; biases zero."""
+    model = model.double().eval()
+    for module in model.modules():
+        if isinstance(module, parametrize.ParametrizationList):
+            for one in module:
+                one.forward = _as_it_is
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.abs() if parameter.dim() > 1 else torch.zeros_like(parameter))
+    return model
+
+
+def _flow(model: nn.Module, layout: Layout, image: Tensor) -> Tensor:
+    """The score |weight dR/dweight| of every coordinate, R the sum of the outputs for an image of ones."""
+    named = dict(model.named_parameters())
+    parameters = [named[name] for name in layout.names if name in named]
+    with _Linearised():
+        total = model(image).sum()
+    found = torch.autograd.grad(total, parameters, allow_unused=True)
+    by_name = dict(zip([name for name in layout.names if name in named], found, strict=True))
+    parts = []
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        gradient = by_name.get(name)
+        parts.append(torch.zeros(shape).to(image) if gradient is None else (named[name] * gradient).abs().detach())
+    return torch.cat([part.flatten() for part in parts])
+
+
+def synflow(
+    *,
+    clip_norm: float = 1.0,
+    prune_rate: float = 0.5,
+    rounds: int = 100,
+    pruned: Literal["zero", "initial"] = "zero",
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD on the weights of the largest synaptic flow.
+
+    Args:
+        clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
+        prune_rate: fraction of all weights that is pruned.
+        rounds: of scoring and pruning.
+        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    method = Sparse(
+        bound=bounded(clip_norm, bound, regulariser),
+        pruning=SynFlow(prune_rate=prune_rate, rounds=rounds),
+        pruned=pruned,
+    )
+    return Defense(method, noise_multiplier, "synflow")
