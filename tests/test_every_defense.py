@@ -30,6 +30,7 @@ SMALL = {
     "rank": 3,
     "restart": 4,
     "rounds": 4,
+    "groups": 2,
 }
 
 
@@ -103,6 +104,11 @@ each_in_each_world = pytest.mark.parametrize(
         for name in NAMES
         for kind, world in duties.WORLDS.items()
     ],
+)
+# What is the engine's in the first place: sums in parts, or example by example, and a step that is done twice.
+each_kind_in_each_world = pytest.mark.parametrize(
+    ("name", "world"),
+    [unless_alike(name, name, world, id=f"{name} {kind}") for name in NAMES for kind, world in duties.WORLDS.items()],
 )
 each_that_proves = pytest.mark.parametrize("name", PROVED)
 each_with_noise = pytest.mark.parametrize("name", NOISY)
@@ -202,8 +208,7 @@ def test_the_ledger_of_a_run_agrees_with_the_prediction(name, world):
     duties.check_ledger(FACTORIES[name], world)
 
 
-@pytest.mark.long
-@each_in_each_world
+@each_kind_in_each_world
 def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
     duties.check_exact_noise(FACTORIES[name], world)
 
@@ -214,8 +219,7 @@ def test_the_same_seeds_give_the_same_run(name, world):
     duties.check_seeds(FACTORIES[name], world)
 
 
-@each_in_each_world
-@pytest.mark.long
+@each_kind_in_each_world
 def test_microbatches_change_nothing(name, world):
     duties.check_microbatches(FACTORIES[name], world)
 
@@ -231,8 +235,7 @@ def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world
     duties.check_interruptions(FACTORIES[name], tmp_path, world)
 
 
-@pytest.mark.long
-@each_in_each_world
+@each_kind_in_each_world
 def test_a_run_interrupted_inside_a_step_goes_on_bit_for_bit(name, world, tmp_path):
     duties.check_interruption_inside_a_step(FACTORIES[name], tmp_path, world)
 

@@ -8,6 +8,7 @@ from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
 from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
+from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
 from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan
@@ -16,7 +17,7 @@ from .plan.layout import Layout
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall, refuse_fraction
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
-from .plan.query import Gradient, GradientDifference, GradientLess, NormWithin, Query
+from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
 from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict
 from .privacy.keys import keyed, seed_from
@@ -51,6 +52,7 @@ __all__ = [
     "Everything",
     "Execution",
     "Gradient",
+    "GradientAhead",
     "GradientDifference",
     "GradientLess",
     "Identity",
@@ -105,6 +107,7 @@ __all__ = [
     "full",
     "group_norm_instead",
     "keyed",
+    "leading_directions",
     "noise_multiplier",
     "normalize",
     "outputs",

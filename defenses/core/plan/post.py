@@ -65,17 +65,19 @@ class Keep:
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """Adds a vector known from past releases (DIFF2 adds its running estimate).
+    """Scales, and adds a vector known from past releases (DIFF2 adds its running estimate, a filter its memory).
 
     Attributes:
         vector: [dim], in units of the divided update.
+        scale: of the update.
     """
 
     vector: Float[Tensor, " dim"] = field(repr=False)
+    scale: float = 1.0
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
         """The shifted update."""
-        return update + self.vector.to(update)
+        return self.vector.to(update) + (update if self.scale == 1 else self.scale * update)
 
 
 @dataclass(frozen=True, eq=False)

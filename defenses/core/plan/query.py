@@ -61,6 +61,25 @@ class GradientDifference:
 
 
 @dataclass(frozen=True, eq=False)
+class GradientAhead:
+    """A mean of the same example's gradients at another point and at the current one (DiSK looks ahead).
+
+    Attributes:
+        point: the other parameter point [dim]; a function of past releases.
+        weight: of the gradient there; that of the current one is what is left to 1. Any number.
+    """
+
+    point: Float[Tensor, " dim"] = field(repr=False)
+    weight: float
+    linear: bool = True
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
+        """Row by row mean."""
+        here = gradients(None)
+        return here + self.weight * (gradients(self.point) - here)
+
+
+@dataclass(frozen=True, eq=False)
 class GradientLess:
     """The example's gradient minus a vector known from past releases (DIFF takes the last one).
 

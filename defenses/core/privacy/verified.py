@@ -19,7 +19,7 @@ from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.defense import Block, Defense, StepPlan
 from ..plan.post import Adaptive, Identity, Keep, Offset, Project
-from ..plan.query import Gradient, GradientDifference, GradientLess, NormWithin
+from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
@@ -33,7 +33,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "block": (Block,),
     "codec": (Everything, Coordinates, Scaled, Subspace, Complement),
     "bound": (Bound,),
-    "query": (Gradient, GradientDifference, GradientLess, NormWithin),
+    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin),
     "post": (Identity, Project, Keep, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),

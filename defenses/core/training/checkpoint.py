@@ -40,6 +40,7 @@ _OURS = [
     post.Offset,
     post.Adaptive,
     query.Gradient,
+    query.GradientAhead,
     query.GradientDifference,
     query.GradientLess,
     query.NormWithin,

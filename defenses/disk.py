@@ -1,0 +1,75 @@
+"""DiSK: gradients looked up ahead of the last step, and filtered by a simplified Kalman filter.
+
+Zhang, Bu, Balle, Hong, Razaviyayn & Mirrokni, "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
+Noise Reduction", ICLR 2025, Algorithm 1. Each example is asked for a gradient at the parameters x and at x + gamma d, d
+being the last step: their difference predicts how the gradient changes, which a plain average of past updates would
+lag behind. The filtered update is (1 - kappa) times the last one plus kappa times the new one.
+Deviation: for the first step, which has no last one, the filter begins with its update.
+Guarantee: one Gaussian a step at the defense's multiplier: both points are functions of releases, and the mean of both
+gradients is what is bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .core import Block, Bound, BoundKind, Context, Defense, Everything, GradientAhead, Offset, StepPlan, bounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """One block of gradients here and ahead; state: the last filtered update, and the parameters before it."""
+
+    bound: Bound
+    kappa: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.kappa <= 1:
+            raise ValueError(f"kappa must be in (0, 1], got {self.kappa}")
+        if not self.gamma > 0:
+            raise ValueError(f"gamma must be positive, got {self.gamma}")
+
+    def start(self, context: Context) -> dict[str, Any] | None:
+        """No step taken."""
+        return None
+
+    def plan(self, state: dict[str, Any] | None, context: Context) -> tuple[dict[str, Any] | None, StepPlan]:
+        """Gradients here in the first step, here and ahead after it."""
+        if state is None or context.parameters is None:
+            return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
+        ahead = context.parameters + self.gamma * (context.parameters - state["before"])
+        weight = (1 - self.kappa) / (self.kappa * self.gamma)
+        block = Block(codec=Everything(context.dim), bound=self.bound, query=GradientAhead(ahead, weight))
+        return state, StepPlan(block, post=Offset((1 - self.kappa) * state["filtered"], self.kappa))
+
+    def observe(
+        self, state: dict[str, Any] | None, context: Context, noisy: tuple[Tensor, ...], update: Tensor
+    ) -> dict[str, Any]:
+        """What the next step needs of this one."""
+        return {"filtered": update, "before": context.parameters}
+
+
+def disk(
+    *,
+    clip_norm: float = 1.0,
+    kappa: float = 0.7,
+    gamma: float = 0.5,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD with a simplified Kalman filter.
+
+    Args:
+        clip_norm: C, largest norm of an example's mean of both gradients, L2, in gradient units.
+        kappa: weight of the new update in the filtered one; 1 is DP-SGD.
+        gamma: how far ahead the second gradient is taken, in last steps.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    return Defense(Disk(bound=bounded(clip_norm, bound, regulariser), kappa=kappa, gamma=gamma), noise_multiplier)

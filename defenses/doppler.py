@@ -1,0 +1,90 @@
+"""DOPPLER: a low-pass filter over the noisy updates, which keeps gradients and loses noise.
+
+Zhang, Bu, Hong & Razaviyayn, "DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise
+Reduction", NeurIPS 2024, Algorithm 1: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by what the filter makes of
+ones, c_t, so that the first steps are not too short. Gradients change slowly from step to step, noise does not.
+Guarantee: as of DP-SGD, one Gaussian a step: the filter sees releases alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .core import Block, Bound, BoundKind, Context, Defense, Everything, Offset, StepPlan, bounded
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doppler:
+    """DP-SGD's block; state: the last updates, the last filtered ones, and the same filter's answers to ones."""
+
+    bound: Bound
+    feedback: tuple[float, ...]
+    forward: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.forward or not self.forward[0] > 0 or not all(map(math.isfinite, self.forward + self.feedback)):
+            raise ValueError(f"forward must begin with a positive number, and all be finite, got {self.forward}")
+        gain = sum(self.forward) / (1 + sum(self.feedback)) if 1 + sum(self.feedback) else math.inf
+        if not 0 < gain < math.inf:
+            raise ValueError(f"the filter must let a constant through, and not grow, got a gain of {gain}")
+
+    def start(self, context: Context) -> State:
+        """Nothing seen."""
+        return {"updates": [], "filtered": [], "ones": []}
+
+    def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
+        """DP-SGD's block, filtered."""
+        zero = torch.zeros(context.dim, device=context.device)
+        memory = sum((b * u for b, u in zip(self.forward[1:], state["updates"], strict=False)), start=zero)
+        memory = memory - sum((a * m for a, m in zip(self.feedback, state["filtered"], strict=False)), start=zero)
+        ones = self._ones(state)
+        post = Offset(memory / ones, self.forward[0] / ones)
+        return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=post)
+
+    def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
+        """The last few of everything, newest first."""
+        ones, back = self._ones(state), len(self.feedback)
+        return {
+            "updates": [noisy[0] / context.expected_batch, *state["updates"]][: len(self.forward) - 1],
+            "filtered": [update * ones, *state["filtered"]][:back],
+            "ones": [ones, *state["ones"]][:back],
+        }
+
+    def _ones(self, state: State) -> float:
+        """The filter's answer to ones, which an update is divided by."""
+        # As if an input of 1 had begun long ago, and outputs were zero: the form of the paper's c_t.
+        return sum(self.forward) - sum(a * c for a, c in zip(self.feedback, state["ones"], strict=False))
+
+
+def doppler(
+    *,
+    clip_norm: float = 1.0,
+    feedback: list[float] | None = None,
+    forward: list[float] | None = None,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD with its updates low-pass filtered.
+
+    Args:
+        clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
+        feedback: a_1, a_2, ... of the last filtered updates; [-0.9] if None.
+        forward: b_0, b_1, ... of this update and the last ones; [0.05, 0.05] if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+    """
+    method = Doppler(
+        bound=bounded(clip_norm, bound, regulariser),
+        feedback=tuple([-0.9] if feedback is None else feedback),
+        forward=tuple([0.05, 0.05] if forward is None else forward),
+    )
+    return Defense(method, noise_multiplier)
