@@ -288,6 +288,8 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
     noise = Overheard(1)
     run = fresh(name, 1.0, noise=noise)
     draws = torch.cat(noise.draws) if noise.draws else torch.zeros(0)
+    released = sum(len(seen.released) for seen in view_of(run))
+    draws = draws[len(draws) - released :] if len(draws) else draws  # without those of a release before the steps
     for at, seen in enumerate(view_of(run)):
         assert seen.others_removed is not None and seen.noise_std is not None
         took_part = batch_of(at)
