@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .core import Block, Bound, BoundKind, Context, Defense, Everything, Offset, StepPlan, bounded
 
-State = dict[str, Any]
+Seen = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class Doppler:
         if not 0 < gain < math.inf:
             raise ValueError(f"the filter must let a constant through, and not grow, got a gain of {gain}")
 
-    def start(self, context: Context) -> State:
+    def start(self, context: Context) -> Seen:
         """Nothing seen."""
         return {"updates": [], "filtered": [], "ones": []}
 
-    def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
+    def plan(self, state: Seen, context: Context) -> tuple[Seen, StepPlan]:
         """DP-SGD's block, filtered."""
         zero = torch.zeros(context.dim, device=context.device)
         memory = sum((b * u for b, u in zip(self.forward[1:], state["updates"], strict=False)), start=zero)
@@ -48,7 +48,7 @@ class Doppler:
         post = Offset(memory / ones, self.forward[0] / ones)
         return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=post)
 
-    def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
+    def observe(self, state: Seen, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Seen:
         """The last few of everything, newest first."""
         ones, back = self._ones(state), len(self.feedback)
         return {
@@ -57,7 +57,7 @@ class Doppler:
             "ones": [ones, *state["ones"]][:back],
         }
 
-    def _ones(self, state: State) -> float:
+    def _ones(self, state: Seen) -> float:
         """The filter's answer to ones, which an update is divided by."""
         # As if an input of 1 had begun long ago, and outputs were zero: the form of the paper's c_t.
         return sum(self.forward) - sum(a * c for a, c in zip(self.feedback, state["ones"], strict=False))

@@ -32,8 +32,6 @@ from .core import (
     leading_directions,
 )
 
-Bases = tuple[Tensor, ...] | None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gep:
@@ -59,11 +57,11 @@ class Gep:
         if not 0 < self.share < 1:
             raise ValueError(f"share must be in (0, 1), got {self.share}")
 
-    def start(self, context: Context) -> Bases:
+    def start(self, context: Context) -> tuple[Tensor, ...] | None:
         """No directions yet."""
         return None
 
-    def plan(self, state: Bases, context: Context) -> tuple[Bases, StepPlan]:
+    def plan(self, state: tuple[Tensor, ...] | None, context: Context) -> tuple[tuple[Tensor, ...] | None, StepPlan]:
         """Both parts; the coefficients alone where the estimate may be biased."""
         spans = self._spans(context.dim)
         if state is None or context.step % self.interval == 0:
@@ -76,7 +74,9 @@ class Gep:
             Block(codec=Complement(subspace, self.project_noise), bound=self.bound_rest, share=1 - self.share),
         )
 
-    def observe(self, state: Bases, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Bases:
+    def observe(
+        self, state: tuple[Tensor, ...] | None, context: Context, noisy: tuple[Tensor, ...], update: Tensor
+    ) -> tuple[Tensor, ...] | None:
         """The directions, for as long as they are used."""
         return state
 

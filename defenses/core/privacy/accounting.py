@@ -4,8 +4,9 @@ Gaussian events without subsampling compose exactly (1 / s^2 = sum 1 / s_i^2) an
 closed form, which needs no accountant (Balle & Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML
 2018, by dp-accounting). The PLD accountant is pessimistic, so its epsilon is an upper bound, at a discretisation of
 1e-4 that grows with epsilon from 50 on: its cost is then the same for any epsilon, and its error still below 1e-4 of
-it. Its cost grows with the number of distinct events too: what may be slow runs in a process of its own under a time
-limit, and when that is exceeded the RDP value, an upper bound too, stands in by name.
+it. Its walks over the losses are arrays' (`pld.py`). Its cost grows with the number of distinct events too: what may
+be slow runs in a process of its own under a time limit, and when that is exceeded the RDP value, an upper bound too,
+stands in by name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from importlib.metadata import version
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
+from dp_accounting import rdp
+
+from . import pld
 
 DISCRETISATION = 1e-4
 TIME_LIMIT = 60.0  # seconds
@@ -170,11 +173,7 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
 
 def pld_epsilon(events: Sequence[Gaussian], delta: float, interval: float = DISCRETISATION) -> float:
     """Epsilon by privacy loss distributions, pessimistic, in steps of `interval` nats."""
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    with _quiet():
-        for event, count in _dp_events(events):
-            accountant.compose(event, count)
-        return float(accountant.get_epsilon(delta))
+    return pld.epsilon([(e.sample_rate, e.noise_multiplier, e.count) for e in events], delta, interval)
 
 
 def _dp_events(events: Sequence[Gaussian]) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
