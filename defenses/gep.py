@@ -107,7 +107,7 @@ def gep(
     *,
     clip_norm: float = 5.0,
     clip_norm_rest: float = 2.0,
-    rank: int = 1000,
+    rank: int = 100,
     groups: int = 3,
     interval: int = 1,
     auxiliary_size: int | None = None,
@@ -124,7 +124,7 @@ def gep(
     Args:
         clip_norm: C0, largest norm of an example's coefficients, L2, in gradient units.
         clip_norm_rest: C1, largest norm of what is left over.
-        rank: directions of all groups together.
+        rank: directions of all groups together; the paper takes 1000.
         groups: parts that the vector of parameters is cut into.
         interval: steps that directions are used for.
         auxiliary_size: public examples of a refresh; as many as `rank` if None. The paper takes 2000.

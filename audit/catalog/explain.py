@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import plugins
+from .in_a_step import InAStep, in_a_step
 from .messages import no_such
-from .methods import KINDS, EntryKind, MethodKind, check, entry_points, find, method_files, names, settings
+from .methods import KINDS, EntryKind, MethodKind, check, defense, entry_points, find, method_files, names, settings
 from .settings import CatalogError, Setting, read_settings
 
 
@@ -26,6 +27,7 @@ class Explanation:
         about: the whole text of its file.
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
+        in_a_step: what a defense shows and costs; None for others.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Explanation:
     about: str
     settings: tuple[Setting, ...] = ()
     requires: dict[str, Any] | None = None
+    in_a_step: InAStep | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: types in words, defaults that JSON lacks as text."""
@@ -44,6 +47,7 @@ class Explanation:
             "about": self.about,
             "settings": [setting.to_dict() for setting in self.settings],
             "requires": self.requires,
+            "in_a_step": None if self.in_a_step is None else self.in_a_step.to_dict(),
         }
 
 
@@ -130,7 +134,18 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
         about=about,
         settings=tuple(settings(kind, name).values()),
         requires=None if requires is None else requires.to_dict(),
+        in_a_step=_facts(name) if kind == "defenses" else None,
     )
+
+
+def _facts(name: str) -> InAStep | None:
+    """What a defense shows and costs; None for one of others that cannot be rehearsed at its defaults."""
+    try:
+        return in_a_step(defense(name, {}))
+    except Exception:
+        if name in method_files("defenses"):
+            raise
+        return None  # it is explained all the same, and says what is wrong where it is run
 
 
 def _file_text(kind: MethodKind, name: str) -> str:

@@ -54,6 +54,9 @@ def explain(
     print(f"{what.name} ({what.kind})\n\n{what.about}")
     if what.requires:
         print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in what.requires.items() if v))
+    if what.in_a_step:
+        print("\na step, by a rehearsal at the default settings:")
+        print("\n".join(f"  {line}" for line in what.in_a_step.lines()))
     if what.settings:
         print("\nsettings:")
         for setting in what.to_dict()["settings"]:

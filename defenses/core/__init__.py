@@ -19,9 +19,9 @@ from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall, refuse_
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
-from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict
+from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, rehearsed
 from .privacy.keys import keyed, seed_from
-from .privacy.ledger import Claim, Ledger
+from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip
@@ -49,6 +49,7 @@ __all__ = [
     "CropAndFlip",
     "Defense",
     "Engine",
+    "Entry",
     "Everything",
     "Execution",
     "Gradient",
@@ -118,6 +119,7 @@ __all__ = [
     "refuse_batch_norm",
     "refuse_fraction",
     "refuse_shared",
+    "rehearsed",
     "release",
     "secure",
     "seed_from",

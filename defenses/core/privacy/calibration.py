@@ -8,7 +8,7 @@ once, and searches for the noise multiplier with the accountants.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -22,6 +22,7 @@ from ..plan.layout import Layout
 from ..plan.public import PublicRows, ToyRows
 from ..training.sampling import Sampling, full
 from ..training.step import Account, Stepper
+from ..training.transcript import Step
 from .accounting import DISCRETISATION, Gaussian, gaussian_multiplier, merged, pld_epsilon, quick, rdp_epsilon
 from .accounting import epsilon as proved
 from .ledger import Entry, Ledger, events_of
@@ -45,32 +46,57 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicR
         steps: planned steps.
         public: stands in for public data; made-up rows where None.
     """
+    account = Account(Ledger(sampling))
+    for _ in rehearsed(defense, account, steps=steps, public=public):
+        pass
+    return account.ledger
+
+
+def rehearsed(
+    defense: Defense,
+    account: Account,
+    *,
+    steps: int,
+    only: Collection[int] | None = None,
+    public: PublicRows | None = None,
+    layout: Layout = _TOY,
+) -> Iterator[Step]:
+    """The steps of a run on empty batches: what each would release, and what it is charged.
+
+    Args:
+        defense: with its noise multiplier set.
+        account: who pays; its sampler decides the length of an epoch.
+        steps: planned steps.
+        only: numbers of those to take, as if the others had changed nothing; None for all of them.
+        public: stands in for public data; made-up rows where None.
+        layout: of what would be trained.
+    """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
     # Noise although nothing is private: a method with memory plans otherwise after zeros (DPDR has no direction then).
-    account, noise = Account(Ledger(sampling)), seeded(0)
+    noise = seeded(0)
 
     def execute(plan: NoisyPlan) -> Release:
         sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
         return add_noise(plan, sums, noise, torch.float32)
 
-    parameters = torch.zeros(_TOY.dim)
+    parameters = torch.zeros(layout.dim)
     context = Context(
         step=0,
         steps=steps,
-        steps_per_epoch=sampling.steps_per_epoch,
-        layout=_TOY,
+        steps_per_epoch=account.ledger.sampling.steps_per_epoch,
+        layout=layout,
         parameters=parameters.clone(),
-        public=public or ToyRows(_TOY.dim),
+        public=public or ToyRows(layout.dim),
         one_off=account.one_off(execute),
     )
     stepper = Stepper(defense, context, parameters.copy_)
     stepper.start()
-    for step in range(steps):
-        stepper.take(step, parameters.clone(), execute, account)
+    for step in range(steps) if only is None else sorted(only):
+        taken = stepper.take(step, parameters.clone(), execute, account)
         parameters -= stepper.update
         stepper.hold(parameters.clone())
-    return account.ledger
+        yield taken
 
 
 def calibrate(

@@ -1,10 +1,10 @@
 """Privacy loss distributions of sampled Gaussians, as dp-accounting makes them and several times as fast.
 
 Doroshenko, Ghazi, Kamath, Kumar & Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
-Distributions", PETS 2022. dp-accounting decides what is computed: truncation, grid, deltas and the dots between them
-are its own. It walks over each grid of some 10^5 losses in Python several times; here these walks are sums of arrays:
-the inverse of the privacy loss at every grid point, and the epsilon of a distribution. Powers of a distribution use
-real transforms, and a tenth of its Chernoff bounds.
+Distributions", PETS 2022. dp-accounting decides what is computed: truncation, grid and divergences are its own. It
+walks over each grid of some 10^5 losses in Python several times; here these walks are sums of arrays: the inverse of
+the privacy loss at every grid point, Algorithm 1 of the paper, and the epsilon of a distribution. Powers of a
+distribution use real transforms, and a fifth of its Chernoff bounds.
 
 Guarantee:
     Epsilon is pessimistic as dp-accounting's is: every distribution dominates the mechanism's, and truncated mass
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from dp_accounting.pld import common, pld_pmf
+from dp_accounting.pld import common
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from scipy import fft, signal
 
@@ -118,8 +118,26 @@ class _SampledGaussian(GaussianPrivacyLoss):
         return np.clip(deltas, 0, 1)
 
 
+def connected(first: int, deltas: np.ndarray, interval: float) -> Losses:
+    """The distribution on a grid that dominates every mechanism of these divergences (Algorithm 1 of the paper).
+
+    Args:
+        first: number of the first grid point.
+        deltas: hockey stick divergences at consecutive grid points, falling.
+        interval: of the grid, nats.
+    """
+    deltas = np.minimum.accumulate(deltas)  # rounding may leave a tiny rise
+    if len(deltas) == 1:
+        return Losses(first, 1 - deltas, float(deltas[0]), interval)
+    falls, masses = np.diff(deltas), np.empty_like(deltas)
+    masses[0] = 1 - deltas[0] + falls[0] / math.expm1(interval)
+    masses[1:-1] = (falls[1:] - falls[:-1] * math.exp(interval)) / math.expm1(interval)
+    masses[-1] = falls[-1] / math.expm1(-interval)
+    return Losses(first, np.maximum(0.0, masses), float(deltas[-1]), interval)
+
+
 def _dots(noise_multiplier: float, sample_rate: float, adjacency: AdjacencyType, interval: float) -> Losses:
-    """The distribution of one mechanism, its dots connected by dp-accounting."""
+    """The distribution of one mechanism: its divergences by dp-accounting, connected."""
     mechanism = (_SampledGaussian if sample_rate < 1 else GaussianPrivacyLoss)(
         noise_multiplier,
         log_mass_truncation_bound=_LOG_TRUNCATED,
@@ -131,9 +149,7 @@ def _dots(noise_multiplier: float, sample_rate: float, adjacency: AdjacencyType,
         raise ValueError("dp-accounting must bound the losses of a Gaussian, and gave none")
     low, high = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
     deltas = mechanism.get_delta_for_epsilon(cast(Any, np.arange(low, high + 1) * interval))
-    found = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas).to_dense_pmf()
-    # Fields of its own: there is no other way to its numbers, but loss by loss.
-    return Losses(found._lower_loss, found._probs, found._infinity_mass, interval)
+    return connected(low, np.asarray(deltas), interval)
 
 
 def epsilon(events: Iterable[tuple[float, float, int]], delta: float, interval: float) -> float:

@@ -5,14 +5,14 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_mechanism
+from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defenses.core.privacy.accounting import DISCRETISATION
-from defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, epsilon
+from defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected, epsilon
 
 
 def reference(events, delta, interval):
@@ -98,6 +98,24 @@ def test_divergences_of_a_grid_are_those_that_dp_accounting_computes_one_by_one(
     grid = np.linspace(low - 1, high + 1, 200)
     expected = [theirs.get_delta_for_epsilon(float(e)) for e in grid]
     np.testing.assert_allclose(ours.get_delta_for_epsilon(grid), expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("adjacency", [AdjacencyType.ADD, AdjacencyType.REMOVE])
+def test_the_dots_are_connected_as_dp_accounting_connects_them(adjacency):
+    grid = np.arange(-900, 3000)
+    deltas = _SampledGaussian(0.9, sampling_prob=0.1, adjacency_type=adjacency).get_delta_for_epsilon(grid * 1e-3)
+    theirs = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(1e-3, -900, 2999, deltas)
+    ours = connected(-900, deltas, 1e-3)
+    assert theirs.get_delta_for_epsilon([-0.2, 0.0, 0.3, 1.5]) == pytest.approx(
+        [
+            ours.infinite + float(np.clip(ours.masses * -np.expm1(e - grid * 1e-3), 0, None).sum())
+            for e in (-0.2, 0.0, 0.3, 1.5)
+        ],
+        abs=1e-13,
+    )
+    assert ours.masses.sum() + ours.infinite == pytest.approx(1.0) and ours.masses.min() >= 0
+    alone = connected(3, np.array([0.25]), 0.5)
+    assert (alone.first, alone.masses.tolist(), alone.infinite) == (3, [0.75], 0.25)
 
 
 def test_epsilon_of_a_distribution_by_hand():

@@ -1,0 +1,101 @@
+"""What a defense shows and costs in a step, read off a rehearsal of its plans: nothing here is typed in by a method.
+
+The rehearsal is on made-up gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
+first two steps and the last one of a run of 20 epochs, at the method's default settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from defenses.core import Account, Defense, Entry, Layout, Ledger, ToyRows, poisson, rehearsed
+
+BYTES = 4  # of a number in float32
+_LAYOUT = Layout(
+    ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias"),
+    ((16, 1, 8, 8), (16,), (32, 16, 4, 4), (32,), (32, 512), (32,), (10, 32), (10,)),
+)
+_EPOCHS, _PER_EPOCH = 20, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class InAStep:
+    """What an observer of every update sees of a run, and what it proves.
+
+    Attributes:
+        parameters: of the network that figures are for.
+        first: numbers released in the first step, one entry a block.
+        last: the same of the last step.
+        shares: fraction of the last step's 1 / sigma^2 that each block spends.
+        events: what is charged, in words.
+        reason: why nothing is proved; empty where a bound and noise prove something.
+        public: whether public examples are read.
+    """
+
+    parameters: int
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    shares: tuple[float, ...]
+    events: tuple[str, ...]
+    reason: str
+    public: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with bytes at 4 a number."""
+        return {
+            "parameters": self.parameters,
+            "numbers_first_step": list(self.first),
+            "numbers_last_step": list(self.last),
+            "bytes_last_step": BYTES * sum(self.last),
+            "shares": list(self.shares),
+            "events": list(self.events),
+            "proves_nothing": self.reason or None,
+            "reads_public": self.public,
+        }
+
+    def lines(self) -> list[str]:
+        """A paragraph of a few lines."""
+
+        def told(sizes: tuple[int, ...]) -> str:
+            parts = " + ".join(f"{size:,}" for size in sizes)
+            return f"{parts} number{'s' if sum(sizes) != 1 else ''} ({BYTES * sum(sizes):,} bytes)"
+
+        over = told(self.last) if self.first == self.last else f"{told(self.first)} at first, {told(self.last)} at last"
+        found = [f"sends, of {self.parameters:,} parameters: {over}"]
+        if len(self.shares) > 1:
+            shares = ", ".join(f"{share:.3g}" for share in self.shares)
+            found.append(f"shares of 1 / sigma^2: {shares}")
+        found.append("reads public examples: " + ("yes" if self.public else "no"))
+        if self.reason:
+            return [*found, f"proves nothing: {self.reason}"]
+        return [*found, *self.events]
+
+
+def _event(entry: Entry) -> str:
+    if entry.one_off:
+        return f"before the steps, charged: a Gaussian on all records, noise multiplier {entry.noise_multiplier}"
+    factor = "" if entry.noise_multiplier == 1 else f"{entry.noise_multiplier} times "
+    return f"a step is charged: a Gaussian on its batch, at {factor}the noise multiplier"
+
+
+def in_a_step(defense: Defense) -> InAStep:
+    """The facts of a defense, at a noise multiplier of 1 unless it has one."""
+    sampler = poisson(1 / _PER_EPOCH)
+    account, public = Account(Ledger(sampler)), ToyRows(_LAYOUT.dim)
+    noisy = defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
+    steps = _EPOCHS * _PER_EPOCH
+    # Three: a basis a step takes seconds, and methods with a memory have some from the second step on.
+    taken = list(rehearsed(noisy, account, steps=steps, only=(0, 1, steps - 1), public=public, layout=_LAYOUT))
+    plans = [step.plan.plan for step in taken if step.plan]
+    first, last = (tuple(block.codec.size for block in plan.blocks) for plan in (plans[0], plans[-1]))
+    entries = account.ledger.entries
+    return InAStep(
+        parameters=_LAYOUT.dim,
+        first=first,
+        last=last,
+        shares=tuple(block.share for block in plans[-1].blocks),
+        events=tuple(dict.fromkeys(map(_event, entries))),
+        reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),
+        public=public.used,
+    )
