@@ -27,11 +27,12 @@ def test_a_step_releases_one_number_and_moves_along_one_direction():
 
 def test_without_clipping_the_update_is_the_gradient_on_average():
     defense = dp_zo(clip_norm=1e6, noise_multiplier=0.0)
-    gradient, found = ROWS.sum(dim=0), []
-    for step in range(4000):
-        context = Context(step=step, steps=4000, dim=50)
+    rows = ROWS[:, :10]
+    gradient, found = rows.sum(dim=0), []
+    for step in range(800):
+        context = Context(step=step, steps=800, dim=10)
         plan = defense.plan(None, context)[1]
-        found.append(plan.post(release(defense, ROWS, context).total))
-    mean, spread = torch.stack(found).mean(dim=0), torch.stack(found).std(dim=0) / 4000**0.5
+        found.append(plan.post(release(defense, rows, context).total))
+    mean, spread = torch.stack(found).mean(dim=0), torch.stack(found).std(dim=0) / 800**0.5
     assert float(((mean - gradient) / spread).abs().max()) < 5
-    assert float(((0.8 * mean - gradient) / spread).abs().max()) > 5  # and a fifth less would be noticed
+    assert float(((0.5 * mean - gradient) / spread).abs().max()) > 5  # and half of it would be noticed
