@@ -5,10 +5,15 @@ Consecutive gradients are alike, so their common part is a few numbers along the
 and what is left over is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
 Deviation: both parts are clipped over all layers at once, and their noise follows from one multiplier and a
 share: the printed table gives both multipliers, which for several rows spends more than the epsilon it names.
-The noise along the direction is projected off the left-over part unless `project_noise=False`.
+The noise along the direction is projected off the left-over part unless `project_noise=False`. The paper says that the
+technique is applied layer by layer: clipping each of L layers to the full clip norm moves the sums by sqrt(L) times
+as much, so that `clipping="layer"` gives each C / sqrt(L), and noise as before.
+Guarantee: one Gaussian a step at the defense's multiplier, whatever the number of blocks.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +26,11 @@ from .core import (
     Context,
     Defense,
     Everything,
+    Stacked,
     State,
     StepPlan,
     Subspace,
+    Within,
     bounded,
 )
 
@@ -37,6 +44,7 @@ class Dpdr:
     share: float
     switch_step: int
     project_noise: bool
+    clipping: Literal["global", "layer", "joint"] = "global"
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -56,10 +64,34 @@ class Dpdr:
         spans = tuple(span for span in context.layout.layers if bool(state[slice(*span)].any()))
         along = Subspace(tuple(state[slice(*span)].unsqueeze(1) for span in spans), spans, context.dim)
         # Noise energy is least at share / (1 - share) = sqrt(layers) C_along / (sqrt(dim) C), hence the small default.
+        if self.clipping == "layer":
+            return state, StepPlan(*self._blocks_of_layers(state, context))
+        if self.clipping == "joint":
+            # In units in which both have noise of sigma: (p / (s_p C), l / (s_l C_along)) is clipped to 1 / sigma.
+            factors = (math.sqrt(1 - self.share) / self.bound.norm, math.sqrt(self.share) / self.bound_along.norm)
+            both = Stacked((Complement(along, self.project_noise), along), factors)
+            unit = replace(self.bound, norm=1.0, regulariser=self.bound.regulariser / self.bound.norm)
+            return state, StepPlan(Block(codec=both, bound=unit))
         return state, StepPlan(
             Block(codec=Complement(along, self.project_noise), bound=self.bound, share=1 - self.share),
             Block(codec=along, bound=self.bound_along, share=self.share),
         )
+
+    def _blocks_of_layers(self, state: Tensor, context: Context) -> list[Block]:
+        """Both parts of every layer; a layer without a direction is wholly left over."""
+        spans, found = context.layout.layers, []
+        for start, stop in spans:
+            part, one = state[start:stop], 1 / len(spans)
+            bound = replace(self.bound, norm=self.bound.norm * math.sqrt(one))
+            if not bool(part.any()):
+                found.append(Block(codec=Within(start, Everything(stop - start), context.dim), bound=bound, share=one))
+                continue
+            along = Subspace.of(part.unsqueeze(1))
+            rest = Within(start, Complement(along, self.project_noise), context.dim)
+            bound_along = replace(self.bound_along, norm=self.bound_along.norm * math.sqrt(one))
+            found.append(Block(codec=rest, bound=bound, share=one * (1 - self.share)))
+            found.append(Block(codec=Within(start, along, context.dim), bound=bound_along, share=one * self.share))
+        return found
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
         """The unit vector of the update in every layer; a layer that did not move keeps its old one."""
@@ -81,6 +113,7 @@ def dpdr(
     share: float = 0.02,
     switch_step: int = 200,
     project_noise: bool = True,
+    clipping: Literal["global", "layer", "joint"] = "global",
     bound: BoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
@@ -95,6 +128,8 @@ def dpdr(
         share: fraction of a step's 1 / sigma^2 spent on the coefficients.
         switch_step: first step that is plain DP-SGD again.
         project_noise: whether the left-over part's noise along the direction is removed.
+        clipping: "global" clips each part over all layers, "layer" each part of each of L layers to 1 / sqrt(L) of its
+            clip norm, "joint" both parts together, each in units of its noise.
         bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: of the step as one Gaussian; None until it is calibrated.
@@ -106,5 +141,6 @@ def dpdr(
         share=share,
         switch_step=switch_step,
         project_noise=project_noise,
+        clipping=clipping,
     )
     return Defense(method, noise_multiplier)

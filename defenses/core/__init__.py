@@ -11,6 +11,7 @@ from .gradients.sums import clipped_sums, contributions
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
+from .plan.composed import Stacked, Within
 from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
@@ -82,6 +83,7 @@ __all__ = [
     "Scaled",
     "Scope",
     "Sparse",
+    "Stacked",
     "State",
     "Stateless",
     "Step",
@@ -92,6 +94,7 @@ __all__ = [
     "ToyRows",
     "Transcript",
     "Whole",
+    "Within",
     "adaptive_weight",
     "assumptions",
     "bounded",

@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 
-from defenses.core import Complement, Context, Everything, Layout, Subspace, poisson, release, seeded
+from defenses.core import (
+    Complement,
+    Context,
+    Everything,
+    Layout,
+    Stacked,
+    Subspace,
+    clipped_sums,
+    poisson,
+    release,
+    seeded,
+)
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 
@@ -163,3 +174,74 @@ def test_its_epsilon_is_that_of_dp_sgd():
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         dpdr(**settings)
+
+
+CLIPPINGS = ["global", "layer", "joint"]
+
+
+def clipped_as(clipping, clip_norm=0.5, clip_norm_along=2.0):
+    """The plan of a step with a direction in both layers."""
+    defense = dpdr(clip_norm=clip_norm, clip_norm_along=clip_norm_along, share=0.2, clipping=clipping)
+    state = torch.zeros(duties.DIM)
+    for start, stop in duties.LAYOUT.layers:
+        state[start:stop] = torch.nn.functional.normalize(torch.arange(1.0, stop - start + 1), dim=0)
+    context = Context(step=1, steps=4, layout=duties.LAYOUT, parameters=torch.zeros(duties.DIM))
+    return defense.plan(state, context)[1]
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_however_it_clips_a_step_moves_by_one_and_has_the_noise_of_its_parts(clipping):
+    plan = clipped_as(clipping)
+    rows = 100 * torch.randn(200, duties.DIM, generator=torch.Generator().manual_seed(0))
+    duties.check_bound(plan, rows[:6])
+    if clipping != "layer":  # there no one row is long enough in all four blocks
+        duties.check_bound_is_reached(plan)
+    # In gradient units: sigma C / sqrt(1 - share) on what is left over, sigma C' / sqrt(share) along the direction.
+    rest, along = 1.5 * 0.5 / math.sqrt(0.8), 1.5 * 2.0 / math.sqrt(0.2)
+    stds = plan.at(1.5).stds
+    if clipping == "joint":
+        codec = plan.blocks[0].codec
+        assert isinstance(codec, Stacked)
+        assert [std / factor for std, factor in zip(stds * 2, codec.factors, strict=True)] == pytest.approx(
+            [rest, along]
+        )
+    else:
+        assert stds == pytest.approx([rest, along] * (2 if clipping == "layer" else 1))
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_what_is_not_clipped_adds_up_to_the_gradient(clipping):
+    plan = clipped_as(clipping, clip_norm=1e6, clip_norm_along=1e6)
+    rows = torch.randn(5, duties.DIM, generator=torch.Generator().manual_seed(0))
+    sums = clipped_sums(plan, [lambda _: rows], rows)
+    total = sum(block.codec.decode(part) for block, part in zip(plan.blocks, sums, strict=True))
+    torch.testing.assert_close(total, rows.sum(dim=0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_has_its_part_of_both_clip_norms_and_not_all_of_them():
+    """With the full clip norm for each of L layers, noise of sigma C would be worth sigma / sqrt(L)."""
+    norms = [block.bound.norm for block in clipped_as("layer").blocks]
+    assert norms == pytest.approx([0.5 / math.sqrt(2), 2.0 / math.sqrt(2)] * 2)
+    assert clipped_as("layer").sensitivity == pytest.approx(1.0)
+
+
+def test_clipped_jointly_a_record_that_is_long_in_one_part_alone_keeps_the_other():
+    plan = clipped_as("joint")
+    (block,) = plan.blocks
+    assert isinstance(block.codec, Stacked)
+    along = block.codec.codecs[1]
+    row = along.decode(torch.tensor([0.3, 0.3])).unsqueeze(0)  # short, and along the direction alone
+    torch.testing.assert_close(
+        block.codec.decode(block.bound(block.codec.encode(row))[0]), row[0], rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("clipping", ["layer", "joint"])
+def test_it_trains_and_goes_on_after_an_interruption_however_it_clips(clipping, tmp_path):
+    def factory(sigma):
+        return dpdr(clip_norm=0.5, switch_step=4, share=0.3, clipping=clipping, noise_multiplier=sigma)
+
+    duties.check_ledger(factory)
+    duties.check_removal(factory, duties.PLAIN)
+    duties.check_noise(factory)
+    duties.check_interruptions(factory, tmp_path)

@@ -17,6 +17,7 @@ from types import FunctionType
 
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
+from ..plan.composed import Stacked, Within
 from ..plan.defense import Block, Defense, StepPlan
 from ..plan.post import Adaptive, Identity, Keep, Offset, Project
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin
@@ -31,7 +32,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
     "block": (Block,),
-    "codec": (Everything, Coordinates, Scaled, Subspace, Complement),
+    "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin),
     "post": (Identity, Project, Keep, Offset, Adaptive),
@@ -106,14 +107,21 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             yield from (("method", inner) for inner in _inside(part.method))
         if role == "plan" and isinstance(part, StepPlan):
             for block in part.blocks:
-                yield from (("block", block), ("codec", block.codec), ("bound", block.bound), ("query", block.query))
-                if isinstance(block.codec, Complement):
-                    yield "codec", block.codec.subspace
+                yield from (("block", block), ("bound", block.bound), ("query", block.query))
+                yield from (("codec", codec) for codec in _codecs(block.codec))
             if isinstance(part.post, Project):
                 yield "codec", part.post.subspace
             if isinstance(part.post, Keep):
                 yield "codec", part.post.coordinates
             yield "post", part.post
+
+
+def _codecs(codec: object) -> Iterator[object]:
+    """A codec, and those that it is made of."""
+    yield codec
+    inner = codec.codecs if isinstance(codec, Stacked) else (codec.codec,) if isinstance(codec, Within) else ()
+    for one in (codec.subspace,) if isinstance(codec, Complement) else inner:
+        yield from _codecs(one)
 
 
 def _inside(part: object) -> Iterator[object]:

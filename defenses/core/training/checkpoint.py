@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..plan import bound, codec, defense, post, query
+from ..plan import bound, codec, composed, defense, post, query
 from ..privacy import ledger
 from . import sampling, transcript
 
@@ -30,6 +30,8 @@ _OURS = [
     codec.Scaled,
     codec.Subspace,
     codec.Complement,
+    composed.Within,
+    composed.Stacked,
     defense.Block,
     defense.StepPlan,
     defense.NoisyPlan,

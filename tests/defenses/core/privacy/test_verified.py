@@ -17,8 +17,10 @@ from defenses.core import (
     Everything,
     Projected,
     Sampling,
+    Stacked,
     Stateless,
     StepPlan,
+    Within,
     clip,
     seeded,
 )
@@ -246,3 +248,17 @@ def test_what_a_method_of_ours_was_given_is_as_much_of_the_method():
     patched = dp_sgd(noise_multiplier=1.0)
     object.__setattr__(patched.method, "plan", lambda state, context: None)
     assert set(unverified(defense=patched)) == {"unverified_method"}
+
+
+class OwnCodec(Everything):
+    """Somebody else's, inside of ours."""
+
+
+@pytest.mark.parametrize("wrap", [lambda c: Within(0, c, 4), lambda c: Stacked((Everything(4), c), (1.0, 2.0))])
+def test_a_codec_of_others_is_found_inside_of_ours(wrap):
+    def plan(codec):
+        return StepPlan(Block(codec=codec, bound=clip(1.0)))
+
+    assert "codec OwnCodec" in unverified(plan=plan(wrap(OwnCodec(4))))["unverified_codec"]
+    assert "codec OwnCodec" in unverified(plan=plan(wrap(wrap(OwnCodec(4)))))["unverified_codec"]
+    assert not unverified(plan=plan(wrap(Everything(4))))
