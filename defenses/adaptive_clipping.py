@@ -37,11 +37,12 @@ class AdaptiveClipping:
             raise ValueError(f"quantile must be in [0, 1], got {self.quantile}")
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise ValueError(f"rate must be at least 0, got {self.rate}")
-        if not 0 < self.share < 1:
-            raise ValueError(f"share must be in (0, 1), got {self.share}")
-        if not 0 < self.lowest <= self.clip_norm <= self.highest < math.inf:
+        if not 1e-6 <= self.share <= 1 - 1e-6:
+            raise ValueError(f"share must be in [1e-6, 1 - 1e-6], got {self.share}")
+        # A range for which noise can be drawn, whatever the releases make of the clip norm.
+        if not 1e-9 <= self.lowest <= self.clip_norm <= self.highest <= 1e9:
             raise ValueError(
-                f"clip_norm must lie between lowest and highest, both positive and finite, got {self.clip_norm} "
+                f"clip_norm must lie between lowest and highest, both in [1e-9, 1e9], got {self.clip_norm} "
                 f"between {self.lowest} and {self.highest}"
             )
 

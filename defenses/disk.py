@@ -28,10 +28,10 @@ class Disk:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.kappa <= 1:
-            raise ValueError(f"kappa must be in (0, 1], got {self.kappa}")
-        if not self.gamma > 0:
-            raise ValueError(f"gamma must be positive, got {self.gamma}")
+        if not 1e-6 <= self.kappa <= 1:
+            raise ValueError(f"kappa must be in [1e-6, 1], got {self.kappa}")
+        if not 1e-6 <= self.gamma <= 1e6:
+            raise ValueError(f"gamma must be in [1e-6, 1e6], got {self.gamma}")
 
     def start(self, context: Context) -> dict[str, Any] | None:
         """No step taken."""

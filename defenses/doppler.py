@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,11 @@ class Doppler:
     def __post_init__(self) -> None:
         if not self.forward or not self.forward[0] > 0 or not all(map(math.isfinite, self.forward + self.feedback)):
             raise ValueError(f"forward must begin with a positive number, and all be finite, got {self.forward}")
+        poles = np.abs(np.roots([1.0, *self.feedback]))
+        if len(poles) and not poles.max() < 1:
+            raise ValueError(f"feedback must be that of a filter that forgets, got {self.feedback}, whose memory grows")
+        if not all(one > 0 for one in self._answers(200)):
+            raise ValueError(f"the filter must answer ones by positive numbers, got {self.feedback} and {self.forward}")
         gain = sum(self.forward) / (1 + sum(self.feedback)) if 1 + sum(self.feedback) else math.inf
         if not 0 < gain < math.inf:
             raise ValueError(f"the filter must let a constant through, and not grow, got a gain of {gain}")
@@ -56,6 +62,13 @@ class Doppler:
             "filtered": [update * ones, *state["filtered"]][:back],
             "ones": [ones, *state["ones"]][:back],
         }
+
+    def _answers(self, steps: int) -> list[float]:
+        """The filter's first answers to ones."""
+        found: list[float] = []
+        for _ in range(steps):
+            found.append(self._ones({"ones": found[::-1]}))
+        return found
 
     def _ones(self, state: Seen) -> float:
         """The filter's answer to ones, which an update is divided by."""

@@ -10,6 +10,7 @@ Guarantee: as of DP-SGD, one Gaussian a step: both moments are functions of rele
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +33,8 @@ class DpAdam:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.betas[0]} and {self.betas[1]}")
-        if not self.stabiliser > 0:
-            raise ValueError(f"the stabiliser must be positive, got {self.stabiliser}")
+        if not 0 < self.stabiliser < math.inf:
+            raise ValueError(f"the stabiliser must be a positive finite number, got {self.stabiliser}")
 
     def start(self, context: Context) -> Moments:
         """No update seen yet."""

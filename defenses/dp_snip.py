@@ -27,6 +27,7 @@ from .core import (
     Sparse,
     StepPlan,
     bounded,
+    checked_multiplier,
     clip,
     drop_overall,
     refuse_fraction,
@@ -43,6 +44,10 @@ class Snip:
 
     def __post_init__(self) -> None:
         refuse_fraction("prune_rate", self.prune_rate)
+        try:
+            checked_multiplier(self.noise_multiplier)
+        except ValueError as error:
+            raise ValueError(f"mask_{error}") from None
 
     def keeps(self, context: Context) -> Tensor:
         """All but a fraction of all weights, by a release of weight times gradient on all the data."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import BoundKind, Criterion, Defense, Sparse, bounded, clip
+from .core import BoundKind, Criterion, Defense, Sparse, bounded, clip, refuse_name
 from .dp_snip import Snip
 from .random_pruning import RandomPruning
 from .synflow import SynFlow
@@ -49,8 +49,7 @@ def dp_ssgd(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    if not mask_noise_multiplier > 0:
-        raise ValueError(f"mask_noise_multiplier must be positive, got {mask_noise_multiplier}")
+    refuse_name("pruning", pruning, ("random", "flow", "sensitivity"))
     criteria: dict[str, Criterion] = {
         "random": RandomPruning(prune_rate=prune_rate),
         "flow": SynFlow(prune_rate=prune_rate, rounds=rounds),

@@ -52,6 +52,8 @@ class Gep:
         for name, value in (("rank", self.rank), ("groups", self.groups), ("interval", self.interval)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.auxiliary_size is not None and self.auxiliary_size < 1:
+            raise ValueError(f"auxiliary_size must be at least 1 or None, got {self.auxiliary_size}")
         if self.passes < 0:
             raise ValueError(f"passes must be at least 0, got {self.passes}")
         if not 0 < self.share < 1:

@@ -25,6 +25,7 @@ from .core import (
     Stateless,
     StepPlan,
     bounded,
+    refuse_name,
     unbounded,
 )
 
@@ -52,6 +53,7 @@ class RandomSparsification(Stateless):
             raise ValueError(f"final_sparsity must be in [0, 1), got {self.final_sparsity}")
         if self.refreshes < 1:
             raise ValueError(f"refreshes must be at least 1, got {self.refreshes}")
+        refuse_name("where", self.where, ("before the bound", "after the noise"))
 
     def plan(self, context: Context) -> StepPlan:
         """One bounded block: of the coordinates of the current mask, or of everything, masked afterwards."""
@@ -99,6 +101,7 @@ def random_sparsification(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
+    refuse_name("without", without, ("nothing", "noise", "clipping"))
     limit = bounded(clip_norm, bound, regulariser)
     method = RandomSparsification(
         bound=unbounded(unit=clip_norm) if without == "clipping" else limit,

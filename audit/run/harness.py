@@ -108,21 +108,36 @@ def run(
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
         there |= _skipped(plan, there, suite.digest, device, origins, folder)
         todo = _missing(plan, there)
-        total = len(plan.cells)
-        finished = total - sum(len(job.cells) for job in todo)
-        for remark in found.remarks:
-            report(finished, total, remark)
-        report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
-        # Closed on a break and on an error, too, which is what ends the workers.
-        with closing(_computed(todo, directory, device, jobs, origins, recompute=recompute)) as computed:
-            for piece, records in computed:
-                there.update({record.id: record for record in records})
-                finished += len(records)
-                report(finished, total, piece.words)
-                if fail_fast and any(record.status == "failed" for record in records):
-                    break
+        computed = _computed(todo, directory, device, jobs, origins, recompute=recompute)
+        there |= _collected(computed, todo, len(plan.cells), found.remarks, report, fail_fast=fail_fast)
         # After --fail-fast some are not there.
         return [there[cell.id] for cell in plan.cells if cell.id in there]
+
+
+def _collected(
+    computed: Generator[tuple[Job | Artifact, list[Record]], None, None],
+    todo: Sequence[Job],
+    total: int,
+    remarks: Sequence[str],
+    report: Report,
+    *,
+    fail_fast: bool,
+) -> dict[str, Record]:
+    """The records of what is computed, by id, each reported as it comes."""
+    found: dict[str, Record] = {}
+    finished = total - sum(len(job.cells) for job in todo)
+    for remark in remarks:
+        report(finished, total, remark)
+    report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
+    # Closed on a break and on an error, too, which is what ends the workers.
+    with closing(computed):
+        for piece, records in computed:
+            found |= {record.id: record for record in records}
+            finished += len(records)
+            report(finished, total, piece.words)
+            if fail_fast and any(record.status == "failed" for record in records):
+                break
+    return found
 
 
 def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:

@@ -76,10 +76,7 @@ def wide_resnet(
             entering = width
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes))
     network = nn.Sequential(*layers, *before(entering), *head)
-    if standardised:
-        _draw_as_de_et_al(network)
-    else:
-        he_normal(network)
+    (_draw_as_de_et_al if standardised else he_normal)(network)
     return network
 
 

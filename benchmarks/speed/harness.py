@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def interleaved(
             steps[name]()
 
     for name in ways:
-        attempt(name, lambda name=name: warmed(name))
+        attempt(name, partial(warmed, name))
     times: dict[str, list[float]] = {name: [] for name in steps}
 
     def timed(name: str) -> None:
@@ -130,13 +131,20 @@ def interleaved(
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and clock() - begun > budget:
             break
-        order = list(steps)
-        # Rotated, because the first way of a round finds the caches that the last one of the round before left.
-        turn = number % max(1, len(order))
-        for name in order[turn:] + order[:turn]:
-            attempt(name, lambda name=name: timed(name))
-    notes = {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
-    return Rounds(seconds={name: tuple(times[name]) for name in steps}, notes=notes, failed=failed)
+        for name in _rotated(list(steps), number):
+            attempt(name, partial(timed, name))
+    return Rounds(seconds={name: tuple(times[name]) for name in steps}, notes=_notes(steps), failed=failed)
+
+
+def _rotated(names: list[str], number: int) -> list[str]:
+    """The order of a round: the first way of one finds the caches that the last one of the round before left."""
+    turn = number % max(1, len(names))
+    return names[turn:] + names[:turn]
+
+
+def _notes(steps: Mapping[str, TimedCall]) -> dict[str, str]:
+    """What the ways say of themselves, as the engine that was chosen."""
+    return {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
 
 
 def reason(error: Exception) -> str:

@@ -12,11 +12,11 @@ from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
 from .plan.composed import Stacked, Within
-from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan
+from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan, checked_multiplier
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
-from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall, refuse_fraction
+from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall, refuse_fraction, refuse_name
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
@@ -99,6 +99,7 @@ __all__ = [
     "assumptions",
     "bounded",
     "calibrate",
+    "checked_multiplier",
     "clip",
     "clipped_sums",
     "contributions",
@@ -121,6 +122,7 @@ __all__ = [
     "predict",
     "refuse_batch_norm",
     "refuse_fraction",
+    "refuse_name",
     "refuse_shared",
     "rehearsed",
     "release",

@@ -63,7 +63,15 @@ def test_at_rate_0_it_is_dp_sgd_at_the_noise_that_the_count_leaves():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"share": 1.0}, {"share": 0.0}, {"quantile": 1.5}, {"rate": -0.1}, {"clip_norm": 2e3}, {"lowest": 0.0}],
+    [
+        {"share": 1.0},
+        {"share": 0.0},
+        {"quantile": 1.5},
+        {"rate": -0.1},
+        {"clip_norm": 2e3},
+        {"lowest": 0.0},
+        {"highest": 1e300},
+    ],
 )
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must"):

@@ -65,7 +65,15 @@ def test_without_memory_it_is_dp_sgd_to_the_same_noise_draw():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"forward": []}, {"forward": [-1.0]}, {"feedback": [-1.0]}, {"feedback": [-2.0]}, {"forward": [math.nan]}],
+    [
+        {"forward": []},
+        {"forward": [-1.0]},
+        {"feedback": [-1.0]},
+        {"feedback": [-2.0]},
+        {"feedback": [1.0], "forward": [1.0]},
+        {"feedback": [1.5]},
+        {"forward": [math.nan]},
+    ],
 )
 def test_a_filter_that_stops_or_grows_is_refused(settings):
     with pytest.raises(ValueError, match="must"):

@@ -37,7 +37,7 @@ def test_noise_settles_at_its_share_of_both_moments():
     assert float(second.mean()) == pytest.approx(std**2, rel=0.05)
 
 
-@pytest.mark.parametrize("settings", [{"beta1": 1.0}, {"beta2": -0.1}, {"stabiliser": 0.0}])
+@pytest.mark.parametrize("settings", [{"beta1": 1.0}, {"beta2": -0.1}, {"stabiliser": 0.0}, {"stabiliser": math.inf}])
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         dp_adam(**settings)

@@ -68,6 +68,9 @@ def test_with_much_noise_the_mask_is_random():
 
 
 def test_a_mask_without_noise_is_another_method():
+    for wrong in (math.inf, 1e-9):
+        with pytest.raises(ValueError, match="mask_noise_multiplier must be 0 for no noise, or in"):
+            dp_snip(mask_noise_multiplier=wrong)
     with pytest.raises(ValueError, match=r"mask_noise_multiplier must be positive, got 0\.0; without noise it is snip"):
         dp_snip(mask_noise_multiplier=0.0)
     assert math.isfinite(predict(dp_snip(noise_multiplier=1.0), sampling=full(), steps=1).claim(1e-5).epsilon)

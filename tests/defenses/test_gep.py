@@ -76,7 +76,9 @@ def test_directions_are_kept_for_an_interval():
     assert same == [True, True, False, True, True]
 
 
-@pytest.mark.parametrize("settings", [{"rank": 0}, {"groups": 0}, {"interval": 0}, {"share": 1.0}, {"passes": -1}])
+@pytest.mark.parametrize(
+    "settings", [{"rank": 0}, {"groups": 0}, {"interval": 0}, {"share": 1.0}, {"passes": -1}, {"auxiliary_size": -3}]
+)
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         gep(**settings)

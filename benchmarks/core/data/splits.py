@@ -132,14 +132,12 @@ class Splits:
         # One copy in the order of the pools, of which each pool is a slice: a copy a pool would double the memory.
         chosen, classed = inputs[order], labels[order]
         if chosen.dtype == torch.uint8:
-            # In place: another float copy would double the peak of memory.
-            chosen = chosen.float().div_(255)
+            chosen = chosen.float().div_(255)  # in place: another float copy would double the peak of memory
         ends = [0, *accumulate(len(pool) for pool in dealt)]
         private, non_member, public, *rest = (
             Split(ids=order[a:b], inputs=chosen[a:b], labels=classed[a:b]) for a, b in pairwise(ends)
         )
         tested = rest[0] if rest else None
-        known = [inputs, labels] if content is None else [content]
         return Splits(
             name=name,
             private=private,
@@ -151,7 +149,7 @@ class Splits:
             low=0.0,
             high=1.0,
             # With the ids of every pool, because one data set has as many splits as seeds and sizes.
-            digest=content_digest(*known, *dealt),
+            digest=content_digest(*([inputs, labels] if content is None else [content]), *dealt),
             in_distribution_public=in_distribution_public,
             about=f"{about}; non-members are the official test set" if stand_in else about,
         )

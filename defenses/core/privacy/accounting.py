@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 
 import dp_accounting
@@ -32,6 +32,7 @@ DISCRETISATION = 1e-4
 TIME_LIMIT = 60.0  # seconds
 _FINE_UP_TO = 50.0  # nats: from here on the discretisation grows with epsilon
 _QUICK_EVENTS = 24
+_WIDEST = 1.0  # nats between grid points: from an epsilon of 5e5 on, a grid says no more than RDP does
 _CLOSED_FORM_ERROR = 1e-6, 1e-9
 """Relative and absolute: what float64 may lose of an epsilon in the closed form, added to it."""
 _RDP_ERROR = 1e-12
@@ -118,14 +119,18 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
         exact = gaussian_epsilon(events[0].noise_multiplier, delta)
         return Epsilon(exact, max(exact, by_rdp), f"closed form of the Gaussian ({library})")
     interval = DISCRETISATION * max(1.0, by_rdp / _FINE_UP_TO)
-    by_pld = (
-        pld_epsilon(events, delta, interval) if quick(events) else _pld_in_time(events, delta, interval, time_limit)
-    )
+    if interval > _WIDEST:
+        by_pld = None
+    else:
+        in_time = partial(_pld_in_time, time_limit=time_limit)
+        by_pld = (pld_epsilon if quick(events) else in_time)(events, delta, interval)
     # Sampling only lowers epsilon, so the composition without it is an upper bound too, and the smallest bound holds:
     # on rare tiny events PLD's truncation makes PLD's larger.
     plain = gaussian_epsilon(math.fsum(e.count / e.noise_multiplier**2 for e in events) ** -0.5, delta)
     if plain < min(by_rdp, math.inf if by_pld is None else by_pld):
         return Epsilon(plain, by_rdp, f"closed form of the Gaussian ({library}; sampling not counted)")
+    if by_pld is None and interval > _WIDEST:
+        return Epsilon(by_rdp, by_rdp, f"RDP ({library}; too large for a grid of losses)")
     if by_pld is None:
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; PLD took longer than {time_limit:g} s)")
     if by_pld > by_rdp:

@@ -77,19 +77,18 @@ class Losses:
         if self.infinite > delta:
             return math.inf
         losses = self.interval * (self.first + np.arange(len(self.masses))[::-1])
-        masses = self.masses[::-1]  # from the largest loss down
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-            upper = self.infinite + np.cumsum(masses)
-            lower = np.cumsum(masses * np.exp(-losses))
+        # From the largest loss down. What rounding made negative is 0: with more mass, delta is larger, not smaller.
+        masses = np.maximum(self.masses[::-1], 0.0)
+        upper = self.infinite + np.cumsum(masses)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # Logarithms: e^-loss itself is 0 from a loss of 745 nats on, and an epsilon that lies there would be lost.
+            lower = np.logaddexp.accumulate(np.log(masses) - losses)
             # With all losses above it counted, epsilon solves upper - e^epsilon lower = delta; it is the answer as soon
             # as the next loss lies below it.
-            found = np.log((upper - delta) / lower)
-            over = (upper[:-1] > delta) & (lower[:-1] > 0) & (found[:-1] >= losses[1:])
+            found = np.log(upper - delta) - lower
+            over = (upper[:-1] > delta) & (found[:-1] >= losses[1:])
         at = int(np.argmax(over)) if over.any() else len(masses) - 1
-        if upper[at] <= lower[at] + delta:
-            return 0.0
-        # Where e^-loss vanishes for all of them, the loss itself is the answer, as in dp-accounting.
-        return float(found[at]) if lower[at] > 0 else float(max(0.0, losses[at]))
+        return max(0.0, float(found[at])) if upper[at] > delta else 0.0
 
 
 class _SampledGaussian(GaussianPrivacyLoss):

@@ -75,15 +75,11 @@ def record(
             # A change in place of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, goes to
             # what it is a view of, and the pass backward then goes by the view's own node no more.
             output = output.clone()
-        # The first layers' outputs depend on nothing that is differentiated: they begin the graph. They must
-        # not be leaves, which nothing may change in place, as nn.ReLU(inplace=True) does.
-        traced = output if output.requires_grad else _Begin.apply(output, _switch(output))
-        assert isinstance(traced, Tensor)  # noqa: S101  for the type checker: apply is not typed
+        traced = _traced(output)
         seen, version, statistics = given[0].detach(), given[0]._version, _statistics(output)
         # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
         # would keep each other, and all activations, alive.
-        edge = get_gradient_edge(traced)
-        number = edge.output_nr
+        number = (edge := get_gradient_edge(traced)).output_nr
 
         def meet(signals: tuple[Tensor | None, ...]) -> None:
             # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
@@ -107,6 +103,15 @@ def record(
     if total.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
         # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
         total.backward()
+
+
+def _traced(output: Tensor) -> Tensor:
+    """A layer's output in the graph of the backward pass, which the first layers' outputs begin."""
+    # These depend on nothing that is differentiated. They must not be leaves, which nothing may change in place, as
+    # nn.ReLU(inplace=True) does.
+    traced = output if output.requires_grad else _Begin.apply(output, _switch(output))
+    assert isinstance(traced, Tensor)  # noqa: S101  for the type checker: apply is not typed
+    return traced
 
 
 class _Begin(torch.autograd.Function):

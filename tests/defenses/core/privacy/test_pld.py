@@ -11,7 +11,8 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from defenses.core.privacy.accounting import DISCRETISATION
+from defenses.core.privacy.accounting import DISCRETISATION, Gaussian
+from defenses.core.privacy.accounting import epsilon as accounted
 from defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected, epsilon
 
 
@@ -43,6 +44,21 @@ def test_epsilon_is_dp_accountings(name, delta, within):
     assert epsilon(EVENTS[name], delta, 1e-3) == pytest.approx(
         reference(EVENTS[name], delta, 1e-3), rel=within, abs=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    ("event", "interval"),
+    [((0.5, 0.01, 1), 1e-1), ((0.01, 0.02, 1), 1e-2), ((0.5, 0.3, 400), 0.05), ((0.5, 0.2, 300), 0.05)],
+)
+def test_an_epsilon_at_which_e_to_the_minus_loss_vanishes_is_not_lost(event, interval):
+    """A loss of 745 nats and more is e^-loss = 0 in float64; what is left of the grid has a small epsilon."""
+    assert epsilon([event], 1e-5, interval) == pytest.approx(reference([event], 1e-5, interval), rel=1e-3)
+
+
+def test_hardly_any_noise_proves_a_huge_epsilon_and_nothing_breaks():
+    for sigma, rate, steps in ((1e-6, 0.5, 1), (1e-4, 0.1, 10), (0.02, 0.01, 1), (0.2, 0.5, 300)):
+        found = accounted([Gaussian(rate, sigma, steps)], 1e-5)
+        assert 700 < found.value <= found.rdp
 
 
 def without_transforms(one: Losses, count: int) -> Losses:

@@ -1,0 +1,43 @@
+"""Which weights are dropped: fractions of each or of all, by the lowest scores; of every layer something is left."""
+
+import pytest
+import torch
+
+from defenses.core import Layout, Sparse, clip, drop_in_each, drop_overall, refuse_name
+
+LAYOUT = Layout(("a.weight", "a.bias", "gain", "b.weight"), ((2, 5), (2,), (4, 1, 1, 1), (3, 4)))
+SCORES = torch.arange(float(LAYOUT.dim))
+
+
+def left(mask):
+    return [int(mask[a:b].sum()) for a, b in LAYOUT.slices]
+
+
+def test_a_fraction_of_each_weight_goes_by_the_lowest_scores():
+    assert left(drop_in_each(LAYOUT, 0.5, SCORES)) == [5, 2, 4, 6]
+    assert drop_in_each(LAYOUT, 0.5, SCORES)[:10].tolist() == [False] * 5 + [True] * 5
+    assert left(drop_in_each(LAYOUT, 0.999, SCORES)) == [1, 2, 4, 1]
+
+
+def test_of_what_is_gone_already_no_fraction_is_taken():
+    among = torch.ones(LAYOUT.dim, dtype=torch.bool)
+    among[:6] = False
+    assert left(drop_in_each(LAYOUT, 0.5, SCORES, among=among)) == [2, 2, 4, 6]
+
+
+def test_overall_the_weakest_layer_goes_first_but_for_its_best_entry():
+    assert left(drop_overall(LAYOUT, 0.5, SCORES)) == [1, 2, 4, 11]
+    assert bool(drop_overall(LAYOUT, 0.5, SCORES)[9])
+    assert left(drop_overall(LAYOUT, 0.0, SCORES)) == [10, 2, 4, 12]
+
+
+def test_a_layout_without_weights_loses_nothing():
+    flat = Layout.flat(5)
+    assert bool(drop_in_each(flat, 0.9, torch.zeros(5)).all()) and bool(drop_overall(flat, 0.9, torch.zeros(5)).all())
+
+
+def test_names_that_are_none_are_refused_and_not_taken_for_another():
+    with pytest.raises(ValueError, match=r"drop_rate must be in \[0, 1\), got 1.0"):
+        Sparse(bound=clip(1.0), drop_rate=1.0)
+    with pytest.raises(ValueError, match="clipping must be 'global' or 'layer', got 'all'"):
+        refuse_name("clipping", "all", ("global", "layer"))
