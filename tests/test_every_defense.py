@@ -105,7 +105,7 @@ each_in_each_world = pytest.mark.parametrize(
         for kind, world in duties.WORLDS.items()
     ],
 )
-# What is the engine's in the first place: sums in parts, or example by example, and a step that is done twice.
+# What is the engine's in the first place: sums without somebody, in parts, or one by one, and a step done twice.
 each_kind_in_each_world = pytest.mark.parametrize(
     ("name", "world"),
     [unless_alike(name, name, world, id=f"{name} {kind}") for name in NAMES for kind, world in duties.WORLDS.items()],
@@ -161,8 +161,7 @@ def test_whatever_bounds_it_some_row_fills_the_bound(build):
         duties.check_bound_is_reached(moment.plan)
 
 
-@pytest.mark.long
-@each_in_each_world
+@each_kind_in_each_world
 def test_removing_an_example_from_a_batch_takes_its_contribution_off_and_no_more(name, world):
     duties.check_removal(FACTORIES[name], world)
 
@@ -228,7 +227,7 @@ def test_an_empty_batch_is_a_step(name, world):
 
 @pytest.mark.long
 @each_in_each_world
-def test_a_run_interrupted_between_any_two_steps_goes_on_bit_for_bit(name, world, tmp_path):
+def test_a_run_interrupted_between_steps_goes_on_bit_for_bit(name, world, tmp_path):
     duties.check_interruptions(FACTORIES[name], tmp_path, world)
 
 

@@ -31,6 +31,8 @@ _LOG_TRUNCATED = -50.0
 """Logarithm of the mass of one Gaussian's tails; dp-accounting's own."""
 _ROUNDING = 2.0**-53
 """Of float64. A transform of n numbers loses log2(n) of it, relatively; a power of the transform, as often."""
+_PLAIN = 500.0
+"""Losses up to which e^-loss is a normal number: from 745 nats on it is 0, and an epsilon that lies there is lost."""
 # Of the 40 orders, in units of 1 / length, by which dp-accounting bounds where the mass of a power lies: fewer only
 # leave more zeros at the ends.
 _ORDERS = np.array([-20.0, -8.0, -3.0, -1.0, 1.0, 3.0, 8.0, 20.0])
@@ -81,8 +83,10 @@ class Losses:
         masses = np.maximum(self.masses[::-1], 0.0)
         upper = self.infinite + np.cumsum(masses)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Logarithms: e^-loss itself is 0 from a loss of 745 nats on, and an epsilon that lies there would be lost.
-            lower = np.logaddexp.accumulate(np.log(masses) - losses)
+            if abs(losses[0]) < _PLAIN and abs(losses[-1]) < _PLAIN:
+                lower = np.log(np.cumsum(masses * np.exp(-losses)))
+            else:
+                lower = np.logaddexp.accumulate(np.log(masses) - losses)
             # With all losses above it counted, epsilon solves upper - e^epsilon lower = delta; it is the answer as soon
             # as the next loss lies below it.
             found = np.log(upper - delta) - lower
