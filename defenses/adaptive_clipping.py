@@ -1,12 +1,13 @@
 """Adaptive clipping: the clip norm follows a quantile of the gradient norms, read off a noisy count.
 
-Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021,
-Algorithm 1. A second block of the same batch counts the gradients within the clip norm, as +1/2 or -1/2 each, so
-that one example moves it by 1/2; the clip norm then moves geometrically towards the quantile.
-Deviation: the count's noise follows from the step's multiplier and `share`, where the paper takes it in examples: s_b
-examples are a share of (sigma / (2 s_b))^2, with its B / 20 and sigma 1 at B = 200 1/400.
-Guarantee: one Gaussian a step at the defense's multiplier, for both blocks together: gradients have noise of
-sigma / sqrt(1 - share), the count sigma / sqrt(share), in units of what an example moves them by.
+Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
+1. A second block of the same batch counts the gradients within the clip norm, as +1/2 or -1/2 each, so that one
+example moves it by 1/2; the clip norm then moves geometrically towards the quantile.
+Deviation: the count's noise follows from the step's multiplier sigma and `share`, where the paper gives it as a number
+of examples s_b: that is a share of (sigma / (2 s_b))^2. Its s_b = B / 20, at B = 200 and sigma = 1, is a share of
+1/400.
+Guarantee: one Gaussian a step at the defense's multiplier, for both blocks together: gradients have noise of sigma /
+sqrt(1 - share), the count sigma / sqrt(share), in units of what an example moves them by.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AUTO-S: every gradient is scaled to almost the same length, with a stabiliser for the short ones.
 
 Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
-NeurIPS 2023, equation 4.2: C g / (||g|| + gamma). What a row adds is shorter than C, whatever it is, so that the clip
+NeurIPS 2023: C g / (||g|| + gamma). What a row adds is shorter than C, whatever it is, so that the clip
 norm only scales the learning rate, and need not be tuned: C = 1 by default. The stabiliser keeps short gradients
 shorter than long ones; without it (`auto_v`) a sum of directions may stand still where its gradients do not cancel.
 Guarantee: as of DP-SGD at clip norm C, one Gaussian a step.

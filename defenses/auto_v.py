@@ -1,7 +1,7 @@
 """AUTO-V: every gradient is scaled to exactly the clip norm, so that its direction alone counts.
 
 Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
-NeurIPS 2023, equation 4.1: C g / ||g||, and zero for a zero gradient, which has no direction. Kept beside AUTO-S, whose
+NeurIPS 2023: C g / ||g||, and zero for a zero gradient, which has no direction. Kept beside AUTO-S, whose
 authors show with it what the stabiliser is for: without one, training may stand still where gradients do not vanish.
 Guarantee: as of DP-SGD at clip norm C, one Gaussian a step.
 """

@@ -1,9 +1,9 @@
 """DIFF: releases how gradients differ from the last release, and adds them up.
 
 The strawman in "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning",
-arXiv:2406.02744, section 4: consecutive gradients are alike, so clip_C(g - u), with u the update before, loses less to
+arXiv:2406.02744: consecutive gradients are alike, so clip_C(g - u), with u the update before, loses less to
 clipping than clip_C(g). What it does not say: of every release a part stays in all later ones, and so does its noise,
-which is amplified by 1 / (a (2 - a)) where a fraction a of a correction survives the clip.
+whose variance is amplified by 1 / (a (2 - a)) where a fraction a of a correction survives the clip.
 Guarantee: one Gaussian a step at the defense's multiplier; the last release is public, and its own noise is paid for.
 """
 

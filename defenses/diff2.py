@@ -1,7 +1,7 @@
 """DIFF2: releases how each gradient changed since the last step, and adds the changes up between restarts.
 
 Murata & Suzuki, "DIFF2: Differential Private Optimization via Gradient Differences for Nonconvex Distributed Learning",
-ICML 2023, arXiv:2302.03884, Algorithm 2. A gradient changes by at most its smoothness times the distance that the
+ICML 2023, arXiv:2302.03884. A gradient changes by at most its smoothness times the distance that the
 parameters moved, so near a stationary point its change needs little clip norm, and little noise.
 Deviation: the paper takes full batches; on a Poisson sample the same examples are asked at both points, of a fresh
 batch in every step. `radius="constant"` keeps one clip norm for all changes, as the comparison in arXiv:2406.02744
@@ -17,7 +17,19 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from .core import Block, BoundKind, Context, Defense, Everything, GradientDifference, Offset, StepPlan, bounded
+from .core import (
+    Block,
+    BoundKind,
+    Context,
+    Defense,
+    Everything,
+    GradientDifference,
+    Offset,
+    StepPlan,
+    bounded,
+    refuse_count,
+    refuse_unknown,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +44,8 @@ class Diff2:
     regulariser: float | None
 
     def __post_init__(self) -> None:
-        if self.restart < 1:
-            raise ValueError(f"restart must be at least 1, got {self.restart}")
-        if self.radius not in ("moving", "constant"):
-            raise ValueError(f"radius must be 'moving' or 'constant', got {self.radius!r}")
+        refuse_count("restart", self.restart)
+        refuse_unknown("radius", self.radius, ("moving", "constant"))
         bounded(self.smoothness, self.bound, self.regulariser)  # refused here, not in the second step
 
     def start(self, context: Context) -> dict[str, Any] | None:

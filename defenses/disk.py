@@ -1,7 +1,7 @@
 """DiSK: gradients looked up ahead of the last step, and filtered by a simplified Kalman filter.
 
 Zhang, Bu, Balle, Hong, Razaviyayn & Mirrokni, "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
-Noise Reduction", ICLR 2025, Algorithm 1. Each example is asked for a gradient at the parameters x and at x + gamma d, d
+Noise Reduction", ICLR 2025. Each example is asked for a gradient at the parameters x and at x + gamma d, d
 being the last step: their difference predicts how the gradient changes, which a plain average of past updates would
 lag behind. The filtered update is (1 - kappa) times the last one plus kappa times the new one.
 Deviation: for the first step, which has no last one, the filter begins with its update.

@@ -1,8 +1,9 @@
 """DOPPLER: a low-pass filter over the noisy updates, which keeps gradients and loses noise.
 
 Zhang, Bu, Hong & Razaviyayn, "DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise
-Reduction", NeurIPS 2024, Algorithm 1: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by what the filter makes of
-ones, c_t, so that the first steps are not too short. Gradients change slowly from step to step, noise does not.
+Reduction", NeurIPS 2024, arXiv:2408.13460: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by what the filter
+makes of ones, c_t, so that the first steps are not too short. Gradients change slowly from step to step, noise does
+not.
 Guarantee: as of DP-SGD, one Gaussian a step: the filter sees releases alone.
 """
 

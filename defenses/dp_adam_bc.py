@@ -1,7 +1,7 @@
 """DP-AdamBC: DP-Adam without the noise in its second moment.
 
-Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024,
-Algorithm 1. The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known: without
+Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024.
+The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known: without
 it, Adam scales coordinates by their gradients again, and not all alike.
 Guarantee: as of DP-SGD, one Gaussian a step: multiplier, clip norm and expected batch are public.
 """

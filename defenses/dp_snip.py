@@ -1,7 +1,7 @@
 """DP-SNIP: DP-SGD on the weights that the loss depends on most, found by one noisy release before training.
 
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019; made private in
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD), Algorithm 1. A
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). A
 weight's score is |sum_i w dl_i/dw| at the initial weights.
 Deviation: as printed, the score of the whole data set is clipped once, which one example may move by 2 C, twice what
 the noise is for, and the budget is split in epsilon but not in delta. Here each example's w dl_i/dw is clipped, and

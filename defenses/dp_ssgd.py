@@ -1,6 +1,6 @@
 """DP-SSGD: pre-pruning and gradient dropping together.
 
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification", Algorithm 2: a network is
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification": a network is
 pruned before training, and in each step a part of what is left is dropped. Their 10 by 10 grid of the two rates, on
 CIFAR-10 at epsilon 1, has no trend in either (correlations 0.03 and 0.12), and its best cell is below the largest of
 100 draws from its own spread; the base recipe (De et al. 2022) does most of the work.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import BoundKind, Criterion, Defense, Sparse, bounded, clip, refuse_name
+from .core import BoundKind, Criterion, Defense, Sparse, bounded, clip, refuse_unknown
 from .dp_snip import Snip
 from .random_pruning import RandomPruning
 from .synflow import SynFlow
@@ -49,7 +49,7 @@ def dp_ssgd(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    refuse_name("pruning", pruning, ("random", "flow", "sensitivity"))
+    refuse_unknown("pruning", pruning, ("random", "flow", "sensitivity"))
     criteria: dict[str, Criterion] = {
         "random": RandomPruning(prune_rate=prune_rate),
         "flow": SynFlow(prune_rate=prune_rate, rounds=rounds),

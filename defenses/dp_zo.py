@@ -1,11 +1,11 @@
 """DP-ZO: one number a step, the slope of each example's loss along a public random direction.
 
 Tang, Panda, Nasr, Mahloujifar & Mittal, "Private Fine-tuning of Large Language Models with Zeroth-order Optimization",
-2024, Algorithm 1: everybody draws the same direction z of length sqrt(d), each example's slope is clipped, the noisy
-sum of the slopes is one number, and the update is that number times z. Noise falls on one number instead of d; the
-price is a direction that has little to do with the gradient.
+TMLR 2025, arXiv:2401.04343: everybody draws the same direction z of length sqrt(d), each example's slope is clipped,
+the noisy sum of the slopes is one number, and the update is that number times z. Noise falls on one number instead of
+d; the price is a direction that has little to do with the gradient.
 Deviation: the slope is the derivative along z, by backpropagation, which the paper's difference of two losses tends
-to; the clip norm is of the derivative along the unit vector, as that of `rpdp` at rank 1, to which this is alike.
+to; so the memory that the paper saves is not saved. The clip norm is of the derivative along z / sqrt(d).
 Guarantee: one Gaussian a step at the defense's multiplier: the direction follows from public coins.
 """
 

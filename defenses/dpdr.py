@@ -32,7 +32,7 @@ from .core import (
     Subspace,
     Within,
     bounded,
-    refuse_name,
+    refuse_unknown,
 )
 
 
@@ -50,7 +50,7 @@ class Dpdr:
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ValueError(f"share must be in (0, 1), got {self.share}")
-        refuse_name("clipping", self.clipping, ("global", "layer", "joint"))
+        refuse_unknown("clipping", self.clipping, ("global", "layer", "joint"))
         if self.switch_step < 0:
             raise ValueError(f"switch_step must be at least 0, got {self.switch_step}")
 

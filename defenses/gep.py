@@ -1,7 +1,7 @@
 """GEP: coefficients along public directions, and what is left over of each gradient, each with a clip norm of its own.
 
 Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private Learning",
-ICLR 2021, Algorithm 1. Gradients lie close to the span of public ones, so that most of them is a few numbers, on which
+ICLR 2021. Gradients lie close to the span of public ones, so that most of them is a few numbers, on which
 little noise falls, and the rest is short. The vector of parameters is cut into groups, with more directions for longer
 ones.
 Deviation: the noise of both parts follows from one multiplier and a share, because both see one batch: their released
@@ -30,6 +30,7 @@ from .core import (
     Subspace,
     bounded,
     leading_directions,
+    refuse_count,
 )
 
 
@@ -49,13 +50,9 @@ class Gep:
     project_noise: bool
 
     def __post_init__(self) -> None:
-        for name, value in (("rank", self.rank), ("groups", self.groups), ("interval", self.interval)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.auxiliary_size is not None and self.auxiliary_size < 1:
-            raise ValueError(f"auxiliary_size must be at least 1 or None, got {self.auxiliary_size}")
-        if self.passes < 0:
-            raise ValueError(f"passes must be at least 0, got {self.passes}")
+        for name in ("rank", "groups", "interval", "auxiliary_size"):
+            refuse_count(name, getattr(self, name))
+        refuse_count("passes", self.passes, 0)
         if not 0 < self.share < 1:
             raise ValueError(f"share must be in (0, 1), got {self.share}")
 

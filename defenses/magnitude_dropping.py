@@ -1,6 +1,6 @@
 """Magnitude dropping: DP-SGD on the larger part of each layer's weights, chosen anew in every step.
 
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD), section 3: the
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD): the
 gradients of the weights with the smallest magnitude are dropped before clipping, and those weights stay.
 Deviation: none. What the paper leaves to the reader: the choice is free only while the weights are a function of
 releases and of a random or public initialisation, as here; not after training on the data without privacy.

@@ -1,7 +1,7 @@
 """DP-NSGD: gradients normalised with a regulariser that is tuned, which trades bias for variance.
 
 Yang, Zhang, Chen & Liu, "Normalized/Clipped SGD with Perturbation for Differentially Private Non-Convex Optimization",
-2022, Algorithm 2: g / (||g|| + r), times a clip norm that only scales the learning rate. The same form as AUTO-S,
+arXiv:2206.13033: g / (||g|| + r), times a clip norm that only scales the learning rate. The same form as AUTO-S,
 where r is tiny; here it is of the size of the gradients themselves.
 Deviation: some code adds noise of sigma * r, though a normalised row has norm up to 1: with r = 0.01, a hundredth of
 the noise that is charged. Here it is sigma * C.

@@ -1,7 +1,7 @@
 """Per-layer clipping: each layer's part of a gradient has a clip norm of its own.
 
-McMahan, Ramage, Talwar & Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, section 3.1
-(flat and per-layer clipping). One layer with long gradients no longer shortens all others.
+McMahan, Ramage, Talwar & Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, who
+compare it with flat clipping. One layer with long gradients no longer shortens all others.
 Deviation: none, but a trap that others fell into: clipping each of L layers to C lets one example move the sum by
 sqrt(L) C, so noise of sigma C would be worth sigma / sqrt(L). Here `clip_norm` is that of all layers together,
 C^2 = sum_l C_l^2, and noise of sigma C on every coordinate is what is charged.
@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from .core import Block, BoundKind, Context, Coordinates, Defense, Stateless, StepPlan, bounded
+from .core import Block, BoundKind, Context, Coordinates, Defense, Stateless, StepPlan, bounded, refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,7 @@ class PerLayer(Stateless):
     regulariser: float | None
 
     def __post_init__(self) -> None:
-        if self.weights not in ("equal", "by_size"):
-            raise ValueError(f"weights must be 'equal' or 'by_size', got {self.weights!r}")
+        refuse_unknown("weights", self.weights, ("equal", "by_size"))
 
     def plan(self, context: Context) -> StepPlan:
         """One block of coordinates a layer, weight and bias together."""

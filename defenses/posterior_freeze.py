@@ -34,8 +34,6 @@ def posterior_freeze(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    if cooling_epochs is not None and cooling_epochs < 0:
-        raise ValueError(f"cooling_epochs must be at least 0 or None, got {cooling_epochs}")
     method = RandomSparsification(
         bound=bounded(clip_norm, bound, regulariser),
         final_sparsity=final_sparsity,

@@ -1,7 +1,7 @@
 """DP-PSAC: gradients weighted by their norm, so that short ones are neither enlarged to full length nor lost.
 
-Xia, Shen, Yao, Fu, Xu, Xu & Fu, "Differentially Private Learning with Per-Sample Adaptive Clipping", AAAI 2023,
-equation 7: C g / (||g|| + r / (||g|| + r)). The weight is C at norm 0 (where AUTO-S has C / gamma), largest at norm
+Xia, Shen, Yao, Fu, Xu, Xu & Fu, "Differentially Private Learning with Per-Sample Adaptive Clipping", AAAI 2023:
+C g / (||g|| + r / (||g|| + r)). The weight is C at norm 0 (where AUTO-S has C / gamma), largest at norm
 sqrt(r) - r, and falls like C / ||g|| after that.
 Deviation: some code of others calls a clip norm that follows the batch PSAC, with noise by the largest one met; that
 noise is a function of the data, and proves nothing.

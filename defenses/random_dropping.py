@@ -1,6 +1,6 @@
 """Random gradient dropping: DP-SGD on a fresh random part of each layer's weights in every step.
 
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD), section 3. Random
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). Random
 sparsification at a constant rate with a mask a step, drawn layer by layer; what is dropped stays where it is, also
 under momentum, which in random sparsification moves it on.
 Guarantee: one Gaussian a step at the defense's multiplier: the mask follows from public coins.

@@ -7,7 +7,7 @@ Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask, w
 
 from __future__ import annotations
 
-from .core import BoundKind, Defense, bounded
+from .core import BoundKind, Defense, bounded, refuse_count
 from .random_sparsification import RandomSparsification
 
 
@@ -32,8 +32,7 @@ def random_freeze(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    if cooling_epochs < 1:
-        raise ValueError(f"cooling_epochs must be at least 1, got {cooling_epochs}")
+    refuse_count("cooling_epochs", cooling_epochs)
     method = RandomSparsification(
         bound=bounded(clip_norm, bound, regulariser),
         final_sparsity=final_sparsity,

@@ -1,7 +1,7 @@
 """Random pruning: DP-SGD on a random part of each layer's weights, drawn once before training.
 
 The data-free baseline in "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification"
-(DP-SSGD), section 3. A smaller network has shorter gradients and less noise; which weights are left costs no privacy.
+(DP-SSGD). A smaller network has shorter gradients and less noise; which weights are left costs no privacy.
 Guarantee: as of DP-SGD, one Gaussian a step: the mask follows from public coins.
 """
 

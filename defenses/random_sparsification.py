@@ -25,7 +25,9 @@ from .core import (
     Stateless,
     StepPlan,
     bounded,
-    refuse_name,
+    refuse_count,
+    refuse_fraction,
+    refuse_unknown,
     unbounded,
 )
 
@@ -49,11 +51,10 @@ class RandomSparsification(Stateless):
     where: Literal["before the bound", "after the noise"] = "before the bound"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.final_sparsity < 1:
-            raise ValueError(f"final_sparsity must be in [0, 1), got {self.final_sparsity}")
-        if self.refreshes < 1:
-            raise ValueError(f"refreshes must be at least 1, got {self.refreshes}")
-        refuse_name("where", self.where, ("before the bound", "after the noise"))
+        refuse_fraction("final_sparsity", self.final_sparsity)
+        refuse_count("refreshes", self.refreshes)
+        refuse_count("cooling_epochs", self.cooling_epochs, 0)
+        refuse_unknown("where", self.where, ("before the bound", "after the noise"))
 
     def plan(self, context: Context) -> StepPlan:
         """One bounded block: of the coordinates of the current mask, or of everything, masked afterwards."""
@@ -101,7 +102,7 @@ def random_sparsification(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    refuse_name("without", without, ("nothing", "noise", "clipping"))
+    refuse_unknown("without", without, ("nothing", "noise", "clipping"))
     limit = bounded(clip_norm, bound, regulariser)
     method = RandomSparsification(
         bound=unbounded(unit=clip_norm) if without == "clipping" else limit,

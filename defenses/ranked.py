@@ -1,6 +1,6 @@
 """Ranked sparsification: keeps the coordinates whose noisy gradients of the epoch before were largest.
 
-Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, appendix, and
+Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, and
 "Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1 (ranked freeze). Dropped coordinates carry noise
 alone into the ranking of the next epoch, so that their rank is random by construction.
 Deviation: coordinates are ranked by the absolute value of what was accumulated (one listing sorts signed values), and
@@ -27,6 +27,8 @@ from .core import (
     Defense,
     StepPlan,
     bounded,
+    refuse_count,
+    refuse_fraction,
 )
 
 
@@ -40,10 +42,8 @@ class Ranked:
     fresh_rank_noise: bool
 
     def __post_init__(self) -> None:
-        if not 0 <= self.final_sparsity < 1:
-            raise ValueError(f"final_sparsity must be in [0, 1), got {self.final_sparsity}")
-        if self.cooling_epochs is not None and self.cooling_epochs < 1:
-            raise ValueError(f"cooling_epochs must be at least 1 or None, got {self.cooling_epochs}")
+        refuse_fraction("final_sparsity", self.final_sparsity)
+        refuse_count("cooling_epochs", self.cooling_epochs)
 
     def start(self, context: Context) -> dict[str, Any]:
         """Everything is kept in the first epoch."""

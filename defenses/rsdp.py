@@ -7,7 +7,7 @@ run theirs.
 
 from __future__ import annotations
 
-from .core import BoundKind, Defense, bounded
+from .core import BoundKind, Defense, bounded, refuse_fraction
 from .random_sparsification import RandomSparsification
 
 
@@ -28,8 +28,7 @@ def rsdp(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
+    refuse_fraction("sparsity", sparsity)
     norm = bounded(clip_norm, bound, regulariser)
     return Defense(
         RandomSparsification(bound=norm, final_sparsity=sparsity, cooling_epochs=0), noise_multiplier, "rsdp"

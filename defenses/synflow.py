@@ -1,7 +1,7 @@
 """SynFlow: DP-SGD on the weights that carry most of a network's paths, found without data.
 
 Tanaka, Kunin, Yamins & Ganguli, "Pruning Neural Networks without Any Data by Iteratively Conserving Synaptic Flow",
-NeurIPS 2020, Algorithm 1; before private training in DP-SSGD, section 3. Weights are made positive, biases zero, an
+NeurIPS 2020, Algorithm 1; before private training in DP-SSGD. Weights are made positive, biases zero, an
 image of ones goes through the network, and a weight's score is its share in the output. The network is pruned in
 rounds, because scores of one round alone cut off whole layers.
 Deviation: norms, weight standardisation and activations are bypassed in the scoring pass: with them the output would
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from .core import BoundKind, Context, Defense, Layout, Sparse, bounded, drop_overall, refuse_fraction
+from .core import BoundKind, Context, Defense, Layout, Sparse, bounded, drop_overall, refuse_count, refuse_fraction
 
 _BYPASSED = {
     "batch_norm", "celu", "dropout", "elu", "gelu", "group_norm", "hardswish", "hardtanh", "instance_norm",
@@ -48,8 +48,7 @@ class SynFlow:
 
     def __post_init__(self) -> None:
         refuse_fraction("prune_rate", self.prune_rate)
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        refuse_count("rounds", self.rounds)
 
     def keeps(self, context: Context) -> Tensor:
         """All but a fraction of all weights; in a dry run, which has no network, drawn at random."""

@@ -11,8 +11,20 @@ from typing import Any
 
 from . import plugins
 from .in_a_step import InAStep, in_a_step
-from .messages import no_such
-from .methods import KINDS, EntryKind, MethodKind, check, defense, entry_points, find, method_files, names, settings
+from .messages import in_one_line, no_such
+from .methods import (
+    KINDS,
+    EntryKind,
+    MethodKind,
+    check,
+    defense,
+    entry_points,
+    find,
+    foreign,
+    method_files,
+    names,
+    settings,
+)
 from .settings import CatalogError, Setting, read_settings
 
 
@@ -27,7 +39,7 @@ class Explanation:
         about: the whole text of its file.
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
-        in_a_step: what a defense shows and costs; None for others.
+        in_a_step: what a defense shows and costs, or why that cannot be told; None for others.
     """
 
     name: str
@@ -36,7 +48,7 @@ class Explanation:
     about: str
     settings: tuple[Setting, ...] = ()
     requires: dict[str, Any] | None = None
-    in_a_step: InAStep | None = None
+    in_a_step: InAStep | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: types in words, defaults that JSON lacks as text."""
@@ -47,7 +59,8 @@ class Explanation:
             "about": self.about,
             "settings": [setting.to_dict() for setting in self.settings],
             "requires": self.requires,
-            "in_a_step": None if self.in_a_step is None else self.in_a_step.to_dict(),
+            "in_a_step": self.in_a_step.to_dict() if isinstance(self.in_a_step, InAStep) else None,
+            "not_rehearsed": self.in_a_step if isinstance(self.in_a_step, str) else None,
         }
 
 
@@ -138,14 +151,14 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
     )
 
 
-def _facts(name: str) -> InAStep | None:
-    """What a defense shows and costs; None for one of others that cannot be rehearsed at its defaults."""
+def _facts(name: str) -> InAStep | str:
+    """What a defense shows and costs; of one of others that cannot be rehearsed at its defaults, why not."""
     try:
         return in_a_step(defense(name, {}))
-    except Exception:
-        if name in method_files("defenses"):
+    except Exception as error:  # whatever the code of others raises: it is explained all the same
+        if not foreign("defenses", name):
             raise
-        return None  # it is explained all the same, and says what is wrong where it is run
+        return f"{in_one_line(error)}{plugins.place(error, name)}"
 
 
 def _file_text(kind: MethodKind, name: str) -> str:

@@ -72,10 +72,10 @@ class InAStep:
         return [*found, *self.events]
 
 
-def _event(entry: Entry) -> str:
+def _event(entry: Entry, sigma: float) -> str:
     if entry.one_off:
         return f"before the steps, charged: a Gaussian on all records, noise multiplier {entry.noise_multiplier}"
-    factor = "" if entry.noise_multiplier == 1 else f"{entry.noise_multiplier} times "
+    factor = "" if entry.noise_multiplier == sigma else f"{entry.noise_multiplier} / {sigma} times "
     return f"a step is charged: a Gaussian on its batch, at {factor}the noise multiplier"
 
 
@@ -95,7 +95,7 @@ def in_a_step(defense: Defense) -> InAStep:
         first=first,
         last=last,
         shares=tuple(block.share for block in plans[-1].blocks),
-        events=tuple(dict.fromkeys(map(_event, entries))),
+        events=tuple(dict.fromkeys(_event(entry, noisy.calibrated_multiplier) for entry in entries)),
         reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),
         public=public.used,
     )

@@ -54,7 +54,9 @@ def explain(
     print(f"{what.name} ({what.kind})\n\n{what.about}")
     if what.requires:
         print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in what.requires.items() if v))
-    if what.in_a_step:
+    if isinstance(what.in_a_step, str):
+        print(f"\na step cannot be rehearsed at the default settings: {what.in_a_step}")
+    elif what.in_a_step:
         print("\na step, by a rehearsal at the default settings:")
         print("\n".join(f"  {line}" for line in what.in_a_step.lines()))
     if what.settings:

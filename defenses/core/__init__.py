@@ -16,9 +16,10 @@ from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Sta
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
-from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall, refuse_fraction, refuse_name
+from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
+from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
 from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, rehearsed
 from .privacy.keys import keyed, seed_from
@@ -121,9 +122,10 @@ __all__ = [
     "poisson",
     "predict",
     "refuse_batch_norm",
+    "refuse_count",
     "refuse_fraction",
-    "refuse_name",
     "refuse_shared",
+    "refuse_unknown",
     "rehearsed",
     "release",
     "secure",

@@ -41,5 +41,5 @@ def test_what_is_kept_of_an_example_is_never_longer_than_where_it_is_masked_firs
 
 
 def test_a_cooling_of_fewer_than_no_epochs_is_refused():
-    with pytest.raises(ValueError, match="cooling_epochs must be at least 0 or None, got -1"):
+    with pytest.raises(ValueError, match="cooling_epochs must be at least 0, got -1"):
         posterior_freeze(cooling_epochs=-1)

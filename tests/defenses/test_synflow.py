@@ -1,5 +1,7 @@
 """What is particular to SynFlow: scores by hand, without data, past activations and norms, and no layer is cut off."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -18,15 +20,9 @@ def context_of(model, shape):
         steps=1,
         layout=layout,
         parameters=layout.read(model),
-        architecture=lambda: model_copy(model),
+        architecture=lambda: copy.deepcopy(model),
         input_shape=shape,
     )
-
-
-def model_copy(model):
-    import copy
-
-    return copy.deepcopy(model)
 
 
 def test_scores_of_a_network_of_two_layers_by_hand():
@@ -34,7 +30,7 @@ def test_scores_of_a_network_of_two_layers_by_hand():
     model, layout = duties.network(), duties.LAYOUT
     named = layout.unflatten(layout.read(model).double().abs())
     a, b = named["0.weight"], named["2.weight"]
-    found = layout.unflatten(_flow(_positive(model_copy(model)), layout, torch.ones(1, 6, dtype=torch.float64)))
+    found = layout.unflatten(_flow(_positive(copy.deepcopy(model)), layout, torch.ones(1, 6, dtype=torch.float64)))
     torch.testing.assert_close(found["0.weight"], a * b.sum(dim=0).unsqueeze(1))
     torch.testing.assert_close(found["2.weight"], b * a.sum(dim=1))
     assert not found["0.bias"].any()
@@ -46,7 +42,7 @@ def test_every_round_scores_what_is_left():
     model = duties.network()
     context = context_of(model, (6,))
     kept = SynFlow(prune_rate=0.5, rounds=2).keeps(context)
-    layout, double = duties.LAYOUT, _positive(model_copy(model))
+    layout, double = duties.LAYOUT, _positive(copy.deepcopy(model))
     weights = torch.cat([torch.arange(a, b) for a, b in layout.weights])
     mask = torch.ones(layout.dim, dtype=torch.bool)
     for fraction in (1 - 0.5**0.5, 0.5):
@@ -73,7 +69,7 @@ def test_no_layer_of_a_real_network_is_cut_off_at_a_hundredth_of_its_weights(nam
     left = [int(kept[a:b].sum()) for a, b in layout.weights]
     total = sum(b - a for a, b in layout.weights)
     assert sum(left) == pytest.approx(0.01 * total, rel=0.05, abs=len(left)) and min(left) >= 1
-    double = _positive(model_copy(model))
+    double = _positive(copy.deepcopy(model))
     layout.write(double, layout.read(double) * kept)
     assert float(_flow(double, layout, torch.ones(1, *shape, dtype=torch.float64)).sum()) > 0  # a path is left
 
@@ -86,7 +82,7 @@ def test_activations_norms_and_biases_do_not_count():
     )
     dressed[1].weight, dressed[5].weight = plain[1].weight, plain[2].weight
     ones = torch.ones(1, 3, 2, 2, dtype=torch.float64)
-    flows = [Layout.of(m).unflatten(_flow(_positive(model_copy(m)), Layout.of(m), ones)) for m in (plain, dressed)]
+    flows = [Layout.of(m).unflatten(_flow(_positive(copy.deepcopy(m)), Layout.of(m), ones)) for m in (plain, dressed)]
     torch.testing.assert_close(flows[0]["1.weight"], flows[1]["1.weight"])
     torch.testing.assert_close(flows[0]["2.weight"], flows[1]["5.weight"])
 

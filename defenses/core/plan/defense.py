@@ -131,6 +131,11 @@ class StepPlan:
         # Others may live in a space of their own: adaptive clipping's count has one dimension.
         if len({block.codec.dim for block in blocks if block.updates}) > 1:
             raise ValueError("all updating blocks of a plan must decode to the same dimension")
+        (dim,) = {block.codec.dim for block in blocks if block.updates}
+        if moves is not None and moves.dim != dim:
+            raise ValueError(f"moves must be of the {dim} coordinates that the blocks decode to, got {moves.dim}")
+        if start_at is not None and start_at.shape != (dim,):
+            raise ValueError(f"start_at must have {dim} numbers, as the blocks decode to, got {tuple(start_at.shape)}")
         object.__setattr__(self, "blocks", tuple(blocks))
         object.__setattr__(self, "post", post)
         object.__setattr__(self, "remarks", remarks)

@@ -22,6 +22,7 @@ from .bound import Bound
 from .codec import Coordinates
 from .defense import Block, Context, StepPlan
 from .layout import Layout
+from .refusals import refuse_fraction, refuse_unknown
 
 
 @runtime_checkable
@@ -96,8 +97,8 @@ class Sparse:
 
     def __post_init__(self) -> None:
         refuse_fraction("drop_rate", self.drop_rate)
-        refuse_name("pruned", self.pruned, ("zero", "initial"))
-        refuse_name("dropping", self.dropping, (None, "random", "magnitude"))
+        refuse_unknown("pruned", self.pruned, ("zero", "initial"))
+        refuse_unknown("dropping", self.dropping, (None, "random", "magnitude"))
 
     def start(self, context: Context) -> Tensor:
         """Prunes."""
@@ -129,16 +130,3 @@ class Sparse:
         if self.dropping == "magnitude" and context.parameters is not None:
             return context.parameters.abs()
         return torch.rand(context.dim, generator=context.coins(f"dropped {context.step}")).to(context.device)
-
-
-def refuse_name(name: str, value: object, known: tuple[object, ...]) -> None:
-    """Raises `ValueError` for what is none of the values that a setting has."""
-    if value not in known:
-        *others, last = map(repr, known)
-        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
-
-
-def refuse_fraction(name: str, value: float) -> None:
-    """Raises `ValueError` for what is no fraction that leaves something: below 0, 1 or more, NaN."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}")

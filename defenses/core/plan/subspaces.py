@@ -16,6 +16,7 @@ from torch import Tensor
 from .basis import leading_directions
 from .codec import Subspace
 from .defense import Context
+from .refusals import refuse_count, refuse_unknown
 
 Scope = Literal["tensor", "global"]
 """Whether every parameter tensor has a basis of its own, or all of them have one together."""
@@ -78,10 +79,8 @@ class PublicSubspace:
 
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
-        if self.auxiliary not in ("random", "independent"):
-            raise ValueError(f"auxiliary must be 'random' or 'independent', got {self.auxiliary!r}")
-        if self.shortage not in ("refuse", "lower_rank"):
-            raise ValueError(f"shortage must be 'refuse' or 'lower_rank', got {self.shortage!r}")
+        refuse_unknown("auxiliary", self.auxiliary, ("random", "independent"))
+        refuse_unknown("shortage", self.shortage, ("refuse", "lower_rank"))
         if self.auxiliary_size is not None and self.auxiliary_size < self.rank:
             raise ValueError(
                 f"auxiliary_size must be at least rank, {self.rank}, got {self.auxiliary_size}: "
@@ -162,12 +161,9 @@ class RandomSubspace:
 
 
 def _check(rank: int, scope: str, interval: int) -> None:
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
-    if scope not in ("tensor", "global"):
-        raise ValueError(f"scope must be 'tensor' or 'global', got {scope!r}")
-    if interval < 1:
-        raise ValueError(f"interval must be at least 1, got {interval}")
+    refuse_count("rank", rank)
+    refuse_unknown("scope", scope, ("tensor", "global"))
+    refuse_count("interval", interval)
 
 
 def _spans(context: Context, scope: Scope) -> tuple[tuple[int, int], ...]:

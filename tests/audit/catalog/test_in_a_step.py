@@ -49,10 +49,20 @@ def test_explain_prints_it_and_has_it_in_json(capsys):
     assert explain("loss_threshold").in_a_step is None
 
 
-def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_all_the_same(tmp_path):
+def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_and_says_why(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(
         '"""Breaks."""\n\n\ndef mine(*, rate: float):\n    """Breaks.\n\n    Args:\n        rate: one.\n    """\n'
     )
     found = explain(f"{file}:mine")
-    assert found.in_a_step is None and [setting.name for setting in found.settings] == ["rate"]
+    assert [setting.name for setting in found.settings] == ["rate"]
+    assert str(found.in_a_step).startswith("CatalogError: defense") and str(found.in_a_step).endswith("rate is missing")
+    assert found.to_dict()["not_rehearsed"] == found.in_a_step and found.to_dict()["in_a_step"] is None
+    with pytest.raises(SystemExit):
+        main(["explain", f"{file}:mine"])
+    assert "a step cannot be rehearsed at the default settings: CatalogError: defense" in capsys.readouterr().out
+
+
+def test_events_are_relative_to_the_noise_multiplier_that_a_method_has_of_its_own():
+    own = defense("dp_sgd", noise_multiplier=2.0)
+    assert in_a_step(own).events == ("a step is charged: a Gaussian on its batch, at the noise multiplier",)

@@ -11,6 +11,7 @@ import torch
 from defenses.core import (
     Block,
     Context,
+    Coordinates,
     Defense,
     Everything,
     Layout,
@@ -133,6 +134,14 @@ def test_a_release_of_its_own_has_noise_that_is_what_it_is_charged_by():
     for wrong in (math.nan, -1.0, 1e-200):
         with pytest.raises(ValueError, match="noise_multiplier must be 0 for no noise, or in"):
             StepPlan(block()).at(wrong)
+
+
+def test_a_plan_holds_and_places_the_coordinates_that_it_decodes_to():
+    StepPlan(block(), moves=Coordinates(torch.arange(2), dim=4), start_at=torch.zeros(4))
+    with pytest.raises(ValueError, match="moves must be of the 4 coordinates that the blocks decode to, got 5"):
+        StepPlan(block(), moves=Coordinates(torch.arange(2), dim=5))
+    with pytest.raises(ValueError, match=r"start_at must have 4 numbers, as the blocks decode to, got \(3,\)"):
+        StepPlan(block(), start_at=torch.zeros(3))
 
 
 class NoPlan(Stateless):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from defenses.core import Layout, Sparse, clip, drop_in_each, drop_overall, refuse_name
+from defenses.core import Layout, Sparse, clip, drop_in_each, drop_overall
 
 LAYOUT = Layout(("a.weight", "a.bias", "gain", "b.weight"), ((2, 5), (2,), (4, 1, 1, 1), (3, 4)))
 SCORES = torch.arange(float(LAYOUT.dim))
@@ -36,8 +36,6 @@ def test_a_layout_without_weights_loses_nothing():
     assert bool(drop_in_each(flat, 0.9, torch.zeros(5)).all()) and bool(drop_overall(flat, 0.9, torch.zeros(5)).all())
 
 
-def test_names_that_are_none_are_refused_and_not_taken_for_another():
+def test_a_rate_that_leaves_nothing_is_refused():
     with pytest.raises(ValueError, match=r"drop_rate must be in \[0, 1\), got 1.0"):
         Sparse(bound=clip(1.0), drop_rate=1.0)
-    with pytest.raises(ValueError, match="clipping must be 'global' or 'layer', got 'all'"):
-        refuse_name("clipping", "all", ("global", "layer"))

@@ -1,0 +1,28 @@
+"""Checks of a method's settings, each one sentence: argument, rule, value."""
+
+from __future__ import annotations
+
+import math
+
+
+def refuse_unknown(name: str, value: object, known: tuple[object, ...]) -> None:
+    """Raises `ValueError` for what is none of the values that a setting has; an unknown one would run as another."""
+    if value not in known:
+        *others, last = map(repr, known)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
+
+
+def refuse_fraction(name: str, value: float) -> None:
+    """Raises `ValueError` for what is no fraction to drop: below 0, NaN, or 1 and more, which would leave nothing."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}")
+
+
+def refuse_count(name: str, value: float | None, least: int = 1) -> None:
+    """Raises `ValueError` for what is no whole number of at least `least`; None passes where a setting may be unset."""
+    if value is None:
+        return
+    if not value >= least:  # false for NaN
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value == math.inf or int(value) != value:
+        raise ValueError(f"{name} must be a whole number, got {value}")
