@@ -90,16 +90,13 @@ def _positive(model: nn.Module) -> nn.Module:
 def _flow(model: nn.Module, layout: Layout, image: Tensor) -> Tensor:
     """The score |weight dR/dweight| of every coordinate, R the sum of the outputs for an image of ones."""
     named = dict(model.named_parameters())
-    parameters = [named[name] for name in layout.names if name in named]
+    parameters = [named[name] for name in layout.names]
     with _Linearised():
         total = model(image).sum()
     found = torch.autograd.grad(total, parameters, allow_unused=True)
-    by_name = dict(zip([name for name in layout.names if name in named], found, strict=True))
-    parts = []
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        gradient = by_name.get(name)
-        parts.append(torch.zeros(shape).to(image) if gradient is None else (named[name] * gradient).abs().detach())
-    return torch.cat([part.flatten() for part in parts])
+    # The gain of a standardised convolution is bypassed, and has no gradient.
+    scores = [torch.zeros_like(p) if g is None else p * g for p, g in zip(parameters, found, strict=True)]
+    return torch.cat([score.detach().abs().flatten() for score in scores])
 
 
 def synflow(
