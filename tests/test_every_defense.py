@@ -226,8 +226,13 @@ def test_an_empty_batch_is_a_step(name, world):
 
 
 @pytest.mark.long
-@each_in_each_world
-def test_a_run_interrupted_between_steps_goes_on_bit_for_bit(name, world, tmp_path):
+@each
+def test_a_run_interrupted_halfway_goes_on_bit_for_bit(name, tmp_path):
+    duties.check_interruption(FACTORIES[name], tmp_path)
+
+
+@each_kind_in_each_world
+def test_a_run_interrupted_between_any_steps_goes_on_bit_for_bit_whatever_optimizes(name, world, tmp_path):
     duties.check_interruptions(FACTORIES[name], tmp_path, world)
 
 

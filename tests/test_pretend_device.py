@@ -30,7 +30,7 @@ from . import pretend_device
 from .defenses import duties
 from .defenses.core.gradients.engines.architectures import problem
 from .defenses.core.gradients.engines.test_layerwise import KNOWN
-from .test_every_defense import FACTORIES, NAMES
+from .test_every_defense import FACTORIES, NAMES, unless_alike
 
 HERE = torch.device("cpu")
 
@@ -152,7 +152,9 @@ def test_outside_of_its_context_nothing_is_made_there():
 WORLDS = [(name, "plain") for name in NAMES] + [(name, "views and dropout") for name in ("dp_sgd", "pcdp")]
 
 
-@pytest.mark.parametrize(("name", "world"), WORLDS, ids=[f"{name}, {world}" for name, world in WORLDS])
+@pytest.mark.parametrize(
+    ("name", "world"), [unless_alike(name, name, world, id=f"{name}, {world}") for name, world in WORLDS]
+)
 def test_every_defense_trains_there_as_on_the_cpu(device, name, world):
     world = duties.WORLDS[world]
     expected = duties.trained(FACTORIES[name](1.0), world)

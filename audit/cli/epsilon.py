@@ -16,7 +16,13 @@ def epsilon(
     sample_rate: Annotated[float, typer.Option(help="Expected batch / number of examples.")],
     steps: Annotated[int, typer.Option(help="Number of steps.")],
     delta: Annotated[float, typer.Option(help="Probability that epsilon may fail.")],
-    sampling: Annotated[str, typer.Option(help="poisson, shuffle, partition, fixed or full.")] = "poisson",
+    sampling: Annotated[
+        str,
+        typer.Option(help="poisson, truncated_poisson, random_allocation, cyclic, shuffle, partition, fixed or full."),
+    ] = "poisson",
+    groups: Annotated[int, typer.Option(help="Of cyclic sampling: parts of the examples that take turns.")] = 1,
+    largest_batch: Annotated[int, typer.Option(help="Of truncated_poisson sampling.")] = 0,
+    examples: Annotated[int, typer.Option(help="Of truncated_poisson sampling: records it draws from.")] = 0,
     settings: Overrides = None,
     as_json: Json = False,
 ) -> int:
@@ -40,7 +46,8 @@ def epsilon(
         raise ValueError(no_such("sampling", sampling, known))
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     try:
-        ledger = predict(made, sampling=Sampling(sampling, sample_rate), steps=steps)  # pyright: ignore[reportArgumentType]  refused there by name
+        drawn = Sampling(sampling, sample_rate, groups, largest_batch, examples)  # pyright: ignore[reportArgumentType]  refused there by name
+        ledger = predict(made, sampling=drawn, steps=steps)
     except Exception as error:
         if not catalog.foreign("defenses", defense):
             raise

@@ -88,7 +88,8 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
     rate = 1.0 if task.sampling == "full" else task.batch / examples
     if request.never_saw:
         rate = min(rate, 1.0)  # `check_sizes` looked at the members; the public pool may be smaller than a batch
-    sampling = Sampling(task.sampling, rate)
+    capped = {} if task.largest_batch is None else {"most": min(task.largest_batch, examples), "examples": examples}
+    sampling = Sampling(task.sampling, rate, groups=task.groups, **capped)
     return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
 
 

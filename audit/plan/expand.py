@@ -227,6 +227,8 @@ def training_of(task: TaskTable) -> Training:
         non_member=task.non_member,
         public=task.public,
         engine=task.engine,
+        groups=task.groups or 1,
+        largest_batch=task.largest_batch,
     )
 
 

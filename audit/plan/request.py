@@ -18,6 +18,7 @@ from defenses.core import seed_from
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
+from ..suite.schema import SamplingName
 
 SCHEMA = 1  # of the canonical form; part of every id
 
@@ -117,6 +118,8 @@ class Training:
         model_digest: the same of the user's own architecture.
         tuning_digest: of the search on public data that the settings rest on; empty where they rest on none.
         engine: how clipped sums are computed.
+        groups: of cyclic sampling.
+        largest_batch: of truncated Poisson sampling; None for the others.
     """
 
     data: str
@@ -130,13 +133,15 @@ class Training:
     momentum: float
     optimizer: Literal["sgd", "adam"]
     schedule: Literal["constant", "cosine", "linear"]
-    sampling: Literal["poisson", "shuffle", "partition", "fixed", "full"]
+    sampling: SamplingName
     non_member: int | None = None
     public: int | None = None
     data_digest: str = ""
     model_digest: str = ""
     tuning_digest: str = ""
     engine: str = "auto"
+    groups: int = 1
+    largest_batch: int | None = None
 
     @property
     def sizes(self) -> Sizes:

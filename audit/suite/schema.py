@@ -24,7 +24,9 @@ from pydantic_core import ErrorDetails
 
 from ..catalog.messages import near_miss, way_out
 
-SamplingName = Literal["poisson", "shuffle", "partition", "fixed", "full"]
+SamplingName = Literal[
+    "poisson", "truncated_poisson", "random_allocation", "cyclic", "shuffle", "partition", "fixed", "full"
+]
 
 
 def _several(value: Any) -> Any:
@@ -88,8 +90,23 @@ class TaskTable(StrictTable):
     optimizer: Literal["sgd", "adam"] = "sgd"
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     sampling: SamplingName = "poisson"
+    groups: Annotated[int, Field(ge=2)] | None = None
+    """Of `cyclic` sampling: how many parts of the examples take turns."""
+    largest_batch: Count | None = None
+    """Of `truncated_poisson` sampling: what is drawn beyond it is dropped at random."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """How clipped sums are computed; all give the same up to rounding."""
+
+    @model_validator(mode="after")
+    def _sampled_as_it_says(self) -> TaskTable:
+        for key, kind in (("groups", "cyclic"), ("largest_batch", "truncated_poisson")):
+            value = getattr(self, key)
+            if (self.sampling == kind) != (value is not None):
+                got = "none" if value is None else value
+                raise ValueError(
+                    f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
+                )
+        return self
 
 
 TRAINING: Mapping[str, Any] = {"lr": Rate, "batch": Count, "epochs": Count, "momentum": Momentum}

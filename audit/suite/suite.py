@@ -272,6 +272,11 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
                 f"{where}.batch: must be at most {n}, the private examples, got {batch}: "
                 f"a sample rate of {batch / n:.3g}"
             )
+        elif batch * (groups := suite.task.groups or 1) > n:
+            wrong.append(
+                f"{where}.batch: must be at most {n // groups}, the private examples of one of {groups} groups, "
+                f"got {batch}"
+            )
     if suite.share and n_share is not None and suite.share.batch * suite.share.images > n_share:
         wrong.append(
             f"share.batch: batch x images must be at most {n_share}, the private examples, "

@@ -27,7 +27,17 @@ from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip
-from .training.sampling import Sampling, fixed, full, partition, poisson, shuffle
+from .training.sampling import (
+    Sampling,
+    cyclic,
+    fixed,
+    full,
+    partition,
+    poisson,
+    random_allocation,
+    shuffle,
+    truncated_poisson,
+)
 from .training.settings import Execution, Recipe, Recording
 from .training.step import Account, Stepper
 from .training.train import Run, train
@@ -105,6 +115,7 @@ __all__ = [
     "clipped_sums",
     "contributions",
     "cross_entropy",
+    "cyclic",
     "drop_in_each",
     "drop_overall",
     "fixed",
@@ -121,6 +132,7 @@ __all__ = [
     "per_example_gradients",
     "poisson",
     "predict",
+    "random_allocation",
     "refuse_batch_norm",
     "refuse_count",
     "refuse_fraction",
@@ -133,6 +145,7 @@ __all__ = [
     "seeded",
     "shuffle",
     "train",
+    "truncated_poisson",
     "unbounded",
     "unverified",
 ]

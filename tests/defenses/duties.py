@@ -418,6 +418,11 @@ def interrupted(defense: Defense, path: Path, world: World | None = None, *, aft
     return trained(defense, world, checkpoint=path, noise=seeded(777), **settings)
 
 
+def check_interruption(factory: Factory, folder: Path) -> None:
+    """A run interrupted in the middle and resumed equals the one that was not."""
+    check_same_run(interrupted(factory(1.0), folder / "halfway", PLAIN, after=STEPS // 2), usual(factory, PLAIN))
+
+
 def check_interruptions(factory: Factory, folder: Path, world: World | None = None) -> None:
     """A run interrupted early, in the middle or at the end and resumed equals the one that was not, whatever optimizes.
 

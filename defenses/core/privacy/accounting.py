@@ -27,6 +27,7 @@ import numpy as np
 from dp_accounting import rdp
 
 from . import pld
+from .events import Gaussian, merged
 
 DISCRETISATION = 1e-4
 TIME_LIMIT = 60.0  # seconds
@@ -37,28 +38,6 @@ _CLOSED_FORM_ERROR = 1e-6, 1e-9
 """Relative and absolute: what float64 may lose of an epsilon in the closed form, added to it."""
 _RDP_ERROR = 1e-12
 """What float64 and a truncated series may lose of the divergence of one subsampled step: all of it at tiny rates."""
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """`count` Gaussian mechanisms with one noise multiplier, each on a Poisson sample.
-
-    Attributes:
-        sample_rate: 1 for no subsampling.
-        noise_multiplier: noise standard deviation / sensitivity; positive.
-        count: how many.
-    """
-
-    sample_rate: float
-    noise_multiplier: float
-    count: int
-
-    def __post_init__(self) -> None:
-        if not (0 < self.noise_multiplier < math.inf and 0 < self.sample_rate <= 1 and self.count >= 0):
-            raise ValueError(
-                "a Gaussian event must have a positive finite noise multiplier, a sample rate in (0, 1] and a count of "
-                f"at least 0, got {self.noise_multiplier}, {self.sample_rate} and {self.count}"
-            )
 
 
 @dataclass(frozen=True)
@@ -76,21 +55,9 @@ class Epsilon:
     accountant: str
 
 
-def merged(events: Sequence[Gaussian]) -> tuple[Gaussian, ...]:
-    """Equal subsampled events counted together, all unsampled ones as one: exact, and fit for caching."""
-    precision = math.fsum(e.count / e.noise_multiplier**2 for e in events if e.sample_rate == 1)
-    counts: dict[tuple[float, float], int] = {}
-    for e in events:
-        # An accountant's cost grows with the number of distinct events; a count is a mere factor or power.
-        if e.sample_rate < 1 and e.count:
-            counts[e.sample_rate, e.noise_multiplier] = counts.get((e.sample_rate, e.noise_multiplier), 0) + e.count
-    unsampled = [Gaussian(1.0, precision**-0.5, 1)] if precision else []
-    return (*unsampled, *(Gaussian(q, s, n) for (q, s), n in sorted(counts.items())))
-
-
 def quick(events: Sequence[Gaussian]) -> bool:
-    """Whether the PLD accountant takes a second or two for so many merged events."""
-    return len(events) <= _QUICK_EVENTS
+    """Whether the PLD accountant takes a second or two for so many merged events, or knows no other way."""
+    return len(events) <= _QUICK_EVENTS or not all(e.plain for e in events)
 
 
 def epsilon(events: Sequence[Gaussian], delta: float, *, time_limit: float = TIME_LIMIT) -> Epsilon:
@@ -115,10 +82,12 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     if not events:
         return Epsilon(0.0, 0.0, "nothing was released")
     by_rdp = rdp_epsilon(events, delta)
+    # Of about the right size, where RDP knows no amplification.
+    size = by_rdp if all(e.plain for e in events) else rdp_epsilon(merged([e.as_poisson for e in events]), delta)
     if events[0].sample_rate == 1 and len(events) == 1:  # `merged` puts all unsampled events into the first
         exact = gaussian_epsilon(events[0].noise_multiplier, delta)
         return Epsilon(exact, max(exact, by_rdp), f"closed form of the Gaussian ({library})")
-    interval = DISCRETISATION * max(1.0, by_rdp / _FINE_UP_TO)
+    interval = DISCRETISATION * max(1.0, size / _FINE_UP_TO)
     if interval > _WIDEST:
         by_pld = None
     else:
@@ -137,6 +106,7 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; below PLD's pessimistic estimate)")
     # Slow lists go to dp-accounting's own accountant, in a process of its own.
     composed = f"{library}, composed by leakbench" if quick(events) else library
+    composed += ", random allocation by leakbench" if any(e.allocated for e in events) else ""
     return Epsilon(by_pld, by_rdp, f"PLD ({composed}, pessimistic, discretisation {interval:.2g})")
 
 
@@ -180,13 +150,15 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
 
 def pld_epsilon(events: Sequence[Gaussian], delta: float, interval: float = DISCRETISATION) -> float:
     """Epsilon by privacy loss distributions, pessimistic, in steps of `interval` nats."""
-    return pld.epsilon([(e.sample_rate, e.noise_multiplier, e.count) for e in events], delta, interval)
+    return pld.epsilon(events, delta, interval)
 
 
 def _dp_events(events: Sequence[Gaussian]) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
     for e in events:
         gaussian = dp_accounting.GaussianDpEvent(e.noise_multiplier)
-        sampled = dp_accounting.PoissonSampledDpEvent(e.sample_rate, gaussian) if e.sample_rate < 1 else gaussian
+        # Without amplification where the library's RDP accountant knows none: an upper bound.
+        amplified = e.sample_rate < 1 and e.plain
+        sampled = dp_accounting.PoissonSampledDpEvent(e.sample_rate, gaussian) if amplified else gaussian
         yield sampled, e.count
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
@@ -20,11 +19,12 @@ from ..gradients.executor import Release, add_noise
 from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, NoisyPlan, checked_multiplier
 from ..plan.layout import Layout
 from ..plan.public import PublicRows, ToyRows
-from ..training.sampling import Sampling, full
+from ..training.sampling import Sampling
 from ..training.step import Account, Stepper
 from ..training.transcript import Step
-from .accounting import DISCRETISATION, Gaussian, gaussian_multiplier, merged, pld_epsilon, quick, rdp_epsilon
+from .accounting import DISCRETISATION, gaussian_multiplier, pld_epsilon, quick, rdp_epsilon
 from .accounting import epsilon as proved
+from .events import Gaussian, merged
 from .ledger import Entry, Ledger, events_of
 from .noise import seeded
 
@@ -183,13 +183,11 @@ def _searched(
     # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
     # Precisions 1 / sigma² add up under composition, so the steps may spend what is not `taken` of the total.
     total = gaussian_multiplier(epsilon, delta) ** -2
-    unsampled = [replace(e, sampling=full()) if e.sampling.kind == "poisson" else e for e in beside]
-    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(unsampled))
+    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of([*beside]))
     # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
-    plain = full() if sampling.kind == "poisson" else sampling
-    steps_charged = sum(e.count for e in events_of([Entry(0, steps, 1.0, plain)]))
+    steps_charged = sum(e.count for e in events_of([Entry(0, steps, 1.0, sampling)]))
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
-    if sampling.kind != "poisson" or sampling.rate == 1:
+    if not sampling.amplifies:
         return enough
 
     def charged(log_sigma: float) -> list[Gaussian]:
@@ -200,13 +198,15 @@ def _searched(
         return math.log(max(proved(charged(log_sigma), delta).value, 1e-12) / epsilon)
 
     def excess_rdp(log_sigma: float) -> float:
-        return math.log(max(rdp_epsilon(merged(charged(log_sigma)), delta), 1e-12) / epsilon)
+        # Of the Poisson sampling that is closest: other samplers have no bound by RDP that is worth searching from.
+        found = rdp_epsilon(merged([e.as_poisson for e in charged(log_sigma)]), delta)
+        return math.log(max(found, 1e-12) / epsilon)
 
     least, most = math.log(LEAST_MULTIPLIER), math.log(LARGEST_MULTIPLIER)
     high = min(math.log(enough), most)
     if excess_rdp(least) < 0:
         return math.exp(least) / 2  # refused by name
-    # RDP is quick and an upper bound, so its answer is enough noise, and the one wanted is a little below.
+    # RDP is quick and, for Poisson sampling, an upper bound: enough noise, and the one wanted is a little below.
     if excess_rdp(high) < 0:
         high = cast(float, brentq(excess_rdp, least, high, xtol=precision)) + precision
     elif excess(high) > 0:

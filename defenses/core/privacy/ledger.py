@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from ..plan.defense import NoisyPlan, checked_multiplier
 from ..training.sampling import Sampling, full, poisson
-from .accounting import (
-    TIME_LIMIT,
-    Gaussian,
-)
+from .accounting import TIME_LIMIT
 from .accounting import epsilon as proved
+from .events import Gaussian
 
+_ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
+"""Samplers under which a record is used at most once in an epoch, or in a cycle of its groups."""
 _EXACT_LOSS = 1e-12
 """By how much less than its multiplier discrete Gaussian noise is charged, relatively: see `events_of`."""
 
@@ -192,7 +192,7 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
     steps compose. At 2^30 units to a standard deviation, the 8 is a relative loss of 4e-18. `_EXACT_LOSS` is more than
     both for as many numbers as there will ever be.
     """
-    # (sampler, epoch) -> smallest multiplier of a step that a record may have been used in
+    # (sampler, epoch or cycle) -> smallest multiplier of a step that a record may have been used in
     worst: dict[tuple[Sampling, int], float] = {}
     for e in entries:
         sigma = e.noise_multiplier
@@ -200,15 +200,20 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
             raise ValueError("an entry without a guarantee has no Gaussian event")
         if e.exact:
             sigma *= 1 - _EXACT_LOSS
-        if e.sampling.kind in ("shuffle", "partition"):
-            per_epoch = e.sampling.steps_per_epoch
+        s = e.sampling
+        if s.kind in _ONCE:
+            turns = s.groups if s.kind == "cyclic" else s.steps_per_epoch
             # Parallel composition: batches of an epoch are disjoint, so it costs what its least noisy step costs.
-            for epoch in range(e.first // per_epoch, (e.first + e.steps - 1) // per_epoch + 1):
-                worst[e.sampling, epoch] = min(sigma, worst.get((e.sampling, epoch), math.inf))
-        else:  # Poisson sampling alone amplifies; `fixed` and `full` pay for every step as if everybody took part
-            yield Gaussian(e.sampling.rate if e.sampling.kind == "poisson" else 1.0, sigma, e.steps)
-    for sigma in worst.values():
-        yield Gaussian(1.0, sigma, 1)
+            for turn in range(e.first // turns, (e.first + e.steps - 1) // turns + 1):
+                worst[s, turn] = min(sigma, worst.get((s, turn), math.inf))
+        elif s.kind in ("poisson", "truncated_poisson"):
+            yield Gaussian(s.rate, sigma, e.steps, most=s.most, examples=s.examples)
+        else:  # `fixed` and `full` pay for every step as if everybody took part
+            yield Gaussian(1.0, sigma, e.steps)
+    for (s, _), sigma in worst.items():
+        allocated = s.kind == "random_allocation" and s.rate < 1
+        rate = s.rate if allocated else s.rate_in_group if s.kind == "cyclic" else 1.0
+        yield Gaussian(rate, sigma, 1, allocated=allocated)
 
 
 def _words(entries: list[Entry]) -> Iterator[str]:
@@ -218,9 +223,14 @@ def _words(entries: list[Entry]) -> Iterator[str]:
         "partition": "on fixed batches, each record at most once in {per_epoch} steps",
         "fixed": "on subsets of fixed size, charged without amplification",
         "full": "on all records",
+        "truncated_poisson": "on a Poisson sample of rate {rate:.4g}, at most {most} of {examples} records",
+        "random_allocation": "on batches that each record joins once in {per_epoch} steps, at random",
+        "cyclic": "on {groups} groups in turn, a Poisson sample of rate {in_group:.4g} of one",
     }
     for e in entries:
-        sampler = how[e.sampling.kind].format(rate=e.sampling.rate, per_epoch=e.sampling.steps_per_epoch)
+        s = e.sampling
+        known = {"rate": s.rate, "per_epoch": s.steps_per_epoch, "most": s.most, "examples": s.examples}
+        sampler = how[s.kind].format(**known, groups=s.groups, in_group=s.rate_in_group)
         kind = "discrete Gaussian" if e.exact else "Gaussian"
         what = f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
         yield f"{e.steps} x {what} {sampler}"

@@ -16,14 +16,18 @@ Guarantee:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from dp_accounting.pld import common
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import common, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from scipy import fft, signal
+
+from .allocation import divergences
+from .events import Gaussian
 
 _TRUNCATED = 1e-15
 """Mass that a power of a distribution may lose, and counts as infinite loss; dp-accounting's own."""
@@ -63,6 +67,8 @@ class Losses:
 
     def power(self, count: int) -> Losses:
         """The loss of one mechanism `count` times."""
+        if self.infinite >= 1:
+            return self
         orders = (_ORDERS / len(self.masses)).tolist()
         low, high = common.compute_self_convolve_bounds(cast(Any, self.masses), count, _TRUNCATED, orders=orders)
         length = high - low + 1
@@ -155,27 +161,52 @@ def _dots(noise_multiplier: float, sample_rate: float, adjacency: AdjacencyType,
     return connected(low, np.asarray(deltas), interval)
 
 
-def epsilon(events: Iterable[tuple[float, float, int]], delta: float, interval: float) -> float:
-    """Epsilon at `delta` of sampled Gaussians, composed.
+def _truncated(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
+    """The distribution of a Gaussian on a Poisson sample with a largest batch, dp-accounting's own."""
+    both = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+        dataset_size=event.examples,
+        sampling_probability=event.sample_rate,
+        truncated_batch_size=event.most,
+        noise_multiplier=event.noise_multiplier,
+        value_discretization_interval=interval,
+        log_mass_truncation_bound=_LOG_TRUNCATED,
+        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+    )
+    # The two directions apart, which the library composes side by side and shows to nobody.
+    pmf = cast(Any, both._pmf_remove if adjacency == AdjacencyType.REMOVE else both._pmf_add).to_dense_pmf()
+    return Losses(pmf._lower_loss, np.asarray(pmf._probs), float(pmf._infinity_mass), interval)
+
+
+def _one(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
+    """The distribution of one mechanism of an event."""
+    sigma, rate = event.noise_multiplier, event.sample_rate
+    if event.allocated:
+        removed = adjacency == AdjacencyType.REMOVE
+        return connected(*divergences(sigma, round(1 / rate), interval, removed=removed), interval)
+    return _truncated(event, adjacency, interval) if event.most else _dots(sigma, rate, adjacency, interval)
+
+
+def epsilon(events: Sequence[Gaussian], delta: float, interval: float) -> float:
+    """Epsilon at `delta` of Gaussian events, composed.
 
     Args:
-        events: (sample rate, noise multiplier, count) each.
+        events: in any order.
         delta: in (0, 1).
         interval: of the grid of losses, nats.
     """
-    events = list(events)
     worst = 0.0
     # Sampled, removing a record and adding one have different losses; epsilon holds for both.
     for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD):
         total: Losses | None = None
-        for rate, sigma, count in events:
-            # Without sampling, `count` Gaussians are one with less noise, exactly.
-            exact = rate == 1
-            one = _dots(sigma / math.sqrt(count) if exact else sigma, rate, adjacency, interval)
-            one = one if exact or count == 1 else one.power(count)
+        for event in events:
+            if event.sample_rate == 1:  # without sampling, `count` Gaussians are one with less noise, exactly
+                one = _dots(event.noise_multiplier / math.sqrt(event.count), 1.0, adjacency, interval)
+            else:
+                one = _one(event, adjacency, interval)
+                one = one if event.count == 1 else one.power(event.count)
             total = one if total is None else total.composed(one)
         if total is not None:
             worst = max(worst, total.epsilon(delta))
-        if all(rate == 1 for rate, _, _ in events):
+        if all(event.sample_rate == 1 for event in events):
             break  # alike
     return worst

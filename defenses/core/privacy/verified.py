@@ -60,7 +60,7 @@ def assumptions(noise: str, sampling: Sampling, *, key_given: bool, public_used:
         public_used: whether public examples were read.
     """
     found = [_OF_NOISE[noise]] if noise != "none" else []
-    if sampling.kind == "poisson" and sampling.rate < 1:
+    if sampling.amplifies:
         found.append(
             "the sampler's key was given: amplification protects from nobody who knows it"
             if key_given

@@ -147,8 +147,8 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
             "lr = 0.5 }",
             'lr = 0.5, sampling = "poison" }',
             [
-                "task.sampling: must be 'poisson', 'shuffle', 'partition', 'fixed' or 'full', got 'poison'; "
-                "did you mean 'poisson'?"
+                "task.sampling: must be 'poisson', 'truncated_poisson', 'random_allocation', 'cyclic', 'shuffle', "
+                "'partition', 'fixed' or 'full', got 'poison'; did you mean 'poisson'?"
             ],
         ),
         (
@@ -205,6 +205,19 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
         ),
         ("restarts = [1, 4]", "lr = true", ["attack[1].lr: must be a number, got True"]),
         ("restarts = [1, 4]", "epochs = 4", None),
+        (
+            "lr = 0.5",
+            'lr = 0.5, sampling = "cyclic"',
+            ["task: groups must be given for cyclic sampling, and for no other, got none for 'cyclic'"],
+        ),
+        (
+            "lr = 0.5",
+            "lr = 0.5, largest_batch = 90",
+            [
+                "task: largest_batch must be given for truncated_poisson sampling, and for no other, "
+                "got 90 for 'poisson'"
+            ],
+        ),
         ("step = 2", "step = -1", ["share.step: must be >= 0, got -1"]),
         (
             "step = 2",
@@ -376,6 +389,11 @@ def test_batches_that_the_data_cannot_fill_are_refused(suite_of):
         check_sizes(suite.select(defenses=["sgd"]), 32)
     with pytest.raises(SuiteError, match=r"defense 'dp_sgd'.batch: must be at most 100"):
         check_sizes(suite, 100)
+    grouped = suite.with_overrides(['task.sampling="cyclic"', "task.groups=4"]).select(defenses=["sgd"])
+    with pytest.raises(
+        SuiteError, match=r"task.batch: must be at most 50, the private examples of one of 4 groups, got 64$"
+    ):
+        check_sizes(grouped, 200)
     with pytest.raises(SuiteError, match=r"task.private: must be at most 1000, the private examples, got 2000"):
         check_sizes(suite.with_overrides(["task.private=2000"]), 1000)
     with pytest.raises(SuiteError, match=r"share.batch: batch x images must be at most 3"):

@@ -13,7 +13,8 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from defenses.core import Block, Everything, StepPlan, Subspace, clip
-from defenses.core.privacy.accounting import DISCRETISATION, Gaussian, epsilon, merged, pld_epsilon, rdp_epsilon
+from defenses.core.privacy.accounting import DISCRETISATION, epsilon, pld_epsilon, rdp_epsilon
+from defenses.core.privacy.events import Gaussian, merged
 
 DELTA = 1e-5
 # rate, noise multiplier, steps, RDP, PLD: minima over all real orders and converged grids.

@@ -30,8 +30,9 @@ from defenses.core import (
     unbounded,
 )
 from defenses.core.gradients.executor import add_noise
-from defenses.core.privacy.accounting import Gaussian, epsilon, gaussian_epsilon
+from defenses.core.privacy.accounting import epsilon, gaussian_epsilon
 from defenses.core.privacy.discrete_gaussian import probabilities
+from defenses.core.privacy.events import Gaussian
 from defenses.core.privacy.ledger import Entry
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr

@@ -11,9 +11,15 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from defenses.core.privacy.accounting import DISCRETISATION, Gaussian
+from defenses.core.privacy.accounting import DISCRETISATION
 from defenses.core.privacy.accounting import epsilon as accounted
-from defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected, epsilon
+from defenses.core.privacy.events import Gaussian
+from defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected
+from defenses.core.privacy.pld import epsilon as of_events
+
+
+def epsilon(events, delta, interval):
+    return of_events([Gaussian(*event) for event in events], delta, interval)
 
 
 def reference(events, delta, interval):

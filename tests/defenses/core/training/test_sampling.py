@@ -2,13 +2,24 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from defenses.core import Sampling, fixed, full, partition, poisson, shuffle
+from defenses.core import (
+    Sampling,
+    cyclic,
+    fixed,
+    full,
+    partition,
+    poisson,
+    random_allocation,
+    shuffle,
+    truncated_poisson,
+)
 
 N = 200
 ALARM = 1e-7
@@ -81,7 +92,19 @@ def test_full_takes_everybody():
     assert full().indices(7, 5, 1).tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("sampling", [poisson(0.3), shuffle(0.25), partition(0.25), fixed(0.3), full()])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        poisson(0.3),
+        truncated_poisson(0.3, most=50, examples=N),
+        random_allocation(0.25),
+        cyclic(0.1, groups=3),
+        shuffle(0.25),
+        partition(0.25),
+        fixed(0.3),
+        full(),
+    ],
+)
 def test_who_takes_part_is_a_function_of_step_and_key_alone(sampling):
     late_first = sampling.indices(9, N, 4)
     for step in range(9):
@@ -118,3 +141,80 @@ def test_a_rate_that_is_none_is_refused(rate):
 def test_full_batches_have_no_rate_and_unknown_samplers_are_named():
     with pytest.raises(ValueError, match=r"sample_rate must be 1 for full batches, got 0\.5"):
         Sampling("full", 0.5)
+
+
+# --- samplers that amplify besides Poisson's ------------------------------------------------------------------------
+
+
+def test_random_allocation_puts_everybody_into_one_step_an_epoch_uniformly_and_apart():
+    sampling, epochs, steps = random_allocation(0.1), 400, 10
+    taken = participation(sampling, epochs * steps).view(epochs, steps, N)
+    assert (taken.sum(dim=1) == 1).all()
+    counts = taken.sum(dim=0)
+    statistic = float(((counts - epochs / steps).square() / (epochs / steps)).sum())
+    assert ALARM < stats.chi2.sf(statistic, (steps - 1) * N) < 1 - ALARM
+    # Batch sizes are binomial: nobody knows from who else is there who must be.
+    sizes = taken.sum(dim=2).flatten()
+    variance = N * 0.1 * 0.9
+    assert abs(float((sizes - N / steps).square().mean()) / variance - 1) < 6 * math.sqrt(2 / len(sizes))
+
+
+def test_a_rate_of_random_allocation_is_one_over_a_whole_number():
+    assert random_allocation(0.3).rate == 0.25
+    assert random_allocation(0.25).expected_batch(100) == 25
+
+
+def test_groups_of_cyclic_sampling_take_turns_and_coins_decide_within_them():
+    sampling, groups = cyclic(0.05, groups=4), 4
+    taken = participation(sampling, 4000).view(1000, groups, N)
+    turns = taken.sum(dim=0) > 0
+    assert (turns.sum(dim=0) == 1).all(), "an example belongs to one group"
+    assert (turns.sum(dim=1) == N // groups).all()
+    counts = taken.sum(dim=(0, 1))
+    assert sampling.rate_in_group == pytest.approx(0.2)
+    statistic = float(((counts - 200).square() / (1000 * 0.2 * 0.8)).sum())
+    assert ALARM < stats.chi2.sf(statistic, N) < 1 - ALARM
+    # Another key deals other groups.
+    assert not torch.equal(turns, participation(sampling, 4000, key=1).view(1000, groups, N).sum(dim=0) > 0)
+
+
+def test_a_truncated_batch_is_a_poisson_batch_of_which_a_random_part_is_dropped():
+    most = 22
+    sampling = truncated_poisson(0.1, most=most, examples=N)
+    taken = participation(sampling, 3000)
+    sizes = taken.sum(dim=1)
+    assert int(sizes.max()) == most
+    expected = float(np.minimum(np.arange(N + 1), most) @ stats.binom.pmf(np.arange(N + 1), N, 0.1))
+    assert float(sizes.mean()) == pytest.approx(expected, abs=6 * math.sqrt(18 / 3000))
+    assert float((sizes < most).double().mean()) == pytest.approx(stats.binom.cdf(most - 1, N, 0.1), abs=0.05)
+    # No example is dropped more often than another, wherever it stands.
+    counts, rate = taken.sum(dim=0), expected / N
+    statistic = float(((counts - 3000 * rate).square() / (3000 * rate * (1 - rate))).sum())
+    assert ALARM < stats.chi2.sf(statistic, N - 1) < 1 - ALARM
+
+
+def test_a_truncated_sampler_serves_the_number_of_examples_that_it_is_charged_for():
+    with pytest.raises(ValueError, match="made, and is charged, for 200 examples, got 100"):
+        truncated_poisson(0.1, most=22, examples=N).indices(0, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cyclic(0.1, groups=1), "groups of cyclic sampling must be at least 2, got 1"),
+        (lambda: cyclic(0.3, groups=4), r"groups x sample_rate must be at most 1, .*got 4 x 0\.3"),
+        (lambda: Sampling("poisson", 0.1, groups=4), "groups must be given for cyclic sampling alone, got 4"),
+        (lambda: Sampling("poisson", 0.1, most=4), "a largest batch must be given for truncated_poisson alone"),
+        (lambda: truncated_poisson(0.1, most=0, examples=10), "between 1 and its number of examples, got 0 of 10"),
+        (lambda: truncated_poisson(0.1, most=11, examples=10), "between 1 and its number of examples, got 11 of 10"),
+    ],
+)
+def test_settings_of_samplers_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_whose_key_must_stay_secret():
+    amplify = [poisson(0.1), random_allocation(0.1), cyclic(0.1, groups=2), truncated_poisson(0.1, most=9, examples=50)]
+    assert all(s.amplifies for s in amplify)
+    assert not any(s.amplifies for s in (poisson(1.0), cyclic(0.5, groups=2), shuffle(0.1), partition(0.1), full()))
