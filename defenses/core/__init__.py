@@ -20,11 +20,13 @@ from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
+from .plan.streamed import Streamed
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
 from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, rehearsed
 from .privacy.keys import keyed, seed_from
 from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
+from .privacy.strategies import Banded, BandedInverse, Buffered, Strategy, StrategyRow, Tree
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip
 from .training.sampling import (
@@ -48,10 +50,13 @@ __all__ = [
     "Account",
     "Adaptive",
     "Augmentation",
+    "Banded",
+    "BandedInverse",
     "Bases",
     "Block",
     "Bound",
     "BoundKind",
+    "Buffered",
     "Claim",
     "Codec",
     "Complement",
@@ -100,10 +105,14 @@ __all__ = [
     "Step",
     "StepPlan",
     "Stepper",
+    "Strategy",
+    "StrategyRow",
+    "Streamed",
     "Subspace",
     "Subspaces",
     "ToyRows",
     "Transcript",
+    "Tree",
     "Whole",
     "Within",
     "adaptive_weight",

@@ -29,6 +29,7 @@ from ..plan.layout import Layout
 from ..plan.query import Gradients
 from ..privacy.keys import seed_from
 from ..privacy.noise import Noise, from_generator
+from ..privacy.strategies import NoiseMemory
 from ..training.augment import Augmentation
 from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
@@ -57,7 +58,13 @@ class Release:
     total: Float[Tensor, " dim"]
 
 
-def add_noise(plan: NoisyPlan, sums: Sequence[Tensor], noise: Noise | None, dtype: torch.dtype) -> Release:
+def add_noise(
+    plan: NoisyPlan,
+    sums: Sequence[Tensor],
+    noise: Noise | None,
+    dtype: torch.dtype,
+    memory: NoiseMemory | None = None,
+) -> Release:
     """Adds each block's noise to its sum, which may be overwritten, and decodes.
 
     Args:
@@ -65,6 +72,7 @@ def add_noise(plan: NoisyPlan, sums: Sequence[Tensor], noise: Noise | None, dtyp
         sums: float64, or int64 for exact noise.
         noise: secret source.
         dtype: of the release.
+        memory: of noise that is correlated over steps; a fresh one where None.
 
     Raises:
         ValueError: where there is noise to add, and no source of it.
@@ -74,7 +82,11 @@ def add_noise(plan: NoisyPlan, sums: Sequence[Tensor], noise: Noise | None, dtyp
             raise ValueError(
                 f"noise must be given when noise_multiplier is positive, got None at {plan.noise_multiplier}"
             )
-        sums = [noise.add(values, std) for values, std in zip(sums, plan.stds, strict=True)]
+        row, stds = plan.plan.correlated, plan.fresh_stds
+        if row is None:
+            sums = [noise.add(values, std) for values, std in zip(sums, stds, strict=True)]
+        else:
+            sums = (memory or NoiseMemory()).add(row, list(sums), stds, noise)
     noisy = tuple(values.to(dtype) for values in sums)
     # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing of its own.
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
@@ -118,7 +130,7 @@ def release(
 
 def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
     """The public unit of each block's release."""
-    return [noise.unit(std) for std in plan.stds]
+    return [noise.unit(std) for std in plan.fresh_stds]
 
 
 def _only(gradients: Gradients, number: int) -> Gradients:
@@ -171,6 +183,7 @@ class Engine:
             if value is not None and value < 1:
                 raise ValueError(f"{argument} must be at least 1 or None, got {value}")
         self.model, self.loss, self.noise, self.microbatch = model, loss, noise, microbatch
+        self.memory = NoiseMemory()
         self.memory_budget = MEMORY_BUDGET if memory_budget is None else memory_budget
         self.augmentation = augmentation
         self.layout = Layout.of(model)
@@ -269,7 +282,7 @@ class Engine:
             examples = [partial(self._alone, choice, part, i, views) for i in range(len(inputs))]
             with torch.no_grad():
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
-            return add_noise(plan, sums, noise, like.dtype)
+            return add_noise(plan, sums, noise, like.dtype, self.memory)
         parts = []
         limit = self._batches().fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
         # Parts of one size: a remnant of a few examples would cost a whole pass.
@@ -278,7 +291,7 @@ class Engine:
             x, y, some = part(chosen)
             with entries(some), full_precision():
                 parts.append(choice.engine.sums(plan.plan, x, y, views=views))
-        return add_noise(plan, totals(plan.plan, parts, like.device), noise, like.dtype)
+        return add_noise(plan, totals(plan.plan, parts, like.device), noise, like.dtype, self.memory)
 
     def rest(self) -> None:
         """Frees what is kept from batch to batch; the next batch allocates it anew."""

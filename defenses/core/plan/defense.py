@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..privacy.keys import keyed, seed_from
+from ..privacy.strategies import StrategyRow
 from .bound import Bound
 from .codec import Codec, Coordinates
 from .layout import Layout
@@ -101,6 +102,7 @@ class StepPlan:
         moves: coordinates that the optimizer may move in this step, whatever its momentum; None for all of them.
         start_at: parameters [dim] that the model is put to before the step, a function of public things and releases;
             None for where it is.
+        correlated: the place of the step in a stream of noise that is correlated over steps; None for noise of its own.
     """
 
     blocks: tuple[Block, ...]
@@ -108,6 +110,7 @@ class StepPlan:
     remarks: tuple[str, ...] = ()
     moves: Coordinates | None = None
     start_at: Tensor | None = None
+    correlated: StrategyRow | None = None
 
     def __init__(
         self,
@@ -116,6 +119,7 @@ class StepPlan:
         remarks: tuple[str, ...] = (),
         moves: Coordinates | None = None,
         start_at: Tensor | None = None,
+        correlated: StrategyRow | None = None,
     ) -> None:
         """Collects the blocks.
 
@@ -141,6 +145,7 @@ class StepPlan:
         object.__setattr__(self, "remarks", remarks)
         object.__setattr__(self, "moves", moves)
         object.__setattr__(self, "start_at", start_at)
+        object.__setattr__(self, "correlated", correlated)
 
     @property
     def sensitivity(self) -> float:
@@ -177,7 +182,17 @@ class NoisyPlan:
     @property
     def stds(self) -> list[float]:
         """Standard deviation of the noise on each block's released values, in the block's own units."""
-        return [block.noise_std(self.noise_multiplier) for block in self.blocks]
+        row = self.plan.correlated
+        return self._stds(1.0 if row is None else row.marginal)
+
+    @property
+    def fresh_stds(self) -> list[float]:
+        """The same of the noise that is drawn in this step: less, where some of it is that of earlier steps."""
+        row = self.plan.correlated
+        return self._stds(1.0 if row is None else row.fresh)
+
+    def _stds(self, scale: float) -> list[float]:
+        return [scale * block.noise_std(self.noise_multiplier) for block in self.blocks]
 
 
 @dataclass(frozen=True, kw_only=True)

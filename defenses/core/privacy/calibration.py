@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
@@ -129,9 +130,10 @@ def calibrate(
     # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
     # methods; releases of their own keep the multiplier that their method gives them.
     own = tuple(entry for entry in probe.entries if entry.one_off)
-    sigma = noise_multiplier(
-        epsilon=epsilon, delta=delta, sampling=sampling, steps=steps, precision=precision, beside=own
-    )
+    steady = all(entry.row is None for entry in probe.entries)
+    rows = () if steady else tuple(entry for entry in probe.entries if not entry.one_off)
+    wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
+    sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
     return defense.with_noise(sigma)
 
 
@@ -144,6 +146,7 @@ def noise_multiplier(
     steps: int,
     precision: float = 1e-3,
     beside: tuple[Entry, ...] = (),
+    correlated: tuple[Entry, ...] = (),
 ) -> float:
     """The noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`.
 
@@ -154,6 +157,7 @@ def noise_multiplier(
         steps: how many.
         precision: relative.
         beside: what is released besides, at multipliers that stay as they are.
+        correlated: the steps at noise multiplier 1, where their noise is correlated; empty for independent noise.
 
     Raises:
         ValueError: where no practical multiplier proves it.
@@ -168,7 +172,7 @@ def noise_multiplier(
             f"epsilon must be above {spent:.4g}, which releases of their own spend at their own noise, got {epsilon}; "
             "ask for more, or give those more noise"
         )
-    sigma = _searched(epsilon, delta, sampling, steps, precision, beside)
+    sigma = _searched(epsilon, delta, correlated or (Entry(0, steps, 1.0, sampling),), precision, beside)
     try:
         return checked_multiplier(sigma)
     except ValueError:
@@ -177,21 +181,31 @@ def noise_multiplier(
 
 
 def _searched(
-    epsilon: float, delta: float, sampling: Sampling, steps: int, precision: float, beside: tuple[Entry, ...]
+    epsilon: float, delta: float, unit: tuple[Entry, ...], precision: float, beside: tuple[Entry, ...]
 ) -> float:
-    """The least multiplier that proves `epsilon`, up to `precision`; arguments as for `noise_multiplier`."""
+    """The least multiplier that proves `epsilon`, up to `precision`.
+
+    Args:
+        epsilon: wanted, in nats.
+        delta: in (0, 1).
+        unit: the steps at noise multiplier 1.
+        precision: relative.
+        beside: what is released besides, at multipliers that stay as they are.
+    """
     # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
     # Precisions 1 / sigma² add up under composition, so the steps may spend what is not `taken` of the total.
     total = gaussian_multiplier(epsilon, delta) ** -2
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of([*beside]))
     # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
-    steps_charged = sum(e.count for e in events_of([Entry(0, steps, 1.0, sampling)]))
+    events = list(events_of([*unit]))
+    steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
-    if not sampling.amplifies:
+    if all(e.sample_rate == 1 for e in events):
         return enough
 
     def charged(log_sigma: float) -> list[Gaussian]:
-        return list(events_of([*beside, Entry(0, steps, math.exp(log_sigma), sampling)]))
+        sigma = math.exp(log_sigma)
+        return list(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)]))
 
     # Epsilon is close to a power of sigma, so on log scales the root finder needs few evaluations.
     def excess(log_sigma: float) -> float:

@@ -20,6 +20,8 @@ from ..training.sampling import Sampling, full, poisson
 from .accounting import TIME_LIMIT
 from .accounting import epsilon as proved
 from .events import Gaussian
+from .strategies import Strategy, StrategyRow
+from .streams import stream_events
 
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
 """Samplers under which a record is used at most once in an epoch, or in a cycle of its groups."""
@@ -39,6 +41,7 @@ class Entry:
         reason: why nothing is proved; empty otherwise.
         one_off: whether it was a release of its own, on all the data, and no step.
         exact: whether the noise was a discrete Gaussian on sums of whole numbers.
+        row: of the first of them in a stream of correlated noise; None for noise of its own in every step.
     """
 
     first: int
@@ -48,10 +51,21 @@ class Entry:
     reason: str = ""
     one_off: bool = False
     exact: bool = False
+    row: StrategyRow | None = None
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None and not checked_multiplier(self.noise_multiplier) > 0:
             raise ValueError("an event without noise must have no noise multiplier, and a reason, got 0")
+
+    def goes_on_with(self, new: Entry) -> bool:
+        """Whether a single step is one more of these."""
+        # Consecutive steps alone: which epochs an entry reaches into is computed from `first` and `steps`.
+        if replace(self, first=new.first, steps=1, row=new.row) != new or self.first + self.steps != new.first:
+            return False
+        if self.row is None or new.row is None:
+            return self.row is new.row
+        ours, theirs = self.row, new.row
+        return ours.strategy == theirs.strategy and ours.position + self.steps == theirs.position
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ class Claim:
         sample_rate: its rate.
         accountant: who computed epsilon.
         as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon if the
-            same steps had run under Poisson sampling, which they did not; None for `poisson` and `full`.
+            same steps had run under Poisson sampling, which they did not; None for the others and for correlated noise.
         events: the events in words.
         reason: why epsilon is infinite; empty otherwise.
         assumes: what the guarantee rests on beyond the mathematics, a sentence each.
@@ -135,11 +149,9 @@ class Ledger:
         sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
         if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
             sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
-        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason)
+        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated)
         last = self.entries[-1] if self.entries else None
-        # Consecutive steps alone: which epochs an entry reaches into is computed from `first` and `steps`.
-        same = last and replace(last, first=step, steps=1) == new and last.first + last.steps == step
-        if last and same:
+        if last and last.goes_on_with(new):
             self.entries[-1] = replace(last, steps=last.steps + 1)
         else:
             self.entries.append(new)
@@ -175,7 +187,7 @@ class Ledger:
             )
         found = proved(list(events_of(self.entries)), delta, time_limit=time_limit)
         as_if = None
-        if s.kind in ("shuffle", "partition", "fixed"):
+        if s.kind in ("shuffle", "partition", "fixed") and all(e.row is None for e in self.entries):
             believed = [replace(e, sampling=poisson(e.sampling.rate)) for e in self.entries]
             as_if = proved(list(events_of(believed)), delta, time_limit=time_limit).value
         return Claim(found.value, found.rdp, accountant=found.accountant, as_if_poisson=as_if, events=words, **shared)
@@ -194,6 +206,8 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
     """
     # (sampler, epoch or cycle) -> smallest multiplier of a step that a record may have been used in
     worst: dict[tuple[Sampling, int], float] = {}
+    # (strategy, step in which it begins) -> entries of that stream: what they share, no entry shows by itself
+    streams: dict[tuple[Strategy, int], list[Entry]] = {}
     for e in entries:
         sigma = e.noise_multiplier
         if sigma is None:
@@ -201,7 +215,11 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
         if e.exact:
             sigma *= 1 - _EXACT_LOSS
         s = e.sampling
-        if s.kind in _ONCE:
+        if e.row is not None:
+            streams.setdefault((e.row.strategy, e.first - e.row.position), []).append(
+                replace(e, noise_multiplier=sigma)
+            )
+        elif s.kind in _ONCE:
             turns = s.groups if s.kind == "cyclic" else s.steps_per_epoch
             # Parallel composition: batches of an epoch are disjoint, so it costs what its least noisy step costs.
             for turn in range(e.first // turns, (e.first + e.steps - 1) // turns + 1):
@@ -214,6 +232,17 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
         allocated = s.kind == "random_allocation" and s.rate < 1
         rate = s.rate if allocated else s.rate_in_group if s.kind == "cyclic" else 1.0
         yield Gaussian(rate, sigma, 1, allocated=allocated)
+    for (strategy, begun), parts in streams.items():
+        yield from _of_stream(strategy, begun, parts)
+
+
+def _of_stream(strategy: Strategy, begun: int, parts: list[Entry]) -> list[Gaussian]:
+    """Events of one stream of correlated noise, charged from its first to its last step at its least noise."""
+    first, last = min(e.first for e in parts), max(e.first + e.steps for e in parts)
+    samplings = {e.sampling for e in parts}
+    sampling = samplings.pop() if len(samplings) == 1 else full()
+    sigma = min(e.noise_multiplier or 0.0 for e in parts)
+    return stream_events(strategy, sampling, sigma, first=first, position=first - begun, steps=last - first)
 
 
 def _words(entries: list[Entry]) -> Iterator[str]:
@@ -233,4 +262,6 @@ def _words(entries: list[Entry]) -> Iterator[str]:
         sampler = how[s.kind].format(**known, groups=s.groups, in_group=s.rate_in_group)
         kind = "discrete Gaussian" if e.exact else "Gaussian"
         what = f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
+        if e.row is not None:
+            what += f", correlated over steps ({type(e.row.strategy).__name__})"
         yield f"{e.steps} x {what} {sampler}"

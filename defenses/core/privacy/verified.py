@@ -24,6 +24,7 @@ from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLe
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
+from .strategies import Banded, BandedInverse, Buffered, StrategyRow, Tree
 
 _PACKAGE = __name__.partition(".")[0]
 # With the dot: a package whose name begins like one of these is not it.
@@ -31,6 +32,7 @@ _BY_PACKAGE = {"method": f"{_PACKAGE}.", "optimizer": "torch.optim."}
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
+    "row": (StrategyRow,),
     "block": (Block,),
     "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked),
     "bound": (Bound,),
@@ -39,6 +41,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
     "sampling": (Sampling,),
+    "strategy": (Banded, BandedInverse, Buffered, Tree),
 }
 
 
@@ -114,6 +117,8 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             if isinstance(part.post, Keep):
                 yield "codec", part.post.coordinates
             yield "post", part.post
+            if part.correlated is not None:
+                yield from (("row", part.correlated), ("strategy", part.correlated.strategy))
 
 
 def _codecs(codec: object) -> Iterator[object]:

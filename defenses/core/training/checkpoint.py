@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from ..plan import bound, codec, composed, defense, post, query
-from ..privacy import ledger
+from ..privacy import ledger, strategies
 from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"4\n"
+_MAGIC = _KIND + b"5\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     bound.Bound,
@@ -47,6 +47,11 @@ _OURS = [
     query.GradientLess,
     query.NormWithin,
     sampling.Sampling,
+    strategies.Banded,
+    strategies.BandedInverse,
+    strategies.Buffered,
+    strategies.StrategyRow,
+    strategies.Tree,
     transcript.Step,
 ]
 

@@ -305,6 +305,7 @@ class _Training:
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.settings.noise.load(saved["noise"])
+        self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
         self.account.remarks |= saved["remarks"]
         self.transcript.load(saved["transcript"])
@@ -328,6 +329,7 @@ class _Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "noise": self.settings.noise.state(),
+            "noise_memory": self.runner.memory.state(),
             "entries": self.account.ledger.entries,
             "transcript": self.transcript.state(),
             "remarks": dict(self.account.remarks),

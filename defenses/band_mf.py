@@ -1,0 +1,78 @@
+"""Banded matrix factorisation: noise correlated over a few steps, with which Poisson sampling in groups amplifies.
+
+Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified
+Approach to Private Training", NeurIPS 2023. Steps at least `bands` apart share no noise, so that a record whose group
+has its turn every `bands` steps pays as under Poisson sampling of its group alone.
+Deviation: C is Toeplitz, its `bands` coefficients those with the least mean squared error of the prefix sums (found by
+L-BFGS on the exact gradient), as in McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Large Scale
+Differentially Private ML", 2024.
+Guarantee:
+    Under `cyclic` sampling of at least `bands` groups: one Poisson-subsampled Gaussian a cycle, at the rate within a
+    group. Under `partition` with epochs of at least `bands` steps: one Gaussian an epoch. Otherwise one Gaussian for
+    the run, by the steps that its sampler lets a record join.
+"""
+
+from functools import lru_cache, partial
+
+import numpy as np
+from scipy import optimize, signal
+
+from .core import Banded, BoundKind, Defense, Streamed, bounded, refuse_count
+
+
+def band_mf(
+    *,
+    clip_norm: float = 1.0,
+    bands: int = 8,
+    noise_multiplier: float | None = None,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+) -> Defense:
+    """DP-SGD with banded correlated noise; for `cyclic` sampling of `bands` groups, or `partition`.
+
+    Args:
+        clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
+        bands: steps over which noise is correlated, the step itself counted; 1 is DP-SGD.
+        noise_multiplier: what one use of a record is charged as; None until it is calibrated.
+        bound: how gradients are bounded.
+        regulariser: of the bound; its own default where None.
+    """
+    refuse_count("bands", bands)
+    method = Streamed(bound=bounded(clip_norm, bound, regulariser), strategy=partial(strategy, bands=bands))
+    return Defense(method, noise_multiplier, name="band_mf")
+
+
+def strategy(steps: int, *, bands: int) -> Banded:
+    """The best banded Toeplitz strategy for the prefix sums of a run."""
+    return Banded(steps, coefficients(steps, min(bands, steps)))
+
+
+@lru_cache(maxsize=64)
+def coefficients(steps: int, bands: int) -> tuple[float, ...]:
+    """The first column of C behind its 1, with the least mean squared error of prefix sums for its sensitivity.
+
+    Args:
+        steps: of the run.
+        bands: entries of the column.
+    """
+    if bands == 1:
+        return ()
+    # Of the full square root of the prefix sums' matrix, where the search begins.
+    root = np.cumprod(1 - 0.5 / np.arange(1, bands))
+    found = optimize.minimize(_loss, root, args=(steps,), jac=True, method="L-BFGS-B", options={"ftol": 1e-13})
+    return tuple(float(c) for c in found.x)
+
+
+def _loss(behind: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
+    """Logarithm of the mean squared error of prefix sums at fixed privacy, and its gradient."""
+    column = np.concatenate([[1.0], behind])
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    # Prefix sums carry the noise of the series 1 / (c(x) (1 - x)); its t-th coefficient is in steps - t of them.
+    noise = np.asarray(signal.lfilter([1.0], np.convolve(column, [1.0, -1.0]), impulse))
+    weighted = noise * np.arange(steps, 0, -1)
+    error, square = float(weighted @ noise), float(column @ column)
+    # d noise / d c_j is -noise * (1 / c), j steps later.
+    change = np.asarray(signal.lfilter([1.0], column, noise))
+    slopes = np.array([weighted[j:] @ change[: steps - j] for j in range(1, len(column))])
+    return np.log(error) + np.log(square), 2 * behind / square - 2 * slopes / error

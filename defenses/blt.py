@@ -1,0 +1,98 @@
+"""Buffered linear Toeplitz noise: correlated over the whole run, for the price of a few buffers.
+
+McMahan, Xu & Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning Systems", EMNLP 2024
+industry track, after Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficient and Near-Optimal Noise Generation for
+Streaming Differential Privacy", FOCS 2024. The first column of C is 1 and then a sum of falling powers, one a buffer; a
+buffer is a decaying sum of earlier noise, of which each step takes back a share.
+Deviation: scales and decays are those with the least mean squared error of prefix sums for a record that is used once
+(found by L-BFGS, one buffer after another); the papers also minimise the largest error, and count several uses.
+Guarantee:
+    One Gaussian for the run, by the steps that its sampler lets a record join; no sampling amplifies. Under `partition`
+    a record is charged for the columns of its place in each epoch, which overlap.
+"""
+
+from functools import lru_cache, partial
+
+import numpy as np
+from scipy import optimize, signal
+
+from .core import BoundKind, Buffered, Defense, Streamed, bounded, refuse_count
+
+
+def blt(
+    *,
+    clip_norm: float = 1.0,
+    buffers: int = 3,
+    noise_multiplier: float | None = None,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+) -> Defense:
+    """DP-SGD with buffered linear Toeplitz noise; for `partition` sampling.
+
+    Args:
+        clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
+        buffers: vectors that are kept from step to step.
+        noise_multiplier: what one use of a record is charged as; None until it is calibrated.
+        bound: how gradients are bounded.
+        regulariser: of the bound; its own default where None.
+    """
+    refuse_count("buffers", buffers)
+    method = Streamed(bound=bounded(clip_norm, bound, regulariser), strategy=partial(strategy, buffers=buffers))
+    return Defense(method, noise_multiplier, name="blt")
+
+
+def strategy(steps: int, *, buffers: int) -> Buffered:
+    """The best strategy of so many buffers for the prefix sums of a run in which a record is used once."""
+    scales, decays = parameters(steps, buffers)
+    return Buffered(steps, scales, decays)
+
+
+@lru_cache(maxsize=64)
+def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Scales and decays with the least mean squared error of prefix sums for its sensitivity.
+
+    Args:
+        steps: of the run.
+        buffers: how many.
+    """
+    starts = [_spread_out(steps, buffers)]
+    if buffers > 1:
+        # The best of one buffer less, with another of hardly any weight: the search goes on from there.
+        scales, decays = parameters(steps, buffers - 1)
+        starts += [((*scales, 0.01), (*decays, decay)) for decay in (0.5, 0.9, 1 - steps**-0.5)]
+    points = [np.log([*scales, *(d / (1 - d) for d in decays)]) for scales, decays in starts]
+    bounds = [(-14.0, 0.0)] * buffers + [(-9.0, 14.0)] * buffers  # scales to 1, decays from 10^-4 to 1 - 10^-6
+    settings = {"method": "L-BFGS-B", "bounds": bounds, "options": {"ftol": 1e-13, "maxiter": 1000}}
+    found = min((optimize.minimize(_loss, x, args=(steps,), **settings) for x in points), key=lambda one: one.fun)
+    best = _read(found.x)
+    return tuple(map(float, best[0])), tuple(map(float, best[1]))
+
+
+def _spread_out(steps: int, buffers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Decays from that of a step to that of the run, and scales that fit the square root of the prefix sums' matrix."""
+    decays = 1 - np.geomspace(0.8, 1 / max(steps, 2), buffers)
+    root = np.cumprod(1 - 0.5 / np.arange(1, max(steps, 2)))
+    scales = np.linalg.lstsq((decays[:, None] ** np.arange(len(root))).T, root, rcond=None)[0]
+    return np.clip(scales, 1e-3, 1.0), decays
+
+
+def _read(point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    scales, odds = np.split(np.exp(point), 2)
+    return scales, odds / (1 + odds)
+
+
+def _loss(point: np.ndarray, steps: int) -> float:
+    """Logarithm of the mean squared error of prefix sums at fixed privacy."""
+    scales, decays = _read(point)
+    column = np.concatenate([[1.0], scales @ decays[:, None] ** np.arange(steps - 1)])
+    # As a fraction of polynomials: the denominator has the decays for roots.
+    below = np.poly(decays)
+    above = below.copy()
+    for number, scale in enumerate(scales):
+        above[1:] += scale * np.poly(np.delete(decays, number))
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    with np.errstate(over="ignore", invalid="ignore"):  # of scales so large that the inverse grows without end
+        noise = signal.lfilter(below, np.convolve(above, [1.0, -1.0]), impulse)
+        error = float((np.arange(steps, 0, -1) * noise) @ noise)
+    return float(np.log(error) + np.log(column @ column)) if 0 < error < 1e200 else 500.0

@@ -1,0 +1,30 @@
+"""DP-SGD with noise that is correlated over steps: what its defenses share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..privacy.strategies import Strategy, StrategyRow
+from .codec import Everything
+from .defense import Block, Context, StepPlan
+from .families import Whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed(Whole):
+    """Releases the sum of bounded gradients under the noise of a stream.
+
+    Attributes:
+        strategy: number of steps -> how noise is correlated over so many.
+        restart: whether every epoch is a stream of its own; the whole run is one else.
+    """
+
+    strategy: Callable[[int], Strategy]
+    restart: bool = False
+
+    def plan(self, context: Context) -> StepPlan:
+        """One block of everything, in its place of the stream."""
+        length = min(context.steps_per_epoch, context.steps) if self.restart else context.steps
+        row = StrategyRow(self.strategy(length), context.step % length)
+        return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), correlated=row)
