@@ -11,7 +11,7 @@ from .gradients.sums import clipped_sums, contributions
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed import Stacked, Within
+from .plan.composed import Stacked, Stretched, Within
 from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan, checked_multiplier
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
@@ -100,6 +100,7 @@ __all__ = [
     "Step",
     "StepPlan",
     "Stepper",
+    "Stretched",
     "Subspace",
     "Subspaces",
     "ToyRows",

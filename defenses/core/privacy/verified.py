@@ -17,7 +17,7 @@ from types import FunctionType
 
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
-from ..plan.composed import Stacked, Within
+from ..plan.composed import Stacked, Stretched, Within
 from ..plan.defense import Block, Defense, StepPlan
 from ..plan.post import Adaptive, Identity, Keep, Offset, Project
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin
@@ -32,7 +32,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
     "block": (Block,),
-    "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked),
+    "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin),
     "post": (Identity, Project, Keep, Offset, Adaptive),
@@ -120,7 +120,7 @@ def _codecs(codec: object) -> Iterator[object]:
     """A codec, and those that it is made of."""
     yield codec
     inner = codec.codecs if isinstance(codec, Stacked) else (codec.codec,) if isinstance(codec, Within) else ()
-    for one in (codec.subspace,) if isinstance(codec, Complement) else inner:
+    for one in (codec.subspace,) if isinstance(codec, Complement | Stretched) else inner:
         yield from _codecs(one)
 
 

@@ -32,6 +32,7 @@ _OURS = [
     codec.Complement,
     composed.Within,
     composed.Stacked,
+    composed.Stretched,
     defense.Block,
     defense.StepPlan,
     defense.NoisyPlan,
