@@ -12,13 +12,24 @@ from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
 from .plan.composed import Stacked, Stretched, Within
-from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan, checked_multiplier
+from .plan.defense import (
+    Block,
+    Context,
+    Defense,
+    Method,
+    NoisyPlan,
+    State,
+    Stateless,
+    StepPlan,
+    Trial,
+    checked_multiplier,
+)
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
-from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
+from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
 from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, rehearsed
@@ -73,6 +84,7 @@ __all__ = [
     "Layout",
     "Ledger",
     "Loss",
+    "LossChange",
     "Method",
     "Noise",
     "NoisyPlan",
@@ -105,6 +117,7 @@ __all__ = [
     "Subspaces",
     "ToyRows",
     "Transcript",
+    "Trial",
     "Whole",
     "Within",
     "adaptive_weight",

@@ -101,6 +101,7 @@ class StepPlan:
         moves: coordinates that the optimizer may move in this step, whatever its momentum; None for all of them.
         start_at: parameters [dim] that the model is put to before the step, a function of public things and releases;
             None for where it is.
+        trial: decides after the step whether it stands; None where every step does.
     """
 
     blocks: tuple[Block, ...]
@@ -108,6 +109,7 @@ class StepPlan:
     remarks: tuple[str, ...] = ()
     moves: Coordinates | None = None
     start_at: Tensor | None = None
+    trial: Trial | None = None
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class StepPlan:
         remarks: tuple[str, ...] = (),
         moves: Coordinates | None = None,
         start_at: Tensor | None = None,
+        trial: Trial | None = None,
     ) -> None:
         """Collects the blocks.
 
@@ -141,6 +144,7 @@ class StepPlan:
         object.__setattr__(self, "remarks", remarks)
         object.__setattr__(self, "moves", moves)
         object.__setattr__(self, "start_at", start_at)
+        object.__setattr__(self, "trial", trial)
 
     @property
     def sensitivity(self) -> float:
@@ -178,6 +182,34 @@ class NoisyPlan:
     def stds(self) -> list[float]:
         """Standard deviation of the noise on each block's released values, in the block's own units."""
         return [block.noise_std(self.noise_multiplier) for block in self.blocks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One number that is released after a step, of a sample of its own, and decides whether the step stands.
+
+    The step has moved the parameters by then. Where it does not stand, they, the optimizer, the method's state and the
+    last update are as if it had not been taken; it is charged all the same, and so is the trial.
+
+    Attributes:
+        plan: of one block that releases one number, with noise of its own.
+        rate: every example joins the sample with this probability, in (0, 1], by a coin that is not the step's.
+        below: the step stands if the number, divided by the expected size of the sample, is less than this.
+    """
+
+    plan: NoisyPlan
+    rate: float
+    below: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must be in (0, 1], got {self.rate}")
+        if math.isnan(self.below):
+            raise ValueError("below must be a number, got NaN")
+        if type(self.plan) is not NoisyPlan:
+            raise TypeError(f"plan must be one with its noise, as plan.at(2.0), got {type(self.plan).__name__}")
+        if [block.codec.size for block in self.plan.blocks] != [1] or self.plan.plan.trial is not None:
+            raise ValueError("a trial must have one block that releases one number, and no trial of its own")
 
 
 @dataclass(frozen=True, kw_only=True)

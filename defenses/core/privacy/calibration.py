@@ -96,7 +96,8 @@ def rehearsed(
         taken = stepper.take(step, parameters.clone(), execute, account)
         parameters -= stepper.update
         stepper.hold(parameters.clone())
-        yield taken
+        verdict = stepper.judge(execute, account)
+        yield replace(taken, verdict=verdict)
 
 
 def calibrate(
@@ -127,8 +128,8 @@ def calibrate(
     if reasons:
         raise ValueError(f"'{defense.name}' proves no epsilon at any noise multiplier: {'; '.join(reasons)}")
     # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
-    # methods; releases of their own keep the multiplier that their method gives them.
-    own = tuple(entry for entry in probe.entries if entry.one_off)
+    # methods; releases of their own, and trials, keep the multiplier that their method gives them.
+    own = tuple(entry for entry in probe.entries if entry.own_noise)
     sigma = noise_multiplier(
         epsilon=epsilon, delta=delta, sampling=sampling, steps=steps, precision=precision, beside=own
     )
@@ -187,7 +188,7 @@ def _searched(
     # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
     steps_charged = sum(e.count for e in events_of([Entry(0, steps, 1.0, sampling)]))
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
-    if not sampling.amplifies:
+    if not sampling.amplifies and not any(entry.sampling.amplifies for entry in beside):
         return enough
 
     def charged(log_sigma: float) -> list[Gaussian]:

@@ -39,6 +39,7 @@ class Entry:
         reason: why nothing is proved; empty otherwise.
         one_off: whether it was a release of its own, on all the data, and no step.
         exact: whether the noise was a discrete Gaussian on sums of whole numbers.
+        trial: whether it was the trial of a step, and no step.
     """
 
     first: int
@@ -48,10 +49,16 @@ class Entry:
     reason: str = ""
     one_off: bool = False
     exact: bool = False
+    trial: bool = False
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None and not checked_multiplier(self.noise_multiplier) > 0:
             raise ValueError("an event without noise must have no noise multiplier, and a reason, got 0")
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether it is no step, and has a noise multiplier of its own."""
+        return self.one_off or self.trial
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Ledger:
     @property
     def steps(self) -> int:
         """Number of steps recorded."""
-        return sum(entry.steps for entry in self.entries if not entry.one_off)
+        return sum(entry.steps for entry in self.entries if not entry.own_noise)
 
     def record(
         self,
@@ -115,6 +122,7 @@ class Ledger:
         sampling: Sampling | None = None,
         one_off: bool = False,
         exact: bool = False,
+        trial: bool = False,
     ) -> None:
         """Charges one executed plan.
 
@@ -124,6 +132,7 @@ class Ledger:
             sampling: the sampler, where it is not the run's.
             one_off: a release of its own on all the data: no sampler amplifies it.
             exact: whether the noise was a discrete Gaussian on sums of whole numbers.
+            trial: the trial of a step, and no step.
         """
         sampling = full() if one_off else sampling or self.sampling
         reason = ""
@@ -135,12 +144,15 @@ class Ledger:
         sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
         if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
             sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
-        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason)
-        last = self.entries[-1] if self.entries else None
+        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, trial)
+        # Steps and their trials take turns: each goes on from the last of its kind.
+        found = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
+        place = next(found, None)
+        last = None if place is None else self.entries[place]
         # Consecutive steps alone: which epochs an entry reaches into is computed from `first` and `steps`.
         same = last and replace(last, first=step, steps=1) == new and last.first + last.steps == step
-        if last and same:
-            self.entries[-1] = replace(last, steps=last.steps + 1)
+        if last and place is not None and same:
+            self.entries[place] = replace(last, steps=last.steps + 1)
         else:
             self.entries.append(new)
 

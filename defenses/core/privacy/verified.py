@@ -18,9 +18,9 @@ from types import FunctionType
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.composed import Stacked, Stretched, Within
-from ..plan.defense import Block, Defense, StepPlan
+from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.post import Adaptive, Identity, Keep, Offset, Project
-from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin
+from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
@@ -32,9 +32,10 @@ _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
     "block": (Block,),
+    "trial": (Trial, type(None)),
     "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
-    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin),
+    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin),
     "post": (Identity, Project, Keep, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
@@ -106,6 +107,7 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             # looked at there.
             yield from (("method", inner) for inner in _inside(part.method))
         if role == "plan" and isinstance(part, StepPlan):
+            yield "trial", part.trial
             for block in part.blocks:
                 yield from (("block", block), ("bound", block.bound), ("query", block.query))
                 yield from (("codec", codec) for codec in _codecs(block.codec))

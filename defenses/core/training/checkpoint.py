@@ -21,7 +21,7 @@ from ..privacy import ledger
 from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"4\n"
+_MAGIC = _KIND + b"5\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     bound.Bound,
@@ -36,6 +36,7 @@ _OURS = [
     defense.Block,
     defense.StepPlan,
     defense.NoisyPlan,
+    defense.Trial,
     ledger.Entry,
     post.Identity,
     post.Project,
@@ -46,6 +47,7 @@ _OURS = [
     query.GradientAhead,
     query.GradientDifference,
     query.GradientLess,
+    query.LossChange,
     query.NormWithin,
     sampling.Sampling,
     transcript.Step,
