@@ -1,6 +1,6 @@
 """GeoClip: gradients are centred, and stretched to the shape that releases showed, before they are clipped.
 
-Gilani, Tasnim, Sankar & Kosut, "GeoClip: Geometry-Aware Clipping for Differentially Private SGD", NeurIPS 2025,
+Gilani, Tasnim, Sankar & Kosut, "GeoClip: GradientShape-Aware Clipping for Differentially Private SGD", NeurIPS 2025,
 arXiv:2506.06549, Algorithms 1 and 2. Each example gives clip(M (g - a)), noise is added there, and the update is
 M^-1 of the noisy mean, plus a. Of all M with E|M (g - a)|^2 <= gamma the expected noise tr (M^T M)^-1 is least at
 M = (gamma / sum_i sqrt(l_i))^(1/2) L^(-1/4) U^T, where U L U^T is the covariance of g (Theorem 2): directions in which
@@ -37,7 +37,7 @@ from .core import (
     refuse_count,
 )
 
-Geometry = dict[str, Any]
+GradientShape = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ class GeoClip:
                 f"lowest and highest must be in [1e-12, 1] and [1, 1e12], got {self.lowest} and {self.highest}"
             )
 
-    def start(self, context: Context) -> Geometry:
+    def start(self, context: Context) -> GradientShape:
         """No mean, no direction, and the variance of gradients of norm C that have none."""
         zero = torch.zeros(context.dim, device=context.device)
         return {"mean": zero, "directions": zero.new_zeros(context.dim, 0), "variances": [], "rest": 1.0}
 
-    def plan(self, state: Geometry, context: Context) -> tuple[Geometry, StepPlan]:
+    def plan(self, state: GradientShape, context: Context) -> tuple[GradientShape, StepPlan]:
         """Differences from the mean, stretched."""
         factors, rest = self._factors(state, context)
         subspace = Subspace.of(state["directions"])
@@ -77,7 +77,9 @@ class GeoClip:
         block = Block(codec=codec, bound=self.bound, query=GradientLess(state["mean"]))
         return state, StepPlan(block, post=Offset(state["mean"]))
 
-    def observe(self, state: Geometry, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Geometry:
+    def observe(
+        self, state: GradientShape, context: Context, noisy: tuple[Tensor, ...], update: Tensor
+    ) -> GradientShape:
         """The moving averages with a release in them: the covariance is exact in the directions and the new one."""
         decay, dim, batch = self.covariance_decay, context.dim, context.expected_batch
         factors, rest = self._factors(state, context)
@@ -108,7 +110,7 @@ class GeoClip:
             "rest": decay * state["rest"] + (1 - decay) * others,
         }
 
-    def _factors(self, state: Geometry, context: Context) -> tuple[list[float], float]:
+    def _factors(self, state: GradientShape, context: Context) -> tuple[list[float], float]:
         """What M multiplies each direction and the rest by."""
         # In units of C^2 / dim for variances and C for norms: isotropic gradients of norm C give 1 at gamma = 1.
         variances = [min(max(value, self.lowest), self.highest) for value in (*state["variances"], state["rest"])]

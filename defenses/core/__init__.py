@@ -8,6 +8,7 @@ from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
 from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
+from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
@@ -57,6 +58,7 @@ from .training.transcript import Step, Transcript
 __all__ = [
     "TOY_DIM",
     "Account",
+    "Adapted",
     "Adaptive",
     "Augmentation",
     "Bases",
@@ -71,6 +73,7 @@ __all__ = [
     "Criterion",
     "CropAndFlip",
     "Defense",
+    "EncodedNormWithin",
     "Engine",
     "Entry",
     "Everything",
@@ -120,6 +123,7 @@ __all__ = [
     "Trial",
     "Whole",
     "Within",
+    "adapted",
     "adaptive_weight",
     "assumptions",
     "bounded",

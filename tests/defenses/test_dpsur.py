@@ -140,6 +140,12 @@ def test_no_example_moves_a_verdict_by_more_than_the_clip(now):
     torch.testing.assert_close(found, torch.tensor([[0.1], [0.05]]))
 
 
+def test_losses_are_not_answered_from_gradients():
+    plan = StepPlan(Block(codec=Everything(1), bound=clip(0.1), query=LossChange(torch.zeros(2))))
+    with pytest.raises(ValueError, match="LossChange must be asked of a model and data, got gradients alone"):
+        contributions(plan, lambda point: torch.zeros(2, 2))
+
+
 @pytest.mark.parametrize("engine", ["layerwise", "torch.func", "one_by_one"])
 def test_every_engine_gives_the_mean_loss_of_an_example_s_views(engine):
     runner = Engine(duties.network_with_dropout().train(), engine=engine, **duties.DRAWN.settings)

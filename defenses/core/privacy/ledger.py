@@ -5,7 +5,8 @@ runs (`calibration.py`).
 
 Guarantee:
     Relation and sampler as in `sampling.py`. One step is one Gaussian at the defense's noise multiplier when
-    all blocks are bounded, else nothing is proved and epsilon is infinite. Assumes composition over all
+    all blocks are bounded, else nothing is proved and epsilon is infinite; the trial of a step is another one, on a
+    Poisson sample of its own, whether the step stands or not. Assumes composition over all
     releases (`updates` observer): whoever sees less, the final model only, learns no more.
 """
 

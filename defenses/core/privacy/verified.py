@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
+from ..plan.adapted import EncodedNormWithin
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.composed import Stacked, Stretched, Within
@@ -35,7 +36,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "trial": (Trial, type(None)),
     "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
-    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin),
+    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
     "post": (Identity, Project, Keep, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
@@ -111,6 +112,9 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             for block in part.blocks:
                 yield from (("block", block), ("bound", block.bound), ("query", block.query))
                 yield from (("codec", codec) for codec in _codecs(block.codec))
+                if isinstance(block.query, EncodedNormWithin):
+                    yield from (("query", block.query.within), ("query", block.query.query))
+                    yield from (("codec", codec) for codec in _codecs(block.query.codec))
             if isinstance(part.post, Project):
                 yield "codec", part.post.subspace
             if isinstance(part.post, Keep):

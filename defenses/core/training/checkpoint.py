@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..plan import bound, codec, composed, defense, post, query
+from ..plan import adapted, bound, codec, composed, defense, post, query
 from ..privacy import ledger
 from . import sampling, transcript
 
@@ -24,6 +24,7 @@ _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"5\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
+    adapted.EncodedNormWithin,
     bound.Bound,
     codec.Everything,
     codec.Coordinates,
