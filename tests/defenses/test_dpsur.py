@@ -23,6 +23,7 @@ from defenses.core import (
     shuffle,
 )
 from defenses.core.gradients.executor import Engine
+from defenses.core.privacy.keys import key_from
 from defenses.dp_sgd import dp_sgd
 from defenses.dpsur import dpsur
 
@@ -108,7 +109,7 @@ def test_what_is_released_is_the_sum_of_clipped_changes_of_a_batch_drawn_by_itse
     found = run(math.inf, steps=2, sigma=0.0, loss_clip=0.02)
     first, second = found.transcript.steps
     assert first.plan and first.plan.plan.trial
-    batch = poisson(0.5).indices(0, 24, 3, of="trial")
+    batch = poisson(0.5).indices(0, 24, key_from("trial", 3))
     assert batch.tolist() != duties.POISSON.indices(0, 24, 3).tolist()
     inputs, labels = duties.DATA[0][batch], duties.DATA[1][batch]
     changes = torch.zeros(len(batch))
@@ -121,9 +122,9 @@ def test_what_is_released_is_the_sum_of_clipped_changes_of_a_batch_drawn_by_itse
     assert verdict(first) == pytest.approx(float(changes.clamp(-0.02, 0.02).sum()) + noise, rel=1e-4)
 
 
-def test_samples_of_two_purposes_are_independent():
+def test_who_joins_a_trial_is_independent_of_who_joins_its_step():
     """Of 20,000 examples a quarter joins both; the same coins would give half of them."""
-    one, other = (set(poisson(0.5).indices(4, 20_000, 9, of=of).tolist()) for of in ("sample", "trial"))
+    one, other = (set(poisson(0.5).indices(4, 20_000, key).tolist()) for key in (9, key_from("trial", 9)))
     assert abs(len(one & other) - 5_000) < 6 * math.sqrt(20_000 * 0.25 * 0.75)
 
 

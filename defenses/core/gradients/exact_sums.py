@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..plan.bound import Bound
 from ..plan.defense import StepPlan
-from ..plan.query import Gradients, Losses
+from ..plan.query import Gradients, ExampleLosses
 from .sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in one sum
@@ -48,7 +48,7 @@ def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> 
 
 def exact_sums(
     plan: StepPlan,
-    examples: Sequence[tuple[Gradients, Losses | None]],
+    examples: Sequence[tuple[Gradients, ExampleLosses | None]],
     units: Sequence[float],
     device: torch.device,
 ) -> tuple[Tensor, ...]:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..plan.bound import finite_rows
 from ..plan.defense import StepPlan
-from ..plan.query import Gradients, Losses, Query
+from ..plan.query import Gradients, ExampleLosses, Query
 
 
 def contributions(
-    plan: StepPlan, gradients: Gradients, losses: Losses | None = None
+    plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None
 ) -> tuple[Float[Tensor, "rows _"], ...]:
     """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block.
 
@@ -47,7 +47,7 @@ def contributions(
     return tuple(block.bound(block.codec.encode(answers(block.query))) for block in plan.blocks)
 
 
-def added_up(plan: StepPlan, gradients: Gradients, losses: Losses | None = None) -> tuple[Tensor, ...]:
+def added_up(plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None) -> tuple[Tensor, ...]:
     """The float64 sum of one micro-batch's contributions to each block: private."""
     return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients, losses))
 

@@ -3,9 +3,9 @@
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
 1. Beside the method's own block a second one of the same batch counts the examples whose contribution is within the
 clip norm before it is bounded, as +1/2 or -1/2 each, so that one example moves the count by 1/2; the clip norm then
-moves geometrically towards the quantile. What is counted is what is bounded: coefficients, where it has a codec.
-The method is told of the noise that the count leaves it. What it computes of its own clip norm besides the bound, as the
-variance that dp_adam_bc takes off, stays as it was.
+moves geometrically towards the quantile. What is counted is what is bounded: coefficients, where there is a codec.
+The method is told of the noise that the count leaves it. What it computes of its own clip norm besides the bound, as
+the variance that dp_adam_bc takes off, stays as it was.
 
 Guarantee:
     Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as before. The clip

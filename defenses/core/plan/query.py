@@ -19,7 +19,7 @@ from torch import Tensor
 Gradients = Callable[[Tensor | None], Tensor]
 """Parameter point [dim], or None for the current one -> per-example gradients [rows, dim] there."""
 
-Losses = Callable[[Tensor | None], Tensor]
+ExampleLosses = Callable[[Tensor | None], Tensor]
 """Parameter point [dim], or None for the current one -> per-example losses [rows, 1] there."""
 
 
@@ -33,7 +33,7 @@ class Query(Protocol):
         ...
 
     def __call__(self, gradients: Gradients, /) -> Float[Tensor, "rows width"]:
-        """The answers for one micro-batch; one with `of_losses` is given `Losses`."""
+        """The answers for one micro-batch; one with `of_losses` is given `ExampleLosses`."""
         ...
 
 
@@ -137,7 +137,7 @@ class LossChange:
     linear: bool = False
     of_losses: bool = True
 
-    def __call__(self, losses: Losses) -> Float[Tensor, "rows 1"]:
+    def __call__(self, losses: ExampleLosses) -> Float[Tensor, "rows 1"]:
         """Row by row difference; a loss beyond 10^6, or none at all, counts as 10^6: as bad, not as unchanged."""
         now, before = (torch.nan_to_num(losses(point), nan=_WORST, posinf=_WORST) for point in (None, self.earlier))
         return now.clamp(-_WORST, _WORST) - before.clamp(-_WORST, _WORST)

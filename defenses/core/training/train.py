@@ -29,7 +29,7 @@ from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import PublicGradients, refuse_shared
-from ..privacy.keys import seed_from
+from ..privacy.keys import key_from, seed_from
 from ..privacy.ledger import Claim, Ledger
 from ..privacy.noise import Noise, NoiseSource, from_os
 from ..privacy.verified import assumptions, unverified
@@ -251,10 +251,11 @@ class _Training:
 
     def _tried(self, trial: Trial, step: int) -> Tensor | None:
         """What the trial of a step released, on a sample of its own; a step that fails is taken back."""
-        drawn = poisson(trial.rate)
+        # Under a key of its own: with the step's, who takes part in one would tell who does in the other.
+        drawn, key = poisson(trial.rate), key_from("trial", self.key)
 
         def execute(plan: NoisyPlan) -> Release:
-            return self._on_batch(plan, drawn.indices(step, len(self.inputs), self.key, of="trial"))
+            return self._on_batch(plan, drawn.indices(step, len(self.inputs), key))
 
         return self.stepper.judge(execute, self.account, drawn)
 
