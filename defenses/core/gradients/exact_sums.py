@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..plan.bound import Bound
 from ..plan.defense import StepPlan
-from ..plan.query import Gradients, ExampleLosses
+from ..plan.query import ExampleLosses, Gradients
 from .sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in one sum

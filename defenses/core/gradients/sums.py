@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..plan.bound import finite_rows
 from ..plan.defense import StepPlan
-from ..plan.query import Gradients, ExampleLosses, Query
+from ..plan.query import ExampleLosses, Gradients, Query
 
 
 def contributions(
