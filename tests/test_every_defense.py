@@ -31,6 +31,7 @@ SMALL = {
     "restart": 4,
     "rounds": 4,
     "groups": 2,
+    "validation_rate": 0.5,
 }
 
 
@@ -66,8 +67,10 @@ NOISY = [name for name in NAMES if FACTORIES[name](1.0).calibrated_multiplier > 
 
 
 def kind_of_plan(name):
-    """What an engine tells plans apart by: codecs, bounds and queries, block by block."""
-    blocks = [block for moment in duties.history(FACTORIES[name](1.0)) for block in moment.plan.blocks]
+    """What an engine tells plans apart by: codecs, bounds and queries, block by block, and those of trials."""
+    plans = [moment.plan for moment in duties.history(FACTORIES[name](1.0))]
+    trials = [block for plan in plans if plan.trial for block in plan.trial.plan.blocks]
+    blocks = [block for plan in plans for block in plan.blocks] + trials
     inner = [getattr(block.codec, "subspace", None) for block in blocks]
     return frozenset(
         (type(b.codec), type(s), b.bound.kind, type(b.query), b.updates) for b, s in zip(blocks, inner, strict=True)
@@ -190,7 +193,7 @@ def test_what_is_bounded_proves_nothing_without_noise(name):
 @each_that_proves
 def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier(name):
     ledger = predict(FACTORIES[name](1.3), sampling=poisson(0.1), steps=5)
-    assert [(e.steps, e.noise_multiplier) for e in ledger.entries if not e.one_off] == [(5, 1.3)]
+    assert [(e.steps, e.noise_multiplier) for e in ledger.entries if not e.own_noise] == [(5, 1.3)]
 
 
 @pytest.mark.parametrize("name", [unless_alike(name, name, id=name) for name in NOISY])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from defenses.core import Account, Defense, Entry, Layout, Ledger, ToyRows, poisson, rehearsed
+from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed
 
 BYTES = 4  # of a number in float32
 _LAYOUT = Layout(
@@ -75,8 +75,17 @@ class InAStep:
 def _event(entry: Entry, sigma: float) -> str:
     if entry.one_off:
         return f"before the steps, charged: a Gaussian on all records, noise multiplier {entry.noise_multiplier}"
+    if entry.trial:
+        own = f"noise multiplier {entry.noise_multiplier}"
+        return f"after a step, charged: a Gaussian on a Poisson sample of rate {entry.sampling.rate:.4g}, {own}"
     factor = "" if entry.noise_multiplier == sigma else f"{entry.noise_multiplier} / {sigma} times "
     return f"a step is charged: a Gaussian on its batch, at {factor}the noise multiplier"
+
+
+def _sizes(plan: StepPlan) -> tuple[int, ...]:
+    """Numbers released by each block, and by a trial."""
+    blocks = (*plan.blocks, *(plan.trial.plan.blocks if plan.trial else ()))
+    return tuple(block.codec.size for block in blocks)
 
 
 def in_a_step(defense: Defense) -> InAStep:
@@ -88,7 +97,7 @@ def in_a_step(defense: Defense) -> InAStep:
     # Three: a basis a step takes seconds, and methods with a memory have some from the second step on.
     taken = list(rehearsed(noisy, account, steps=steps, only=(0, 1, steps - 1), public=public, layout=_LAYOUT))
     plans = [step.plan.plan for step in taken if step.plan]
-    first, last = (tuple(block.codec.size for block in plan.blocks) for plan in (plans[0], plans[-1]))
+    first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
     entries = account.ledger.entries
     return InAStep(
         parameters=_LAYOUT.dim,

@@ -25,7 +25,9 @@ from defenses.core import (
     Ledger,
     Loss,
     Noise,
+    NoisyPlan,
     PublicGradients,
+    Release,
     Step,
     Stepper,
     assumptions,
@@ -202,16 +204,18 @@ class _Client:
         layout = self.runner.layout
         # Without a history the batch is in every step before, too, and is charged for it.
         inputs, labels = self.batch if shared or self.past is None else self._of_the_past(step)
-        seen = self.stepper.take(
-            step,
-            layout.read(self.model),  # before the update below: the gradients are taken there
-            lambda plan: self.runner.run(plan, inputs, labels),
-            self.account if shared or self.past is None else self.others,
-        )
+        account = self.account if shared or self.past is None else self.others
+
+        def execute(plan: NoisyPlan) -> Release:
+            return self.runner.run(plan, inputs, labels)
+
+        # Parameters before the update below: the gradients are taken there.
+        seen = self.stepper.take(step, layout.read(self.model), execute, account)
         moved = seen.parameters - lr * self.stepper.update
         layout.write(self.model, moved)
         self.stepper.hold(moved)
-        return seen
+        # A client has no other data to try the step on; nothing is sampled, and the batch is charged in full.
+        return replace(seen, verdict=self.stepper.judge(execute, account, full()))
 
     def shares(self, seen: Step, world: World, population: Examples | None) -> Shared:
         """The observation of a step, the truth behind it, and what the batch was charged."""

@@ -8,17 +8,29 @@ from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
 from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
+from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed import Stacked, Within
-from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan, checked_multiplier
+from .plan.composed import Stacked, Stretched, Within
+from .plan.defense import (
+    Block,
+    Context,
+    Defense,
+    Method,
+    NoisyPlan,
+    State,
+    Stateless,
+    StepPlan,
+    Trial,
+    checked_multiplier,
+)
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
-from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
+from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.streamed import Streamed
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
@@ -48,6 +60,7 @@ from .training.transcript import Step, Transcript
 __all__ = [
     "TOY_DIM",
     "Account",
+    "Adapted",
     "Adaptive",
     "Augmentation",
     "Banded",
@@ -65,6 +78,7 @@ __all__ = [
     "Criterion",
     "CropAndFlip",
     "Defense",
+    "EncodedNormWithin",
     "Engine",
     "Entry",
     "Everything",
@@ -78,6 +92,7 @@ __all__ = [
     "Layout",
     "Ledger",
     "Loss",
+    "LossChange",
     "Method",
     "Noise",
     "NoisyPlan",
@@ -108,13 +123,16 @@ __all__ = [
     "Strategy",
     "StrategyRow",
     "Streamed",
+    "Stretched",
     "Subspace",
     "Subspaces",
     "ToyRows",
     "Transcript",
     "Tree",
+    "Trial",
     "Whole",
     "Within",
+    "adapted",
     "adaptive_weight",
     "assumptions",
     "bounded",

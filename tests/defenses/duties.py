@@ -396,7 +396,9 @@ def check_empty_batches(factory: Factory, world: World | None = None) -> None:
     run = trained(factory(1.0), world, sampling=rare, steps=3)
     assert run.ledger.steps == len(run.transcript.steps) == 3
     noisy = factory(1.0).calibrated_multiplier > 0
-    assert torch.equal(parameters(run), LAYOUT.read(network())) is not noisy  # both networks start alike
+    assert any(bool(values.any()) for step in run.transcript.steps for values in step.noisy or ()) is noisy
+    if all(step.verdict is None for step in run.transcript.steps):  # else what is pure noise may be taken back
+        assert torch.equal(parameters(run), LAYOUT.read(network())) is not noisy  # both networks start alike
 
 
 class _Stop:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..plan.bound import Bound
 from ..plan.defense import StepPlan
-from ..plan.query import Gradients
+from ..plan.query import ExampleLosses, Gradients
 from .sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in one sum
@@ -47,13 +47,16 @@ def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> 
 
 
 def exact_sums(
-    plan: StepPlan, examples: Sequence[Gradients], units: Sequence[float], device: torch.device
+    plan: StepPlan,
+    examples: Sequence[tuple[Gradients, ExampleLosses | None]],
+    units: Sequence[float],
+    device: torch.device,
 ) -> tuple[Tensor, ...]:
     """The sum of each block: whole units as int64, or float64 where the block has no bound and nothing is claimed.
 
     Args:
         plan: the step's plan.
-        examples: gradients of each example by itself, one row.
+        examples: gradients and losses of each example by itself, one row.
         units: of each block.
         device: of the result.
 
@@ -71,9 +74,9 @@ def exact_sums(
             )
     kinds = [torch.int64 if finite else torch.float64 for finite in bounded]
     sums = tuple(torch.zeros(b.codec.size, dtype=k, device=device) for b, k in zip(plan.blocks, kinds, strict=True))
-    for gradients in examples:
+    for one in examples:
         for total, rows, block, unit, finite in zip(
-            sums, contributions(plan, gradients), plan.blocks, units, bounded, strict=True
+            sums, contributions(plan, *one), plan.blocks, units, bounded, strict=True
         ):
             total += whole_units(rows, block.bound, unit).sum(dim=0) if finite else rows.sum(dim=0, dtype=torch.float64)
     return sums

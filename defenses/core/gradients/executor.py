@@ -121,7 +121,7 @@ def release(
     like = rows if isinstance(rows, Tensor) else rows(None)
     source = from_generator(noise) if isinstance(noise, torch.Generator) else noise
     if sigma > 0 and source is not None and source.exact:
-        one_by_one = [_only(gradients, i) for i in range(len(like))]
+        one_by_one = [(_only(gradients, i), None) for i in range(len(like))]
         sums = exact_sums(plan.plan, one_by_one, units_of(plan, source), like.device)
     else:
         sums = totals(plan.plan, [added_up(plan.plan, gradients)], like.device)
@@ -279,7 +279,13 @@ class Engine:
             return x, y, None if keys is None else keys[span]
 
         if exact and noise is not None:
-            examples = [partial(self._alone, choice, part, i, views) for i in range(len(inputs))]
+            examples = [
+                (
+                    partial(self._alone, choice.engine.rows, part, i, views),
+                    partial(self._alone, choice.engine.losses, part, i, views),
+                )
+                for i in range(len(inputs))
+            ]
             with torch.no_grad():
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
@@ -300,16 +306,16 @@ class Engine:
 
     def _alone(
         self,
-        choice: ChosenEngine,
+        answers: Callable[..., Tensor],
         part: Callable[[slice], tuple[Tensor, Tensor, Tensor | None]],
         number: int,
         views: int,
         point: Tensor | None,
-    ) -> Float[Tensor, "1 dim"]:
-        """The row of one example, computed without any other."""
+    ) -> Float[Tensor, "1 _"]:
+        """The gradient, or the loss, of one example, computed without any other."""
         x, y, keys = part(slice(number, number + 1))
         with entries(keys), full_precision():
-            return choice.engine.rows(x, y, point=point, views=views)
+            return answers(x, y, point=point, views=views)
 
     def _entry_keys(
         self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, coins: int | None

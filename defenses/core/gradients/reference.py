@@ -67,15 +67,44 @@ def per_example_gradients(
             only = torch.autograd.grad(value, list(leaves.values()), create_graph=search, materialize_grads=True)
         return torch.cat([gradient.reshape(1, -1) for gradient in only], dim=1)
 
+    over = (None, 0, 0, None if keys is None else 0)
+    example_loss = grad(_loss_of_one(outputs_at, loss))
+    # Draws are keyed by record or refused elsewhere (`record_draws.py`, `model_checks.py`); vmap's default would raise.
+    gradients = vmap(example_loss, in_dims=over, randomness="different")(point, inputs, targets, keys)
+    sizes = zip(layout.names, layout.sizes, strict=True)
+    return torch.cat([gradients[name].reshape(len(inputs), size) for name, size in sizes], dim=1)
+
+
+@torch.no_grad()
+def per_example_losses(
+    model: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    inputs: Float[Tensor, "rows ..."] | Int[Tensor, "rows ..."],
+    targets: Float[Tensor, "rows ..."] | Int[Tensor, " rows"],
+    *,
+    parameters: Float[Tensor, " dim"] | None = None,
+) -> Float[Tensor, " rows"]:
+    """Loss of each example; arguments as for `per_example_gradients`."""
+    inputs, keys = inputs.contiguous(), current_keys()
+    point = layout.unflatten(layout.read(model) if parameters is None else parameters)
+    one = _loss_of_one(function_of(model), loss)
+    if len(inputs) == 1:  # also for models that vmap refuses
+        return one(point, inputs[0], targets[0], None if keys is None else keys[0]).reshape(1)
+    over = (None, 0, 0, None if keys is None else 0)
+    return vmap(one, in_dims=over, randomness="different")(point, inputs, targets, keys)
+
+
+def _loss_of_one(
+    outputs_at: Callable[[Mapping[str, Tensor], Tensor], Tensor], loss: Loss
+) -> Callable[[dict[str, Tensor], Tensor, Tensor, Tensor | None], Tensor]:
+    """(parameters, one input, its target, key of its draws) -> its loss, as a batch of one."""
+
     def example_loss(at: dict[str, Tensor], one_input: Tensor, one_target: Tensor, key: Tensor | None) -> Tensor:
         with entries(None if key is None else key.unsqueeze(0)), one_pass():
             return loss(outputs_at(at, one_input.unsqueeze(0)), one_target.unsqueeze(0)).sum()
 
-    over = (None, 0, 0, None if keys is None else 0)
-    # Draws are keyed by record or refused elsewhere (`record_draws.py`, `model_checks.py`); vmap's default would raise.
-    gradients = vmap(grad(example_loss), in_dims=over, randomness="different")(point, inputs, targets, keys)
-    sizes = zip(layout.names, layout.sizes, strict=True)
-    return torch.cat([gradients[name].reshape(len(inputs), size) for name, size in sizes], dim=1)
+    return example_loss
 
 
 def outputs(

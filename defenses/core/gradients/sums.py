@@ -16,22 +16,40 @@ from torch import Tensor
 
 from ..plan.bound import finite_rows
 from ..plan.defense import StepPlan
-from ..plan.query import Gradients
+from ..plan.query import ExampleLosses, Gradients, Query
 
 
-def contributions(plan: StepPlan, gradients: Gradients) -> tuple[Float[Tensor, "rows _"], ...]:
-    """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block."""
+def contributions(
+    plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None
+) -> tuple[Float[Tensor, "rows _"], ...]:
+    """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block.
+
+    Args:
+        plan: the step's plan.
+        gradients: of the examples.
+        losses: of the examples; for queries of losses.
+
+    Raises:
+        ValueError: for a query of losses where there are none.
+    """
 
     @cache  # by point: the blocks of a plan ask for the same rows
     def finite(point: Tensor | None) -> Tensor:
         return finite_rows(gradients(point))
 
-    return tuple(block.bound(block.codec.encode(block.query(finite))) for block in plan.blocks)
+    def answers(query: Query) -> Tensor:
+        if not getattr(query, "of_losses", False):
+            return query(finite)
+        if losses is None:
+            raise ValueError(f"{type(query).__name__} must be asked of a model and data, got gradients alone")
+        return query(losses)
+
+    return tuple(block.bound(block.codec.encode(answers(block.query))) for block in plan.blocks)
 
 
-def added_up(plan: StepPlan, gradients: Gradients) -> tuple[Tensor, ...]:
+def added_up(plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None) -> tuple[Tensor, ...]:
     """The float64 sum of one micro-batch's contributions to each block: private."""
-    return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients))
+    return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients, losses))
 
 
 def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.device) -> tuple[Tensor, ...]:

@@ -213,16 +213,30 @@ class Subspace:
             decoded[start:stop] = basis.to(values) @ c
         return decoded
 
-    def project(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """The part of each row inside the subspace."""
+    def project(
+        self, rows: Float[Tensor, "rows dim"], weights: Float[Tensor, " size"] | None = None
+    ) -> Float[Tensor, "rows dim"]:
+        """The part of each row inside the subspace.
+
+        Args:
+            rows: to be projected.
+            weights: what the part along each direction is multiplied by; 1 where None.
+        """
         if self.spans == ((0, self.dim),):  # no zeros to fill in
-            v = self.bases[0].to(rows)
-            return self._inner(rows, v) @ v.T
+            return self._along(rows, self.bases[0].to(rows), weights)
         inside = torch.zeros_like(rows)
+        first = 0
         for basis, (start, stop) in zip(self.bases, self.spans, strict=True):
-            v = basis.to(rows)
-            inside[:, start:stop] = self._inner(rows[:, start:stop], v) @ v.T
+            own = None if weights is None else weights[first : first + basis.shape[1]]
+            inside[:, start:stop] = self._along(rows[:, start:stop], basis.to(rows), own)
+            first += basis.shape[1]
         return inside
+
+    def _along(
+        self, rows: Float[Tensor, "rows span"], v: Float[Tensor, "span k"], weights: Float[Tensor, " k"] | None
+    ) -> Float[Tensor, "rows span"]:
+        coefficients = self._inner(rows, v)
+        return (coefficients if weights is None else coefficients * weights.to(rows)) @ v.T
 
     @staticmethod
     def _inner(rows: Float[Tensor, "rows span"], v: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:

@@ -1,4 +1,4 @@
-"""Codecs made of codecs: one within a span of coordinates, and several side by side in one block.
+"""Codecs made of codecs: one within a span of coordinates, several side by side in one block, a subspace stretched.
 
 Guarantee:
     As of the codecs that they are made of: rows by themselves, nothing remembered.
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .codec import Codec
+from .codec import Codec, Subspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +103,57 @@ class Stacked:
 
     def _split(self, values: Tensor) -> tuple[Tensor, ...]:
         return values.split([codec.size for codec in self.codecs], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Stretched:
+    """Every direction of a subspace times a factor of its own, and what is left of a row times another one.
+
+    Written in the rows' coordinates, and not in those of the directions: a bound and noise that look the same in all
+    directions make no difference between the two, and with all factors 1 it is the identity.
+
+    Attributes:
+        subspace: the directions.
+        factors: one for each of them, positive and finite.
+        rest: of what is orthogonal to them, likewise.
+    """
+
+    subspace: Subspace
+    factors: Float[Tensor, " k"]
+    rest: float
+
+    def __post_init__(self) -> None:
+        if self.factors.shape != (self.subspace.size,):
+            raise ValueError(
+                f"factors must be one for each of {self.subspace.size} directions, got {tuple(self.factors.shape)}"
+            )
+        if not (bool((self.factors > 0).all()) and bool(torch.isfinite(self.factors).all())):
+            raise ValueError("factors must be positive finite numbers, got others")
+        if not 0 < self.rest < float("inf"):
+            raise ValueError(f"rest must be a positive finite number, got {self.rest}")
+
+    @property
+    def dim(self) -> int:
+        """Length of the rows."""
+        return self.subspace.dim
+
+    @property
+    def size(self) -> int:
+        """As many values as coordinates."""
+        return self.subspace.dim
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+        """The rows, stretched."""
+        return self._stretched(rows, self.factors, self.rest)
+
+    def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The values, stretched back."""
+        return self._stretched(values.unsqueeze(0), 1 / self.factors, 1 / self.rest).squeeze(0)
+
+    def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+        """Rows reach every value."""
+        return values
+
+    def _stretched(self, rows: Tensor, factors: Tensor, rest: float) -> Tensor:
+        # The change alone goes through the directions, whose rounding a row then has the less of.
+        return rest * rows + self.subspace.project(rows, factors - rest)

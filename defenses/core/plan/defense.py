@@ -103,6 +103,7 @@ class StepPlan:
         start_at: parameters [dim] that the model is put to before the step, a function of public things and releases;
             None for where it is.
         correlated: the place of the step in a stream of noise that is correlated over steps; None for noise of its own.
+        trial: decides after the step whether it stands; None where every step does.
     """
 
     blocks: tuple[Block, ...]
@@ -111,6 +112,7 @@ class StepPlan:
     moves: Coordinates | None = None
     start_at: Tensor | None = None
     correlated: StrategyRow | None = None
+    trial: Trial | None = None
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class StepPlan:
         moves: Coordinates | None = None,
         start_at: Tensor | None = None,
         correlated: StrategyRow | None = None,
+        trial: Trial | None = None,
     ) -> None:
         """Collects the blocks.
 
@@ -146,6 +149,7 @@ class StepPlan:
         object.__setattr__(self, "moves", moves)
         object.__setattr__(self, "start_at", start_at)
         object.__setattr__(self, "correlated", correlated)
+        object.__setattr__(self, "trial", trial)
 
     @property
     def sensitivity(self) -> float:
@@ -193,6 +197,37 @@ class NoisyPlan:
 
     def _stds(self, scale: float) -> list[float]:
         return [scale * block.noise_std(self.noise_multiplier) for block in self.blocks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One number that is released after a step, of a sample of its own, and decides whether the step stands.
+
+    The step has moved the parameters by then. Where it does not stand, they, the optimizer, the method's state and the
+    last update are as if it had not been taken; it is charged all the same, and so is the trial.
+
+    Attributes:
+        plan: of one block that releases one number, with noise of its own.
+        rate: every example joins the sample with this probability, in (0, 1], by a coin that is not the step's.
+        below: the step stands if the number, divided by the expected size of the sample, is less than this.
+    """
+
+    plan: NoisyPlan
+    rate: float
+    below: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must be in (0, 1], got {self.rate}")
+        if math.isnan(self.below):
+            raise ValueError("below must be a number, got NaN")
+        if type(self.plan) is not NoisyPlan:
+            raise TypeError(f"plan must be one with its noise, as plan.at(2.0), got {type(self.plan).__name__}")
+        inner = self.plan.plan
+        if [block.codec.size for block in inner.blocks] != [1] or not (inner.trial is inner.correlated is None):
+            raise ValueError(
+                "a trial must have one block that releases one number, no trial of its own, and independent noise"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""Queries: what is asked of each example, which is its gradient, a difference of two, or a question about its norm.
+"""Queries: what is asked of each example: its gradient, a difference of two, a question about its norm, its loss.
 
-A query gets the example's gradients at any parameter point it names and answers one row per example. It must
+A query gets the example's gradients, or its losses, at any parameter point it names and answers
+one row per example. It must
 treat every row by itself; the shared tests of all defenses check that on every catalogued method, and a claim names a
 query that is none of these (`verified.py`).
 """
@@ -18,6 +19,9 @@ from torch import Tensor
 Gradients = Callable[[Tensor | None], Tensor]
 """Parameter point [dim], or None for the current one -> per-example gradients [rows, dim] there."""
 
+ExampleLosses = Callable[[Tensor | None], Tensor]
+"""Parameter point [dim], or None for the current one -> per-example losses [rows, 1] there."""
+
 
 @runtime_checkable
 class Query(Protocol):
@@ -28,8 +32,8 @@ class Query(Protocol):
         """Whether the answer is a fixed linear combination of gradients; fast engines serve only those."""
         ...
 
-    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows width"]:
-        """The answers for one micro-batch."""
+    def __call__(self, gradients: Gradients, /) -> Float[Tensor, "rows width"]:
+        """The answers for one micro-batch; one with `of_losses` is given `ExampleLosses`."""
         ...
 
 
@@ -119,5 +123,26 @@ class NormWithin:
         # Centred (Andrew et al., NeurIPS 2021): one example moves the sum by 1/2, where it would move a count by 1.
         return (norms <= self.threshold).to(norms.dtype) - 0.5
 
+
+@dataclass(frozen=True, eq=False)
+class LossChange:
+    """The example's loss now minus at an earlier point, where a trial asks what a step was good for.
+
+    Attributes:
+        earlier: the other parameter point [dim]; a function of past releases.
+        of_losses: says that it is losses that the query is given.
+    """
+
+    earlier: Float[Tensor, " dim"] = field(repr=False)
+    linear: bool = False
+    of_losses: bool = True
+
+    def __call__(self, losses: ExampleLosses) -> Float[Tensor, "rows 1"]:
+        """Row by row difference; a loss beyond 10^6, or none at all, counts as 10^6: as bad, not as unchanged."""
+        now, before = (torch.nan_to_num(losses(point), nan=_WORST, posinf=_WORST) for point in (None, self.earlier))
+        return now.clamp(-_WORST, _WORST) - before.clamp(-_WORST, _WORST)
+
+
+_WORST = 1e6
 
 gradient = Gradient()

@@ -97,7 +97,8 @@ def rehearsed(
         taken = stepper.take(step, parameters.clone(), execute, account)
         parameters -= stepper.update
         stepper.hold(parameters.clone())
-        yield taken
+        verdict = stepper.judge(execute, account)
+        yield replace(taken, verdict=verdict)
 
 
 def calibrate(
@@ -128,10 +129,10 @@ def calibrate(
     if reasons:
         raise ValueError(f"'{defense.name}' proves no epsilon at any noise multiplier: {'; '.join(reasons)}")
     # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
-    # methods; releases of their own keep the multiplier that their method gives them.
-    own = tuple(entry for entry in probe.entries if entry.one_off)
+    # methods; releases of their own, and trials, keep the multiplier that their method gives them.
+    own = tuple(entry for entry in probe.entries if entry.own_noise)
     steady = all(entry.row is None for entry in probe.entries)
-    rows = () if steady else tuple(entry for entry in probe.entries if not entry.one_off)
+    rows = () if steady else tuple(entry for entry in probe.entries if not entry.own_noise)
     wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
     sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
     return defense.with_noise(sigma)
@@ -200,7 +201,7 @@ def _searched(
     events = list(events_of([*unit]))
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
-    if all(e.sample_rate == 1 for e in events):
+    if all(e.sample_rate == 1 for e in events) and not any(entry.sampling.amplifies for entry in beside):
         return enough
 
     def charged(log_sigma: float) -> list[Gaussian]:

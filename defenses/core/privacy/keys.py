@@ -23,6 +23,11 @@ def seed_from(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def key_from(*parts: object) -> int:
+    """A 256-bit key that is a pure function of its parts, and a secret where one of them is."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest(), "big")
+
+
 def keyed(key: int) -> torch.Generator:
     """A CPU generator from a key of any length; keys below 2^32 seed it as PyTorch does.
 

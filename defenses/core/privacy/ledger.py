@@ -5,7 +5,8 @@ runs (`calibration.py`).
 
 Guarantee:
     Relation and sampler as in `sampling.py`. One step is one Gaussian at the defense's noise multiplier when
-    all blocks are bounded, else nothing is proved and epsilon is infinite. Assumes composition over all
+    all blocks are bounded, else nothing is proved and epsilon is infinite; the trial of a step is another one, on a
+    Poisson sample of its own, whether the step stands or not. Assumes composition over all
     releases (`updates` observer): whoever sees less, the final model only, learns no more.
 """
 
@@ -42,6 +43,7 @@ class Entry:
         one_off: whether it was a release of its own, on all the data, and no step.
         exact: whether the noise was a discrete Gaussian on sums of whole numbers.
         row: of the first of them in a stream of correlated noise; None for noise of its own in every step.
+        trial: whether it was the trial of a step, and no step.
     """
 
     first: int
@@ -52,6 +54,7 @@ class Entry:
     one_off: bool = False
     exact: bool = False
     row: StrategyRow | None = None
+    trial: bool = False
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None and not checked_multiplier(self.noise_multiplier) > 0:
@@ -66,6 +69,11 @@ class Entry:
             return self.row is new.row
         ours, theirs = self.row, new.row
         return ours.strategy == theirs.strategy and ours.position + self.steps == theirs.position
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether it is no step, and has a noise multiplier of its own."""
+        return self.one_off or self.trial
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ class Ledger:
     @property
     def steps(self) -> int:
         """Number of steps recorded."""
-        return sum(entry.steps for entry in self.entries if not entry.one_off)
+        return sum(entry.steps for entry in self.entries if not entry.own_noise)
 
     def record(
         self,
@@ -129,6 +137,7 @@ class Ledger:
         sampling: Sampling | None = None,
         one_off: bool = False,
         exact: bool = False,
+        trial: bool = False,
     ) -> None:
         """Charges one executed plan.
 
@@ -138,6 +147,7 @@ class Ledger:
             sampling: the sampler, where it is not the run's.
             one_off: a release of its own on all the data: no sampler amplifies it.
             exact: whether the noise was a discrete Gaussian on sums of whole numbers.
+            trial: the trial of a step, and no step.
         """
         sampling = full() if one_off else sampling or self.sampling
         reason = ""
@@ -149,10 +159,13 @@ class Ledger:
         sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
         if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
             sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
-        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated)
-        last = self.entries[-1] if self.entries else None
-        if last and last.goes_on_with(new):
-            self.entries[-1] = replace(last, steps=last.steps + 1)
+        new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated, trial)
+        # Steps and their trials take turns: each goes on from the last of its kind.
+        found = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
+        place = next(found, None)
+        last = None if place is None else self.entries[place]
+        if last and place is not None and last.goes_on_with(new):
+            self.entries[place] = replace(last, steps=last.steps + 1)
         else:
             self.entries.append(new)
 

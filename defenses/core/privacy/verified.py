@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
+from ..plan.adapted import EncodedNormWithin
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
-from ..plan.composed import Stacked, Within
-from ..plan.defense import Block, Defense, StepPlan
+from ..plan.composed import Stacked, Stretched, Within
+from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.post import Adaptive, Identity, Keep, Offset, Project
-from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin
+from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
@@ -34,9 +35,10 @@ _OURS: dict[str, tuple[type, ...]] = {
     "plan": (StepPlan,),
     "row": (StrategyRow,),
     "block": (Block,),
-    "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked),
+    "trial": (Trial, type(None)),
+    "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
-    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin),
+    "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
     "post": (Identity, Project, Keep, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
@@ -109,9 +111,13 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             # looked at there.
             yield from (("method", inner) for inner in _inside(part.method))
         if role == "plan" and isinstance(part, StepPlan):
+            yield "trial", part.trial
             for block in part.blocks:
                 yield from (("block", block), ("bound", block.bound), ("query", block.query))
                 yield from (("codec", codec) for codec in _codecs(block.codec))
+                if isinstance(block.query, EncodedNormWithin):
+                    yield from (("query", block.query.within), ("query", block.query.query))
+                    yield from (("codec", codec) for codec in _codecs(block.query.codec))
             if isinstance(part.post, Project):
                 yield "codec", part.post.subspace
             if isinstance(part.post, Keep):
@@ -125,7 +131,7 @@ def _codecs(codec: object) -> Iterator[object]:
     """A codec, and those that it is made of."""
     yield codec
     inner = codec.codecs if isinstance(codec, Stacked) else (codec.codec,) if isinstance(codec, Within) else ()
-    for one in (codec.subspace,) if isinstance(codec, Complement) else inner:
+    for one in (codec.subspace,) if isinstance(codec, Complement | Stretched) else inner:
         yield from _codecs(one)
 
 

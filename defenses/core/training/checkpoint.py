@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..plan import bound, codec, composed, defense, post, query
+from ..plan import adapted, bound, codec, composed, defense, post, query
 from ..privacy import ledger, strategies
 from . import sampling, transcript
 
@@ -24,6 +24,7 @@ _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"5\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
+    adapted.EncodedNormWithin,
     bound.Bound,
     codec.Everything,
     codec.Coordinates,
@@ -32,9 +33,11 @@ _OURS = [
     codec.Complement,
     composed.Within,
     composed.Stacked,
+    composed.Stretched,
     defense.Block,
     defense.StepPlan,
     defense.NoisyPlan,
+    defense.Trial,
     ledger.Entry,
     post.Identity,
     post.Project,
@@ -45,6 +48,7 @@ _OURS = [
     query.GradientAhead,
     query.GradientDifference,
     query.GradientLess,
+    query.LossChange,
     query.NormWithin,
     sampling.Sampling,
     strategies.Banded,

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..gradients.executor import Release
 from ..plan.codec import Coordinates
-from ..plan.defense import Context, Defense, NoisyPlan, State
+from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..privacy.ledger import Ledger
 from ..privacy.verified import unverified
+from .sampling import Sampling, poisson
 from .transcript import Step
 
 Execute = Callable[[NoisyPlan], Release]
@@ -41,9 +42,17 @@ class Account:
     exact: bool = False
     remarks: dict[str, str] = field(default_factory=dict)
 
-    def charge(self, plan: NoisyPlan, *, step: int, one_off: bool = False) -> None:
-        """Records one executed plan: of a step, or of a release of its own on all the data."""
-        self.ledger.record(plan, step=step, one_off=one_off, exact=self.exact)
+    def charge(
+        self,
+        plan: NoisyPlan,
+        *,
+        step: int,
+        one_off: bool = False,
+        trial: bool = False,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """Records one executed plan, with arguments as for `Ledger.record`."""
+        self.ledger.record(plan, step=step, one_off=one_off, trial=trial, sampling=sampling, exact=self.exact)
         self.remarks |= dict.fromkeys(plan.plan.remarks, "") | unverified(plan=plan.plan)
 
     def one_off(self, execute: Execute) -> Callable[[NoisyPlan, int], tuple[Tensor, ...]]:
@@ -70,6 +79,9 @@ class Stepper:
         place: puts the model to other parameters [dim].
         state: what the method remembers.
         moves: coordinates that the optimizer may move after the step; None for all.
+        trial: decides whether the step stands; None where it does.
+        stands: whether the last step with a trial did.
+        before: state, parameters and last update before a step on trial.
     """
 
     defense: Defense
@@ -77,6 +89,9 @@ class Stepper:
     place: Callable[[Tensor], Any]
     state: State = None
     moves: Coordinates | None = None
+    trial: Trial | None = None
+    stands: bool = True
+    before: tuple[State, Tensor, Tensor | None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.context = replace(self.context, noise_multiplier=self.defense.calibrated_multiplier)
@@ -108,6 +123,32 @@ class Stepper:
             held[kept] = moved[kept]
             self.place(held)
 
+    def judge(self, execute: Execute, account: Account, drawn: Sampling | None = None) -> Tensor | None:
+        """Executes and charges the trial of a step that has moved the parameters, and takes the step back if it fails.
+
+        Args:
+            execute: on a sample of the trial's own.
+            account: who pays.
+            drawn: how that sample was; by Poisson sampling at the trial's rate where None.
+
+        Returns:
+            What was released, undivided; None for a step that stands without a trial. `stands` is then known.
+        """
+        if self.trial is None or self.before is None:
+            self.stands = True
+            return None
+        drawn = drawn or poisson(self.trial.rate)
+        released = execute(self.trial.plan).noisy[0]
+        account.charge(self.trial.plan, step=self.context.step, trial=True, sampling=drawn)
+        # Public, as the step's own divisor is.
+        expected = self.context.expected_batch * drawn.rate / account.ledger.sampling.rate
+        self.stands = float(released) / expected < self.trial.below
+        if not self.stands:
+            self.state, parameters, update = self.before
+            self.context = replace(self.context, parameters=parameters, update=update)
+            self.place(parameters)
+        return released
+
     def take(self, step: int, parameters: Float[Tensor, " dim"], execute: Execute, account: Account) -> Step:
         """Executes and charges one step; `update` is then what the optimizer gets.
 
@@ -122,8 +163,10 @@ class Stepper:
         """
         # Before the plan: what is drawn for public gradients is drawn by the number of the step under way.
         self.context = context = self.context.at(step, parameters=parameters)
+        earlier = self.state, parameters, context.update
         state, plan = self.defense.plan(self.state, context)
-        self.moves = plan.moves
+        self.moves, self.trial = plan.moves, plan.trial
+        self.before = earlier if plan.trial is not None else None
         if plan.start_at is not None:
             # A copy: a method may keep what it names, and the model moves on.
             parameters = plan.start_at.to(parameters).clone()

@@ -27,15 +27,15 @@ from torch import Tensor, nn
 from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
-from ..plan.defense import Context, Defense, NoisyPlan, State
+from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import PublicGradients, refuse_shared
-from ..privacy.keys import seed_from
+from ..privacy.keys import key_from, seed_from
 from ..privacy.ledger import Claim, Ledger
 from ..privacy.noise import Noise, NoiseSource, from_os
 from ..privacy.verified import assumptions, unverified
 from . import checkpoint as disk
 from .labelled import LabelledData, as_tensors
-from .sampling import Sampling
+from .sampling import Sampling, poisson
 from .settings import Execution, Recipe, Recording
 from .step import Account, Stepper
 from .transcript import Transcript
@@ -224,15 +224,16 @@ class _Training:
 
         def execute(plan: NoisyPlan) -> Release:
             # Drawn inside, so that the plan exists before anybody can know the batch.
-            batch = self.settings.sampling.indices(step, len(self.inputs), self.key).to(self.device)
-            return self.runner.run(plan, self.inputs[batch], self.labels[batch], coins=self._draws())
+            return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
 
         with _global_coins(self.coins, step, self.device):
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
             # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
             self.untrained.check()
-        self.transcript.record(seen)
+        trial, undo = self.stepper.trial, None
+        if trial is not None:
+            undo = copy.deepcopy(self.optimizer.state_dict())
         factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
@@ -242,6 +243,26 @@ class _Training:
         self.optimizer.step()
         if self.stepper.moves is not None:
             self.stepper.hold(self.runner.layout.read(self.model))
+        if trial is not None and undo is not None:
+            seen = replace(seen, verdict=self._tried(trial, step))
+            if not self.stepper.stands:
+                self.optimizer.load_state_dict(undo)
+        self.transcript.record(seen)
+
+    def _tried(self, trial: Trial, step: int) -> Tensor | None:
+        """What the trial of a step released, on a sample of its own; a step that fails is taken back."""
+        # Under a key of its own: with the step's, who takes part in one would tell who does in the other.
+        drawn, key = poisson(trial.rate), key_from("trial", self.key)
+
+        def execute(plan: NoisyPlan) -> Release:
+            return self._on_batch(plan, drawn.indices(step, len(self.inputs), key))
+
+        return self.stepper.judge(execute, self.account, drawn)
+
+    def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
+        """Executes a plan on the examples of these numbers."""
+        chosen = batch.to(self.device)
+        return self.runner.run(plan, self.inputs[chosen], self.labels[chosen], coins=self._draws())
 
     def _draws(self) -> int:
         """The public seed of what is drawn inside models and views, in the step under way."""

@@ -33,6 +33,7 @@ class Step:
         sample_rate: chance that an example took part.
         plan: what was executed, with its noise; None for `iterates`.
         noisy: undivided noisy sum of each block; None for `iterates`.
+        verdict: what the step's trial released, undivided; None where it has none, and for `iterates`.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Step:
     sample_rate: float
     plan: NoisyPlan | None = None
     noisy: tuple[Tensor, ...] | None = None
+    verdict: Tensor | None = None
 
 
 @dataclass

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
-from ..reference import Loss
+from ..reference import Loss, per_example_losses
 from ..sums import added_up
 
 
@@ -66,6 +66,16 @@ class PerExample:
         rows = self.each(inputs, targets, point)
         return rows if views == 1 else rows.view(-1, views, self.layout.dim).mean(dim=1)
 
+    def losses(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows 1"]:
+        """One row per example: its loss, or the mean loss of its augmented views; arguments as for `rows`.
+
+        Every example passes the model by itself, as in the reference, whatever computes the gradients.
+        """
+        found = per_example_losses(self.model, self.loss, self.layout, inputs, targets, parameters=point)
+        return found.view(-1, views).mean(dim=1, keepdim=True)
+
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions of one micro-batch to each block: private.
 
@@ -76,7 +86,11 @@ class PerExample:
             views: augmentations of each example.
         """
         with torch.no_grad():
-            return added_up(plan, lambda point: self.rows(inputs, targets, point=point, views=views))
+            return added_up(
+                plan,
+                lambda point: self.rows(inputs, targets, point=point, views=views),
+                lambda point: self.losses(inputs, targets, point=point, views=views),
+            )
 
     def rest(self) -> None:
         """Frees memory that is kept from batch to batch; called when no batch follows for now."""

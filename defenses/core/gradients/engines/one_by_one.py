@@ -6,6 +6,7 @@ where a row must not depend on other examples even in its last bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ...plan.defense import StepPlan
 from ..record_draws import current_keys, entries
-from ..reference import per_example_gradients
+from ..reference import per_example_gradients, per_example_losses
 from ..sums import added_up, totals
 from .interface import PerExample
 
@@ -34,24 +35,43 @@ class OneByOne(PerExample):
                 rows.append(per_example_gradients(self.model, self.loss, self.layout, x, y, parameters=point).detach())
         return torch.cat(rows)
 
+    def losses(
+        self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
+    ) -> Float[Tensor, "rows 1"]:
+        """A forward pass an example."""
+        keys, found = current_keys(), []
+        for i in range(len(inputs)):
+            with entries(None if keys is None else keys[i : i + 1]):
+                x, y = inputs[i : i + 1], targets[i : i + 1]
+                found.append(per_example_losses(self.model, self.loss, self.layout, x, y, parameters=point))
+        return torch.cat(found).view(-1, views).mean(dim=1, keepdim=True)
+
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions, one example in memory at a time."""
         parts: list[tuple[Tensor, ...]] = []
+        ways: tuple[Callable[..., Tensor], ...] = (self.rows, self.losses)
         for start in range(0, len(inputs), views):
             span = slice(start, start + views)
             with torch.no_grad():
-                parts.append(added_up(plan, partial(self._rows, inputs[span], targets[span], views, span)))
+                asked = [partial(self._of, each, inputs[span], targets[span], views, span) for each in ways]
+                parts.append(added_up(plan, *asked))
             if len(parts) == 2:  # folded at once: two sums in memory, however many examples
                 parts = [totals(plan, parts, inputs.device)]
         return parts[0]
 
-    def _rows(
-        self, inputs: Tensor, targets: Tensor, views: int, span: slice, point: Tensor | None
-    ) -> Float[Tensor, "1 dim"]:
-        """The row of one example, whose views have these places in the batch."""
+    def _of(
+        self,
+        answers: Callable[..., Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        views: int,
+        span: slice,
+        point: Tensor | None,
+    ) -> Float[Tensor, "1 _"]:
+        """The gradient, or the loss, of one example, whose views have these places in the batch."""
         keys = current_keys()
         with entries(None if keys is None else keys[span]):
-            return self.rows(inputs, targets, point=point, views=views)
+            return answers(inputs, targets, point=point, views=views)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Next to nothing: one example is in memory at a time, so a batch need not be cut."""

@@ -53,6 +53,7 @@ def test_a_step_does_not_say_who_took_part_or_what_the_sums_were():
         "sample_rate",
         "plan",
         "noisy",
+        "verdict",
     }
     about_itself = {"observer", "layout", "steps", "always", "only", "memory", "truncated", "_taken"}
     assert {field.name for field in dataclasses.fields(Transcript)} == about_itself

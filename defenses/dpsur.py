@@ -1,0 +1,99 @@
+"""DPSUR: a step of DP-SGD stands only if it seems to lower the loss of a validation batch.
+
+Fu et al., "DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using Selective
+Update and Release", VLDB 2024, arXiv:2311.14056. A step is proposed, the mean change of the loss is released of a batch
+drawn by itself, and the step is kept if that is below beta C_v; else everything is as it was before.
+Deviation: every round is charged, for its step and for its validation, also where it is rejected: what is kept follows
+from all of them, and the paper's count of accepted rounds alone is no bound. The loss change of each example is clipped
+to C_v, and the sum divided by the expected batch: so noise is sigma_v C_v / B_v on the mean, where the paper clips the
+mean itself and adds 2 sigma_v C_v whatever the batch. Optimizer state is rolled back too.
+Guarantee: one Gaussian a step at the defense's multiplier, and one of multiplier sigma_v on a Poisson sample of the
+validation's own rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .core import (
+    Block,
+    Bound,
+    BoundKind,
+    Context,
+    Defense,
+    Everything,
+    LossChange,
+    Stateless,
+    StepPlan,
+    Trial,
+    bounded,
+    checked_multiplier,
+    clip,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpsur(Stateless):
+    """DP-SGD's block, on trial by the change of the loss."""
+
+    bound: Bound
+    loss_clip: float
+    beta: float
+    validation_rate: float
+    validation_noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not 1e-9 <= self.loss_clip <= 1e6:
+            raise ValueError(f"loss_clip must be in [1e-9, 1e6], got {self.loss_clip}")
+        if math.isnan(self.beta):
+            raise ValueError("beta must be a number, got NaN")
+        if not 0 < self.validation_rate <= 1:
+            raise ValueError(f"validation_rate must be in (0, 1], got {self.validation_rate}")
+        checked_multiplier(self.validation_noise_multiplier)
+
+    def plan(self, context: Context) -> StepPlan:
+        """A step that stands if the loss falls."""
+        if context.parameters is None:
+            raise ValueError("this method compares two parameter points, and this context has none")
+        change = Block(codec=Everything(1), bound=clip(self.loss_clip), query=LossChange(context.parameters))
+        trial = Trial(
+            plan=StepPlan(change).at(self.validation_noise_multiplier),
+            rate=self.validation_rate,
+            below=self.beta * self.loss_clip,
+        )
+        return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), trial=trial)
+
+
+def dpsur(
+    *,
+    clip_norm: float = 1.0,
+    loss_clip: float = 0.1,
+    beta: float = 0.0,
+    validation_rate: float = 0.025,
+    validation_noise_multiplier: float = 5.0,
+    bound: BoundKind = "clip",
+    regulariser: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Defense:
+    """DP-SGD that takes back the steps which do not lower the loss.
+
+    Args:
+        clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
+        loss_clip: C_v, largest change of an example's loss, in units of the loss.
+        beta: a step stands if the noisy mean change is below beta C_v; infinity keeps every step.
+        validation_rate: q_v, every example joins a validation batch with this probability, independently of the step's.
+        validation_noise_multiplier: sigma_v, noise standard deviation / C_v of the summed changes; stays as it is when
+            a defense is calibrated.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        noise_multiplier: noise standard deviation / C of the steps; None until it is calibrated.
+    """
+    method = Dpsur(
+        bound=bounded(clip_norm, bound, regulariser),
+        loss_clip=loss_clip,
+        beta=beta,
+        validation_rate=validation_rate,
+        validation_noise_multiplier=validation_noise_multiplier,
+    )
+    return Defense(method, noise_multiplier)
