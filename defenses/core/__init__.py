@@ -15,7 +15,7 @@ from .plan.composed import Stacked, Within
 from .plan.defense import Block, Context, Defense, Method, NoisyPlan, State, Stateless, StepPlan, checked_multiplier
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
-from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
+from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, NormWithin, Query
@@ -26,7 +26,9 @@ from .privacy.keys import keyed, seed_from
 from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.verified import assumptions, unverified
-from .training.augment import Augmentation, CropAndFlip
+from .training.augment import Augmentation, CropAndFlip, Views
+from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
+from .training.run import Run
 from .training.sampling import (
     Sampling,
     cyclic,
@@ -39,8 +41,9 @@ from .training.sampling import (
     truncated_poisson,
 )
 from .training.settings import Execution, Recipe, Recording
+from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
 from .training.step import Account, Stepper
-from .training.train import Run, train
+from .training.train import train
 from .training.transcript import Step, Transcript
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "Entry",
     "Everything",
     "Execution",
+    "FeatureStatistics",
     "Gradient",
     "GradientAhead",
     "GradientDifference",
@@ -89,12 +93,14 @@ __all__ = [
     "Recipe",
     "Recording",
     "Release",
+    "Rescale",
     "Run",
     "Sampling",
     "Scaled",
     "Scope",
     "Sparse",
     "Stacked",
+    "StandardisedFeatures",
     "State",
     "Stateless",
     "Step",
@@ -104,6 +110,7 @@ __all__ = [
     "Subspaces",
     "ToyRows",
     "Transcript",
+    "Views",
     "Whole",
     "Within",
     "adaptive_weight",
@@ -116,6 +123,7 @@ __all__ = [
     "contributions",
     "cross_entropy",
     "cyclic",
+    "displacement_std",
     "drop_in_each",
     "drop_overall",
     "fixed",
@@ -140,12 +148,15 @@ __all__ = [
     "refuse_unknown",
     "rehearsed",
     "release",
+    "rescale_for_momentum",
     "secure",
     "seed_from",
     "seeded",
     "shuffle",
+    "standardised",
     "train",
     "truncated_poisson",
     "unbounded",
     "unverified",
+    "velocity_std",
 ]

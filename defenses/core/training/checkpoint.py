@@ -21,7 +21,7 @@ from ..privacy import ledger
 from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"4\n"
+_MAGIC = _KIND + b"5\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     bound.Bound,
@@ -39,6 +39,7 @@ _OURS = [
     post.Identity,
     post.Project,
     post.Keep,
+    post.Rescale,
     post.Offset,
     post.Adaptive,
     query.Gradient,
