@@ -163,6 +163,7 @@ def release_statistics(
     *,
     noise: Noise,
     count: float,
+    at_once: int,
     memory_budget: int | None,
 ) -> list[Engine]:
     """Releases both statistics and puts them into the layer.
@@ -173,6 +174,7 @@ def release_statistics(
         execute: on all the data, and charges it.
         noise: secret source.
         count: the public number of examples that sums are divided by.
+        at_once: most examples in a pass; the features are checked on batches of that size, which takes time.
         memory_budget: of the engines, in bytes.
 
     Returns:
@@ -183,7 +185,8 @@ def release_statistics(
     for power, plan in enumerate(plans, start=1):
         linear = nn.Linear(len(layer.mean), 1, bias=False, dtype=layer.mean.dtype, device=layer.mean.device)
         probe = nn.Sequential(layer.part, _Moments(power), linear)
-        engine = Engine(probe, loss=_itself, noise=noise, memory_budget=memory_budget, expected_batch=count)
+        sizes = {"microbatch": at_once, "expected_batch": at_once, "memory_budget": memory_budget}
+        engine = Engine(probe, loss=_itself, noise=noise, **sizes)
         engines.append(engine)
         means.append(execute(engine, plan).total / count)
         engine.rest()

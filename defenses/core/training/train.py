@@ -14,6 +14,7 @@ Guarantee:
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,6 +101,9 @@ def train(
         recording=recording or Recording(),
     )
     return _Training(model, examples, public, settings).run()
+
+
+_AT_ONCE = 64  # examples in a pass over all data for their features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +241,14 @@ class _Training:
 
         # As public as the expected batch that follows from it.
         count = self._expected_batch / sampling.rate
-        budget = s.execution.memory_budget
         engines = release_statistics(
-            self.features, s.recipe.statistics, execute, noise=s.noise, count=count, memory_budget=budget
+            self.features,
+            s.recipe.statistics,
+            execute,
+            noise=s.noise,
+            count=count,
+            at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
+            memory_budget=s.execution.memory_budget,
         )
         for engine in engines:
             if engine.unverified:
