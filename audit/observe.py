@@ -18,7 +18,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,7 @@ from defenses.core import (
     Run,
     Sampling,
     Step,
+    Views,
     contributions,
     cross_entropy,
     outputs,
@@ -78,6 +79,7 @@ def observe(
     participation: Participation = "known",
     candidates: Examples | None = None,
     others_removed: Callable[[], Float[Tensor, "n m"]] | None = None,
+    views: Views | None = None,
 ) -> Observation:
     """The target of an attack on one step of a run, or on one shared update.
 
@@ -92,12 +94,13 @@ def observe(
         participation: what is known of who takes part.
         candidates: whom a membership test is about, as the attacker's own copy.
         others_removed: for the informed adversary, the undivided noisy sums less everybody else, one row a candidate.
+        views: what made the views of examples in this step, of public coins; None where there were none.
 
     Returns:
         The observation. Of its fields `others_removed` alone depends on who is a member.
     """
     # A copy, because the autograd graph behind a differentiable answer leads to the tensors it was computed with.
-    seen = Observed(copy.deepcopy(step), model, layout, world.loss)
+    seen = Observed(copy.deepcopy(step), model, layout, world.loss, views)
     return Observation(
         released=seen.released,
         # Functions, because a bound method has `seen` as its `__self__`.
@@ -131,8 +134,15 @@ class Observed:
         noise_std: [m], standard deviation of the noise on them.
     """
 
-    def __init__(self, step: Step, model: nn.Module, layout: Layout, loss: Loss) -> None:
+    def __init__(self, step: Step, model: nn.Module, layout: Layout, loss: Loss, views: Views | None = None) -> None:
         """Takes a step recorded for the observer `updates`, the only one that keeps plans and noisy blocks.
+
+        Args:
+            step: with its plan and noisy blocks.
+            model: whose trained parameters are not read.
+            layout: order of the flat vectors.
+            loss: per-example loss.
+            views: what made the views of examples in this step; None where there were none.
 
         Raises:
             ValueError: when the transcript kept no releases.
@@ -140,6 +150,7 @@ class Observed:
         if step.plan is None or step.noisy is None:
             raise ValueError(f"step {step.step} must have its releases, got none; train with observer='updates'")
         self._step, self._plan, self._model, self._layout, self._loss = step, step.plan.plan, model, layout, loss
+        self._views = views
         self.sums = torch.cat(step.noisy)
         sizes = [noisy.numel() for noisy in step.noisy]
         self.noise_std = torch.cat(
@@ -161,11 +172,17 @@ class Observed:
             ValueError: where their gradients would take more memory than there usually is.
         """
         _refuse_too_many(len(inputs), self._layout.dim)
+        views = [inputs] if self._views is None else self._views(inputs, labels).unbind()
 
         def gradients(point: Tensor | None) -> Tensor:
             # A query such as DIFF2's asks for gradients at another point than that of the step, too.
             at = self._step.parameters if point is None else point
-            return per_example_gradients(self._model, self._loss, self._layout, inputs, labels, parameters=at)
+            rows = partial(per_example_gradients, self._model, self._loss, self._layout, parameters=at)
+            # One view of everybody at a time: rows of all views together would take as many times the memory.
+            total = rows(views[0], labels)
+            for view in views[1:]:
+                total = total + rows(view, labels)
+            return total if len(views) == 1 else total / len(views)
 
         return torch.cat(contributions(self._plan, gradients), dim=1)
 
@@ -274,7 +291,12 @@ class RunView:
             participation="known" if participation_known else participation(self.sampling),
             candidates=self.given,
             others_removed=remainder,
+            views=self._views(step),
         )
+
+    def _views(self, step: Step) -> Views | None:
+        """What made the views of this step: of the run's public coins, without a way to its secret keys."""
+        return copy.deepcopy(self.run.views(step.step))
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
         """The noise of a step as the auditor finds it: its noisy sums less everybody's contribution, in float64."""
@@ -295,7 +317,7 @@ class RunView:
         to float32 would hide that from the audit.
         """
         private, layout = self.private, self.run.transcript.layout
-        seen = Observed(step, self.run.model, layout, self.world.loss)
+        seen = Observed(step, self.run.model, layout, self.world.loss, self._views(step))
         # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
         took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
         # Sorted, for the binary search below; `place` leads back to the order in which the attack has candidates.

@@ -20,7 +20,7 @@ from audit.scoring.reconstruction import score_reconstruction
 from audit.scoring.truth import GroundTruth
 from audit.scoring.utility import score_utility
 from audit.suite import suite as suites
-from defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, cross_entropy, secure
+from defenses.core import Block, Engine, Everything, FeatureStatistics, Layout, StepPlan, clip, cross_entropy, secure
 from defenses.core.gradients.choose import names
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.core.privacy.noise import PhiloxNoise
@@ -249,6 +249,17 @@ def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
         sums.append(engine.sums(plan, made.inputs.to(where), made.targets.to(where))[0])
     assert sums[1].device == device
     torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-9, atol=1e-12)
+
+
+def test_statistics_views_and_averages_are_there_what_they_are_on_the_cpu_and_go_on_from_a_file(device, tmp_path):
+    statistics = FeatureStatistics(mean_norm=1.0, square_norm=1.0, noise_multiplier=3.0)
+    settings = {"average": 0.5, "statistics": statistics}
+    defense = FACTORIES["dp_sgd"](1.0)
+    here = duties.trained(defense, duties.DRAWN, **settings)
+    there = duties.trained(defense, duties.DRAWN, device=device, **settings)
+    torch.testing.assert_close(duties.parameters(there), duties.parameters(here), rtol=1e-4, atol=1e-5)
+    resumed = duties.interrupted(defense, tmp_path / "c", duties.DRAWN, after=3, device=device, **settings)
+    assert torch.equal(duties.parameters(resumed), duties.parameters(there))
 
 
 # --- attacks and scores ----------------------------------------------------------------------------------------

@@ -111,11 +111,15 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     sampling, steps = planned(request, examples)
     # Sampling and steps of the very run: a multiplier that was calibrated for others proves another epsilon.
     wanted = {"epsilon": budget.epsilon, "delta": budget.delta, "sampling": sampling, "steps": steps}
+    statistics = request.training.recipe.statistics
+    before = () if statistics is None else statistics.plans()
     # At any positive multiplier: an entry of the ledger has a reason where its plan has no bound.
-    if not any(entry.reason for entry in predict(defense.with_noise(1.0), sampling=sampling, steps=steps).entries):
+    entries = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before).entries
+    if not any(entry.reason for entry in entries):
         # By the method's own plans, because what it releases once beside its steps spends budget, too.
-        return calibrate(defense, **wanted), False
-    return defense.with_noise(noise_multiplier(**wanted)), True
+        return calibrate(defense, **wanted, before=before), False
+    beside = tuple(entry for entry in entries if entry.one_off and not entry.reason)
+    return defense.with_noise(noise_multiplier(**wanted, beside=beside)), True
 
 
 def made(method: MethodAsked) -> Defense:

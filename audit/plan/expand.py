@@ -15,9 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from benchmarks import models
 from benchmarks.core import Sizes, Splits
-from defenses.core import Sampling, predict, refuse_batch_norm
+from defenses.core import Sampling, predict, refuse_batch_norm, standardised
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
@@ -87,8 +89,33 @@ def _check_fits(suite: Suite) -> None:
     )
     check_sizes(suite, len(first.private), n_share=None if shared is None else len(shared.private))
     _check_model(f"{suite.source}: task.model", task.model, first)
+    _check_views(suite, first)
+    _check_statistics(suite, first)
     if share is not None and shared is not None:
         _check_model(f"{suite.source}: share.model", share.model, shared)
+
+
+def _check_views(suite: Suite, splits: Splits) -> None:
+    """Refuses views of what is no image, or too small an image."""
+    for choice in suite.defense_grid():
+        views = training_of(suite.task_for(choice)).recipe.augmentation
+        if views is not None:
+            words = torch.zeros(1, views.words, dtype=torch.int64)
+            try:
+                views.apply(torch.zeros(1, *splits.input_shape), views.draw(words))
+            except ValueError as error:
+                raise SuiteError(f"{suite.source}: views of {choice.name!r}: {error}") from None
+
+
+def _check_statistics(suite: Suite, splits: Splits) -> None:
+    """Refuses statistics of what is no part of the model that computes fixed features from its inputs."""
+    task = suite.task
+    if (statistics := training_of(task).recipe.statistics) is not None:
+        model = initialised(task.model.name, task.model.settings, splits, 0)
+        try:
+            standardised(model, statistics, torch.zeros(1, *splits.input_shape))
+        except ValueError as error:
+            raise SuiteError(f"{suite.source}: task.statistics: {error}") from None
 
 
 def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
@@ -211,6 +238,9 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
 
 def training_of(task: TaskTable) -> Training:
     """The training that a suite's table describes, as requests have it."""
+    # Of what there are no views of, nothing: it would name another cell that is the same.
+    kept = () if task.views is None else ("crop_padding", "horizontal_flip")
+    views = {key: value for key in kept if (value := getattr(task, key)) is not None}
     return Training(
         data=task.data,
         model=task.model.name,
@@ -229,6 +259,10 @@ def training_of(task: TaskTable) -> Training:
         engine=task.engine,
         groups=task.groups or 1,
         largest_batch=task.largest_batch,
+        average=task.average,
+        views=task.views,
+        **views,
+        statistics=None if task.statistics is None else task.statistics.model_dump(),
     )
 
 

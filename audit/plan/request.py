@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.core import Sizes
-from defenses.core import seed_from
+from defenses.core import CropAndFlip, FeatureStatistics, Recipe, seed_from
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
@@ -120,6 +120,11 @@ class Training:
         engine: how clipped sums are computed.
         groups: of cyclic sampling.
         largest_batch: of truncated Poisson sampling; None for the others.
+        average: decay of a moving average of the parameters; None for the last ones.
+        views: random crops of each image, whose gradients are averaged and bounded once; None for the image itself.
+        crop_padding: pixels added on each side before a view is cut out.
+        horizontal_flip: whether half of the views are flipped left to right.
+        statistics: settings of `FeatureStatistics`; None for features as they are.
     """
 
     data: str
@@ -142,6 +147,27 @@ class Training:
     engine: str = "auto"
     groups: int = 1
     largest_batch: int | None = None
+    average: float | None = None
+    views: int | None = None
+    crop_padding: int = CropAndFlip.padding
+    horizontal_flip: bool = CropAndFlip.flip
+    # A dictionary, as settings of methods are, because a request is plain content.
+    statistics: dict[str, Any] | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The same as the trainer takes it."""
+        views = self.views
+        return Recipe(
+            momentum=self.momentum,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            average=self.average,
+            augmentation=None
+            if views is None
+            else CropAndFlip(views=views, padding=self.crop_padding, flip=self.horizontal_flip),
+            statistics=None if self.statistics is None else FeatureStatistics(**self.statistics),
+        )
 
     @property
     def sizes(self) -> Sizes:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from defenses.core import Sampling, full, predict
+from defenses.core import FeatureStatistics, Sampling, full, predict
 from leaderboard.records.folder import arrays_fault
 from leaderboard.records.record import Provenance, Record, RecordError, read
 
@@ -157,12 +157,13 @@ def _claim_fault(record: Record, request: Request) -> str:
     if record.noise_multiplier is None or asked not in (None, record.noise_multiplier):
         return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
     if request.release_noise is not None:  # one release, of which the target is known to be a part
-        sampling, steps = full(), 1
+        sampling, steps, statistics = full(), 1, None
     else:
         sampling, steps = planned(request, int(record.task["trained_on"]))
+        statistics = request.training.recipe.statistics
     # As text, which can be hashed for the cache: accounting takes seconds, and the cells of a training ask alike.
     defense = json.dumps(request.defense.to_dict(), sort_keys=True)
-    proved = _proved(defense, record.noise_multiplier, sampling, steps, request.budget.delta)
+    proved = _proved(defense, record.noise_multiplier, sampling, steps, request.budget.delta, statistics)
     if claim.delta != request.budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget"
     # A larger epsilon than what the steps prove is true, too: it claims less.
@@ -173,10 +174,13 @@ def _claim_fault(record: Record, request: Request) -> str:
 
 
 @cache
-def _proved(defense: str, sigma: float, sampling: Sampling, steps: int, delta: float) -> float:
+def _proved(
+    defense: str, sigma: float, sampling: Sampling, steps: int, delta: float, statistics: FeatureStatistics | None
+) -> float:
     method = json.loads(defense)
     made = catalog.defense(method["name"], method["settings"])
-    return predict(made.with_noise(sigma), sampling=sampling, steps=steps).claim(delta).epsilon
+    before = () if statistics is None else statistics.plans()
+    return predict(made.with_noise(sigma), sampling=sampling, steps=steps, before=before).claim(delta).epsilon
 
 
 def _name(record: Record) -> str:

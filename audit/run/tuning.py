@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from defenses.core import Execution, Recipe, keyed, seeded, train
+from defenses.core import Execution, keyed, seeded, train
 from leaderboard.records.files import sweep
 
 from ..observe import logits_of
@@ -140,13 +140,7 @@ def _point(
         budget=Budget(**_budget_of(suite, budget)),
         control=None,
         seed=tune.seed,
-        training=replace(
-            _on_public(suite),
-            batch=task.batch,
-            epochs=tune.epochs or task.epochs,
-            lr=task.lr,
-            momentum=task.momentum,
-        ),
+        training=replace(training_of(task), candidates=None, epochs=tune.epochs or task.epochs),
     )
     request = {
         "suite": suite.name,
@@ -180,12 +174,14 @@ def _on_public(suite: Suite) -> Training:
 
 def _task_of(training: Training) -> dict[str, Any]:
     """A point's training as its file has it; without candidates, who are about membership, which nobody asks here."""
-    # At their defaults, too, unlike requests of cells: points that exist are named by a hash of this.
+    # At their defaults, too, unlike in requests of cells: points that exist are named by a hash of this.
     names = (
         "data", "model", "model_settings", "private", "non_member", "public", "optimizer", "schedule", "sampling",
         "engine", "batch", "epochs", "lr", "momentum",
     )  # fmt: skip
-    return {name: getattr(training, name) for name in names}
+    # What a training gained since: only where it is set.
+    told = training.to_dict() | {name: getattr(training, name) for name in names}
+    return {key: value for key, value in told.items() if key != "candidates"}
 
 
 def _check_public(suite: Suite) -> None:
@@ -240,7 +236,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         noise=seeded(seed_of(content, "noise")),
         seed=seed_of(content, "coins"),
         sampler_key=seed_of(content, "sampler"),
-        recipe=Recipe(momentum=task.momentum, optimizer=task.optimizer, schedule=task.schedule),
+        recipe=task.recipe,
         execution=Execution(engine=task.engine, device=device),
     )
     accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]

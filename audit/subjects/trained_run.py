@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.core import Examples
 from benchmarks.core import Splits
-from defenses.core import Defense, Execution, Recipe, Recording, Run, Sampling, keyed, train
+from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, train
 
 from ..observe import World
 from ..plan.build import build_model, defend, load_splits, noise_for, planned, reads_public
@@ -124,7 +124,7 @@ class TrainedRun:
             noise=noise_for(request),
             seed=request.seed_for("coins"),
             sampler_key=self._sampler_key,
-            recipe=Recipe(momentum=task.momentum, optimizer=task.optimizer, schedule=task.schedule),
+            recipe=task.recipe,
             execution=Execution(engine=task.engine, device=self.device),
             recording=Recording(
                 observer="updates",

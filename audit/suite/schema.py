@@ -46,6 +46,8 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Padding = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)]
 Grid = Annotated[tuple[T, ...], BeforeValidator(_several), Field(min_length=1), AfterValidator(_distinct)]
@@ -67,6 +69,19 @@ class ModelChoice(StrictTable):
     @classmethod
     def _from_file(cls, value: Any) -> Any:
         return _rest(value, "settings", ("name",)) if isinstance(value, dict) else {"name": value}
+
+
+class StatisticsTable(StrictTable):
+    """Private statistics by which fixed features are standardised before the first step, at a cost of their own."""
+
+    of: Text = "0"
+    """Name of the part of the model that computes the features from its inputs."""
+    mean_norm: Rate
+    """Largest norm of an example's channel means, L2, in feature units: a public constant."""
+    square_norm: Rate
+    """The same of its mean squares, in squared feature units."""
+    noise_multiplier: Rate = 8.0
+    """Noise standard deviation / norm, of either release."""
 
 
 class TaskTable(StrictTable):
@@ -94,6 +109,17 @@ class TaskTable(StrictTable):
     """Of `cyclic` sampling: how many parts of the examples take turns."""
     largest_batch: Count | None = None
     """Of `truncated_poisson` sampling: what is drawn beyond it is dropped at random."""
+    # None for absent, also where there is a default: what a task gains later must move no digest of a suite.
+    average: Decay | None = None
+    """Decay of a moving average of the parameters, which is what is judged and attacked; no average where absent."""
+    views: Count | None = None
+    """Random crops of each image whose gradients are averaged and bounded once; the image as it is where absent."""
+    crop_padding: Padding | None = None
+    """Pixels added on each side before a view is cut out; 4 where absent. Without views it means nothing."""
+    horizontal_flip: bool | None = None
+    """Whether half of the views are flipped left to right; true where absent. Without views it means nothing."""
+    statistics: StatisticsTable | None = None
+    """Of fixed features, which are standardised by them; as the model gives them where absent."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """How clipped sums are computed; all give the same up to rounding."""
 
@@ -109,7 +135,16 @@ class TaskTable(StrictTable):
         return self
 
 
-TRAINING: Mapping[str, Any] = {"lr": Rate, "batch": Count, "epochs": Count, "momentum": Momentum}
+TRAINING: Mapping[str, Any] = {
+    "lr": Rate,
+    "batch": Count,
+    "epochs": Count,
+    "momentum": Momentum,
+    "average": Decay,
+    "views": Count,
+    "crop_padding": Padding,
+    "horizontal_flip": bool,
+}
 """Values of the task that a defense may override -> their types."""
 
 
@@ -202,6 +237,7 @@ class Document(StrictTable):
 _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
     ("task",): TaskTable,
+    ("task", "statistics"): StatisticsTable,
     ("budget",): BudgetTable,
     ("share",): ShareTable,
     ("tune",): TuneTable,

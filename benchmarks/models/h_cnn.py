@@ -1,8 +1,8 @@
 """H-CNN: small tanh networks on ScatterNet features.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021. Features are
-normalised within each example, which says nothing about the others and so costs no privacy; the authors' other way,
-statistics of the data released with noise, is no matter of the architecture.
+normalised within each example, which says nothing about the others and so costs no privacy; with `groups = 0` they are
+left as they are, for the authors' other way: statistics of the data, which training releases with noise.
 """
 
 from torch import nn
@@ -28,7 +28,8 @@ def h_cnn(
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits.
-        groups: of the channels that are normalised together, without parameters; divides 81 times the channels.
+        groups: of the channels that are normalised together, without parameters; divides 81 times the channels. 0 for
+            none.
         widths: channels of the two convolutions.
         pooled: whether the resolution is halved by a pooling, or by the stride of the first convolution.
         hidden: width of a hidden linear layer, if there is one.

@@ -1,7 +1,8 @@
 """Softmax regression on ScatterNet features: the least that is trained on them.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021. Features are
-normalised within each example, which says nothing about the others and so costs no privacy.
+normalised within each example, which says nothing about the others and so costs no privacy; with `groups = 0` they are
+left as they are, for training to standardise them by statistics of the data, released with noise.
 """
 
 import math
@@ -20,7 +21,8 @@ def scatter_linear(*, input_shape: tuple[int, ...], classes: int, groups: int = 
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits.
-        groups: of the channels that are normalised together, without parameters; divides 81 times the channels.
+        groups: of the channels that are normalised together, without parameters; divides 81 times the channels. 0 for
+            none.
 
     Raises:
         ValueError: for an input that does not fit, or groups that do not divide the channels.

@@ -27,7 +27,7 @@ from .plan.defense import (
 )
 from .plan.families import Projected, Whole
 from .plan.layout import Layout
-from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project
+from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
@@ -40,7 +40,9 @@ from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.strategies import Banded, BandedInverse, Buffered, Strategy, StrategyRow, Tree
 from .privacy.verified import assumptions, unverified
-from .training.augment import Augmentation, CropAndFlip
+from .training.augment import Augmentation, CropAndFlip, Views
+from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
+from .training.run import Run
 from .training.sampling import (
     Sampling,
     cyclic,
@@ -53,8 +55,9 @@ from .training.sampling import (
     truncated_poisson,
 )
 from .training.settings import Execution, Recipe, Recording
+from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
 from .training.step import Account, Stepper
-from .training.train import Run, train
+from .training.train import train
 from .training.transcript import Step, Transcript
 
 __all__ = [
@@ -83,6 +86,7 @@ __all__ = [
     "Entry",
     "Everything",
     "Execution",
+    "FeatureStatistics",
     "Gradient",
     "GradientAhead",
     "GradientDifference",
@@ -109,12 +113,14 @@ __all__ = [
     "Recipe",
     "Recording",
     "Release",
+    "Rescale",
     "Run",
     "Sampling",
     "Scaled",
     "Scope",
     "Sparse",
     "Stacked",
+    "StandardisedFeatures",
     "State",
     "Stateless",
     "Step",
@@ -130,6 +136,7 @@ __all__ = [
     "Transcript",
     "Tree",
     "Trial",
+    "Views",
     "Whole",
     "Within",
     "adapted",
@@ -143,6 +150,7 @@ __all__ = [
     "contributions",
     "cross_entropy",
     "cyclic",
+    "displacement_std",
     "drop_in_each",
     "drop_overall",
     "fixed",
@@ -167,12 +175,15 @@ __all__ = [
     "refuse_unknown",
     "rehearsed",
     "release",
+    "rescale_for_momentum",
     "secure",
     "seed_from",
     "seeded",
     "shuffle",
+    "standardised",
     "train",
     "truncated_poisson",
     "unbounded",
     "unverified",
+    "velocity_std",
 ]

@@ -14,17 +14,19 @@ from attacks.core import Examples, Knows, Observation, Requirements, granted
 from attacks.core.requires import Access
 from attacks.likelihood_ratio import likelihood_ratio
 from audit.catalog import methods as catalog
-from audit.observe import Observed, RunView, World, black_box, every_step, observe, white_box
+from audit.observe import Observed, RunView, World, black_box, every_step, noise_found, observe, white_box
 from audit.scoring.truth import GroundTruth
 from audit.subjects.candidates import Candidates
 from defenses.core import (
     Block,
+    CropAndFlip,
     Defense,
     Everything,
     GradientDifference,
     Layout,
     NormWithin,
     Offset,
+    Recipe,
     Recording,
     Stateless,
     StepPlan,
@@ -315,6 +317,53 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
                 seen.released * seen.expected_batch - seen.simulate(others.inputs, others.labels) * seen.expected_batch
             )
             torch.testing.assert_close(remainder[z].float(), left_out, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "diff2", "dpdr"])
+def test_contributions_are_of_the_views_that_a_step_drew_and_the_final_model_is_the_average(name):
+    """Views are drawn by public coins for each record, so that who knows a record knows its views."""
+
+    def as_images(people: Examples) -> Examples:
+        return replace(people, inputs=people.inputs.view(-1, 1, 2, 3))
+
+    private, model, noise = as_images(some(MEMBERS)), nn.Sequential(nn.Flatten(), network()), Overheard(1)
+    run = train(
+        model,
+        (private.inputs, private.labels),
+        defense(name, 1.0),
+        sampling=SAMPLING,
+        steps=STEPS,
+        lr=0.5,
+        noise=noise,
+        seed=2,
+        sampler_key=3,
+        recipe=Recipe(augmentation=CropAndFlip(views=3, padding=1), average=0.5),
+        recording=Recording(observer="updates"),
+    )
+    people = as_images(PEOPLE)
+    world = replace(WORLD, input_shape=(1, 2, 3))
+    view = RunView(run, world, private, SAMPLING, Candidates(people.ids, people.ids, people))
+    draws, took_part = torch.cat(noise.draws), batch_of(0)
+    for seen in view:
+        assert seen.others_removed is not None and seen.noise_std is not None
+        drawn, draws = draws.split([len(seen.released), len(draws) - len(seen.released)])
+        for z in (3, 25):
+            own = seen.contributions(people.inputs[[z]], people.labels[[z]])[0]
+            expected = drawn * seen.noise_std + (own if z in batch_of(seen.step) else 0)
+            torch.testing.assert_close(seen.others_removed()[z].float(), expected, rtol=1e-4, atol=1e-5)
+    assert took_part and not len(draws)
+    ratio, deviations = noise_found(view, range(STEPS))
+    assert abs(deviations) < 5 and 0.5 < ratio < 1.5
+    # Whoever takes the examples as they are finds something else, and would call it wrong noise.
+    step = run.transcript.steps[0]
+    without = Observed(step, run.model, run.transcript.layout, cross_entropy)
+    plain = without.contributions(private.inputs, private.labels)
+    assert not torch.allclose(plain, view.at(0).contributions(private.inputs, private.labels), atol=1e-2)
+    final = black_box(view).logits(people.inputs)
+    torch.testing.assert_close(final, model(people.inputs).detach())
+    assert run.last is not None
+    run.transcript.layout.write(model, run.last)
+    assert not torch.allclose(final, model(people.inputs), atol=1e-3)
 
 
 def test_a_step_that_nobody_joined_leaves_its_noise():

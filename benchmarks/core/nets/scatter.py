@@ -102,15 +102,18 @@ def scattering(input_shape: tuple[int, int, int], *, groups: int) -> nn.Sequenti
 
     Args:
         input_shape: (channels, height, width).
-        groups: of channels; divides 81 times the channels.
+        groups: of channels; divides 81 times the channels. 0 for features as they are, where training standardises
+            them by statistics of the data.
 
     Raises:
         ValueError: for groups that do not.
         ModuleNotFoundError: without kymatio.
     """
     channels, height, width = input_shape
-    refuse_groups(groups, PATHS * channels)
     colours = [Coloured()] if channels == 3 else []
+    if not groups:
+        return nn.Sequential(*colours, Scattering(height, width))
+    refuse_groups(groups, PATHS * channels)
     return nn.Sequential(*colours, Scattering(height, width), nn.GroupNorm(groups, PATHS * channels, affine=False))
 
 

@@ -27,17 +27,16 @@ from torch import Tensor, nn
 from ..plan.defense import Context, Defense, NoisyPlan, State
 from ..plan.layout import Layout
 from ..plan.query import Gradients
-from ..privacy.keys import seed_from
 from ..privacy.noise import Noise, from_generator
 from ..privacy.strategies import NoiseMemory
-from ..training.augment import Augmentation
+from ..training.augment import Augmentation, drawn_views
 from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
 from .exact_sums import exact_sums
 from .full_precision import full_precision, refuse_autocast
 from .model_checks import refuse_model
 from .normalisation import refuse_batch_norm
-from .record_draws import entries, record_keys, words
+from .record_draws import entries, entry_keys
 from .reference import Loss, cross_entropy, microbatches
 from .sums import added_up, totals
 
@@ -267,7 +266,7 @@ class Engine:
         keys = self._entry_keys(choice, inputs, targets, views, coins)
         drawn = None
         if augmentation is not None and coins is not None and keys is not None:
-            drawn = augmentation.draw(words(keys, augmentation.words, seed_from(coins, "views")))
+            drawn = drawn_views(augmentation, keys, coins)
 
         def part(chosen: slice) -> tuple[Tensor, Tensor, Int64[Tensor, " entries"] | None]:
             """Entries of some examples: their views one after another, with their targets and keys."""
@@ -326,7 +325,7 @@ class Engine:
         if coins is None:
             what = "an augmentation" if self.augmentation is not None else "dropout"
             raise ValueError(f"coins must be given where there is {what}, got None")
-        return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
+        return entry_keys(inputs, targets, views, coins)
 
     def _batches(self) -> Batches:
         """What is known of the run's batches."""

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..privacy.keys import seed_from
+
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: the step between the inputs of a hash
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # multipliers of splitmix64's finaliser
 _AT_ONCE = 2**24  # numbers of records that are hashed at a time
@@ -58,6 +60,18 @@ def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n 
     """
     stream = _mixed(keys + _wrapped(seed * _GOLDEN)).unsqueeze(-1)
     return _mixed(stream + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
+
+
+def entry_keys(inputs: Tensor, targets: Tensor, views: int, coins: int) -> Int64[Tensor, " entries"]:
+    """A key for each view of each record, the views of a record side by side.
+
+    Args:
+        inputs: first dimension the records.
+        targets: as many.
+        views: of each record; 1 where it is looked at as it is.
+        coins: public seed of the step.
+    """
+    return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
 
 
 def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, "n count"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -61,6 +62,25 @@ class Keep:
         """The masked update."""
         kept = self.coordinates
         return kept.decode(kept.encode(update.unsqueeze(0)).squeeze(0))
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Multiplies by a number (by 1 / C, so that the learning rate does not depend on the clip norm).
+
+    Attributes:
+        factor: positive and finite.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor must be a positive finite number, got {self.factor}")
+
+    def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+        """The update, longer or shorter."""
+        return self.factor * update
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ once, and searches for the noise multiplier with the accountants.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -36,7 +36,14 @@ TOY_DIM = _TOY.dim
 """Length of a gradient in the dry runs of `predict`."""
 
 
-def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicRows | None = None) -> Ledger:
+def predict(
+    defense: Defense,
+    *,
+    sampling: Sampling,
+    steps: int,
+    public: PublicRows | None = None,
+    before: Sequence[NoisyPlan] = (),
+) -> Ledger:
     """The ledger that a run will have, from dry-running the defense's plans without data.
 
     The plans of all steps are executed on empty batches over a toy layout.
@@ -46,8 +53,11 @@ def predict(defense: Defense, *, sampling: Sampling, steps: int, public: PublicR
         sampling: the sampler.
         steps: planned steps.
         public: stands in for public data; made-up rows where None.
+        before: releases on all the data before the first step, as `FeatureStatistics.plans()`.
     """
     account = Account(Ledger(sampling))
+    for plan in before:
+        account.charge(plan, step=0, one_off=True)
     for _ in rehearsed(defense, account, steps=steps, public=public):
         pass
     return account.ledger
@@ -102,7 +112,14 @@ def rehearsed(
 
 
 def calibrate(
-    defense: Defense, *, epsilon: float, delta: float, sampling: Sampling, steps: int, precision: float = 1e-3
+    defense: Defense,
+    *,
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    precision: float = 1e-3,
+    before: Sequence[NoisyPlan] = (),
 ) -> Defense:
     """The defense with the smallest noise multiplier that proves `epsilon` at `delta`.
 
@@ -113,6 +130,7 @@ def calibrate(
         sampling: the sampler of the run.
         steps: its number of steps.
         precision: relative, of the noise multiplier; the result is on the private side.
+        before: releases on all the data before the first step, whose own noise stays what it is.
 
     Returns:
         A new defense whose predicted epsilon is at most `epsilon`.
@@ -124,7 +142,7 @@ def calibrate(
     if defense.noise_multiplier == 0:
         # Else clipped SGD, say, would become DP-SGD under a name that promises no noise.
         raise ValueError(f"'{defense.name}' proves no epsilon: it adds no noise, its noise_multiplier is 0")
-    probe = predict(defense.with_noise(1.0), sampling=sampling, steps=steps)
+    probe = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before)
     reasons = sorted({entry.reason for entry in probe.entries if entry.reason})
     if reasons:
         raise ValueError(f"'{defense.name}' proves no epsilon at any noise multiplier: {'; '.join(reasons)}")

@@ -20,7 +20,7 @@ from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.composed import Stacked, Stretched, Within
 from ..plan.defense import Block, Defense, StepPlan, Trial
-from ..plan.post import Adaptive, Identity, Keep, Offset, Project
+from ..plan.post import Adaptive, Identity, Keep, Offset, Project, Rescale
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
@@ -39,7 +39,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
-    "post": (Identity, Project, Keep, Offset, Adaptive),
+    "post": (Identity, Project, Keep, Rescale, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
     "sampling": (Sampling,),

@@ -11,6 +11,7 @@ Guarantee:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +19,9 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
+
+from ..gradients.record_draws import entry_keys, words
+from ..privacy.keys import seed_from
 
 
 @runtime_checkable
@@ -41,6 +45,38 @@ class Augmentation(Protocol):
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
         """The views: each entry by itself, of the same shape."""
         ...
+
+
+Views = Callable[[Tensor, Tensor], Tensor]
+"""(inputs [n, ...], targets [n]) -> their views [views, n, ...] in one step."""
+
+
+def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coins: int) -> Tensor:
+    """What decides each view of a step.
+
+    Args:
+        augmentation: draws it.
+        keys: of the views, by `entry_keys`.
+        coins: public seed of the step.
+    """
+    return augmentation.draw(words(keys, augmentation.words, seed_from(coins, "views")))
+
+
+def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coins: int) -> Tensor:
+    """The views of examples in a step [views, n, ...], as anybody can make them of examples they know.
+
+    Differentiable in the inputs, but for which views are drawn.
+
+    Args:
+        augmentation: of the run.
+        inputs: the examples [n, ...].
+        targets: of the examples [n].
+        coins: public seed of the step.
+    """
+    keys = entry_keys(inputs, targets, augmentation.views, coins)
+    repeated = inputs.repeat_interleave(augmentation.views, dim=0)
+    seen = augmentation.apply(repeated, drawn_views(augmentation, keys, coins))
+    return seen.unflatten(0, (len(inputs), augmentation.views)).transpose(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +114,9 @@ class CropAndFlip:
         self, inputs: Float[Tensor, "entries channels height width"], drawn: Int[Tensor, "entries 3"]
     ) -> Float[Tensor, "entries channels height width"]:
         """Crops and flips, all entries at once."""
+        if inputs.dim() != 4:
+            shape = list(inputs.shape[1:])
+            raise ValueError(f"views must be of images [channels, height, width], got examples of shape {shape}")
         entries, _, height, width = inputs.shape
         if self.padding >= min(height, width):
             raise ValueError(f"padding must be below the image's {height}x{width} pixels, got {self.padding}")

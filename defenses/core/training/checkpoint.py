@@ -42,6 +42,7 @@ _OURS = [
     post.Identity,
     post.Project,
     post.Keep,
+    post.Rescale,
     post.Offset,
     post.Adaptive,
     query.Gradient,

@@ -17,6 +17,7 @@ from torch import nn
 from ..gradients.reference import Loss, cross_entropy
 from ..plan.layout import Layout
 from .augment import Augmentation
+from .statistics import FeatureStatistics
 from .transcript import Observer, Transcript
 
 Schedule = Callable[[int, int], float]
@@ -40,6 +41,9 @@ class Recipe:
         schedule: factor of the learning rate by step.
         loss: per-example loss.
         augmentation: views of each example, whose gradients are averaged and then bounded once.
+        average: decay of a moving average of the parameters (`average.py`), which the trained model then has in place
+            of the last ones: the largest weight of the past in a step, as 0.999. None for no average.
+        statistics: of fixed features, released before the first step, by which they are standardised; None for none.
         expected_batch: the public constant that sums are divided by; sample rate times number of examples where None,
             which takes that number for public.
     """
@@ -49,6 +53,8 @@ class Recipe:
     schedule: Literal["constant", "cosine", "linear"] | Schedule = "constant"
     loss: Loss = cross_entropy
     augmentation: Augmentation | None = None
+    average: float | None = None
+    statistics: FeatureStatistics | None = None
     expected_batch: float | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +67,8 @@ class Recipe:
         if not callable(self.schedule) and self.schedule not in _SCHEDULES:
             known = "', '".join(_SCHEDULES)
             raise ValueError(f"schedule must be '{known}' or a function of (step, steps), got '{self.schedule}'")
+        if self.average is not None and not 0 <= self.average < 1:
+            raise ValueError(f"average must be in [0, 1), or None for no average, got {self.average}")
         batch = self.expected_batch
         if batch is not None and not (math.isfinite(batch) and batch > 0):
             raise ValueError(f"expected_batch must be a positive finite number, got {batch}")

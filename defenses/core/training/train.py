@@ -14,12 +14,13 @@ Guarantee:
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,54 +31,17 @@ from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import PublicGradients, refuse_shared
 from ..privacy.keys import key_from, seed_from
-from ..privacy.ledger import Claim, Ledger
-from ..privacy.noise import Noise, NoiseSource, from_os
-from ..privacy.verified import assumptions, unverified
+from ..privacy.ledger import Ledger
+from ..privacy.noise import Noise, from_os
+from ..privacy.verified import unverified
 from . import checkpoint as disk
+from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors
+from .run import Run, draws
 from .sampling import Sampling, poisson
 from .settings import Execution, Recipe, Recording
+from .statistics import release_statistics, standardised
 from .step import Account, Stepper
-from .transcript import Transcript
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished training run.
-
-    Attributes:
-        model: the trained model, in evaluation mode.
-        ledger: what was released.
-        transcript: what the chosen observer saw.
-        state: the method's last state.
-        seed: key of the public randomness.
-        sampler_key: key of the sampler: secret, it tells who took part in which step.
-        engine: how the sums were computed.
-        noise: where the noise came from; `none` when the multiplier is 0.
-        public_used: whether public examples were read.
-        remarks: of the plans executed, each once, and marks of what took part and is none of ours.
-        unverified: the same in sentences.
-        key_given: whether the sampler's key was given, and not drawn from the operating system.
-    """
-
-    model: nn.Module
-    ledger: Ledger
-    transcript: Transcript
-    state: State
-    seed: int
-    sampler_key: int
-    engine: str
-    noise: NoiseSource | Literal["none"]
-    public_used: bool = False
-    remarks: tuple[str, ...] = ()
-    unverified: tuple[str, ...] = ()
-    key_given: bool = False
-
-    def claim(self, delta: float) -> Claim:
-        """The guarantee of the run at `delta`, with what it assumes."""
-        sampling = self.ledger.sampling
-        assumes = assumptions(self.noise, sampling, key_given=self.key_given, public_used=self.public_used)
-        return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
 
 
 def train(
@@ -113,7 +77,7 @@ def train(
         noise: secret source; keyed by the operating system where None.
         seed: key of the public randomness (masks, views, dropout); drawn where None.
         sampler_key: secret key of the sampler; drawn from the operating system where None.
-        recipe: optimizer, momentum, schedule, loss, augmentation, and what sums are divided by.
+        recipe: optimizer, momentum, schedule, loss, augmentation, averaging, features, and what sums are divided by.
         execution: engine, memory and device.
         recording: transcript, checkpoints and progress; by default nothing but the model is kept.
 
@@ -137,6 +101,9 @@ def train(
         recording=recording or Recording(),
     )
     return _Training(model, examples, public, settings).run()
+
+
+_AT_ONCE = 64  # examples in a pass over all data for their features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +139,9 @@ class _Training:
         model.to(self.device)
         if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
             model.train()
+        self.features = None
+        if s.recipe.statistics is not None:
+            self.features = standardised(model, s.recipe.statistics, self.inputs)
         self.runner = Engine(
             model,
             loss=s.recipe.loss,
@@ -189,6 +159,7 @@ class _Training:
         parts = {"noise": s.noise, "augmentation": s.recipe.augmentation, "sampling": s.sampling}
         remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
+        self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
         # With the seeds as given: those that are drawn below are no part of it, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
@@ -248,6 +219,8 @@ class _Training:
             if not self.stepper.stands:
                 self.optimizer.load_state_dict(undo)
         self.transcript.record(seen)
+        if self.average.decay is not None:
+            self.average.add(step, seen.parameters, self.runner.layout.read(self.model))
 
     def _tried(self, trial: Trial, step: int) -> Tensor | None:
         """What the trial of a step released, on a sample of its own; a step that fails is taken back."""
@@ -266,7 +239,7 @@ class _Training:
 
     def _draws(self) -> int:
         """The public seed of what is drawn inside models and views, in the step under way."""
-        return seed_from(self.coins, "draws", self.stepper.context.step)
+        return draws(self.coins, self.stepper.context.step)
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients of public examples at the current parameters."""
@@ -276,6 +249,31 @@ class _Training:
         """Executes a release of its own, before the first step."""
         # Coins of its own, so that its views and dropout are not those of step 0.
         return self.runner.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws at the start"))
+
+    def _release_statistics(self) -> None:
+        """Releases what features are standardised by, before a method looks at the model."""
+        s, sampling = self.settings, self.settings.sampling
+        if self.features is None or s.recipe.statistics is None:
+            return
+
+        def execute(engine: Engine, plan: NoisyPlan) -> Release:
+            self.account.charge(plan, step=0, one_off=True)
+            return engine.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws for statistics"))
+
+        # As public as the expected batch that follows from it.
+        count = self._expected_batch / sampling.rate
+        engines = release_statistics(
+            self.features,
+            s.recipe.statistics,
+            execute,
+            noise=s.noise,
+            count=count,
+            at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
+            memory_budget=s.execution.memory_budget,
+        )
+        for engine in engines:
+            if engine.unverified:
+                self.account.remarks["unverified_model"] = engine.unverified
 
     def _context(self) -> Context:
         sampling, layout = self.settings.sampling, self.runner.layout
@@ -319,6 +317,7 @@ class _Training:
         """Starts the method, or restores everything from a checkpoint; the number of the first step to take."""
         path = self.settings.recording.checkpoint
         if path is None or not path.exists():
+            self._release_statistics()
             self.stepper.start()
             return 0
         saved = disk.load(path, fingerprint=self.mark)
@@ -330,6 +329,7 @@ class _Training:
         self.account.ledger.entries = saved["entries"]
         self.account.remarks |= saved["remarks"]
         self.transcript.load(saved["transcript"])
+        self.average.value = _to(saved["average"], self.device)
         if self.public is not None:
             self.public.used = saved["public_used"]
         # A checkpoint is loaded to the CPU, so that it opens on any machine.
@@ -353,6 +353,7 @@ class _Training:
             "noise_memory": self.runner.memory.state(),
             "entries": self.account.ledger.entries,
             "transcript": self.transcript.state(),
+            "average": self.average.value,
             "remarks": dict(self.account.remarks),
             "public_used": self._public_used,
             "update": self.stepper.context.update,
@@ -369,6 +370,10 @@ class _Training:
         remarks = self.account.remarks
         if self.runner.unverified:
             remarks["unverified_model"] = self.runner.unverified
+        last = None
+        if self.average.value is not None:
+            last = self.runner.layout.read(self.model)
+            self.runner.layout.write(self.model, self.average.value)
         return Run(
             model=self.model.eval(),
             ledger=self.account.ledger,
@@ -382,6 +387,8 @@ class _Training:
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
             key_given=self.settings.sampler_key is not None,
+            last=last,
+            augmentation=self.settings.recipe.augmentation,
         )
 
 

@@ -18,7 +18,7 @@ from audit.plan.splits_cache import load_data
 from audit.run import harness
 from audit.suite.suite import SuiteError
 from benchmarks.core import Sizes
-from defenses.core import predict
+from defenses.core import CropAndFlip, Recipe, predict
 
 from ..conftest import INVERSION, SHARE, SUITE
 
@@ -230,6 +230,16 @@ def test_an_attack_that_must_control_training_is_skipped_with_its_sentence(suite
         ("hidden = 8", "hidden = 0", r"toy\.toml: task\.model: 'mlp' cannot be built: hidden must be at least 1"),
         ("hidden = 8", 'hidden = "8"', r"toy\.toml: task\.model\.hidden: must be of type int, got '8'"),
         ('{ name = "mlp", hidden = 8 }', '"lenet"', r"task\.model: 'lenet' cannot be built: input_shape of lenet"),
+        (
+            '"dp_sgd" }',
+            '"dp_sgd", views = 2, crop_padding = 8 }',
+            r"views of 'dp_sgd': padding must be below .* 8x8 pix",
+        ),
+        (
+            "epochs = 1",
+            'epochs = 1, statistics = { of = "3", mean_norm = 1.0, square_norm = 1.0 }',
+            r"task\.statistics: .* fixed features, and '3' has parameters",
+        ),
         ('"photos", model = "mlp"', '"digits", model = "lenet"', r"share\.model: 'lenet' cannot be built"),
     ],
 )
@@ -238,6 +248,21 @@ def test_sizes_and_models_that_do_not_fit_are_mistakes_of_the_suite(suite_of, ol
     with pytest.raises(SuiteError, match=sentence) as caught:
         plan(suite_of(WITH_SHARE.replace(old, new)))
     assert "\n" not in str(caught.value)
+
+
+def test_views_and_averages_may_be_a_defenses_own_and_move_no_cell_of_others(suite_of):
+    plain = ids(suite_of(SUITE))
+    # What would be said of views means nothing without them.
+    assert ids(suite_of(SUITE.replace("lr = 0.5,", "lr = 0.5, crop_padding = 2, horizontal_flip = false,"))) == plain
+    own = '{ name = "dp_sgd", average = [0.9, 0.99], views = 4, horizontal_flip = false }'
+    cells = plan(suite_of(SUITE.replace('{ name = "dp_sgd" }', own))).cells
+    assert {cell.id for cell in cells} & set(plain) == {i for i, told in plain.items() if told[0] == "sgd"}
+    recipes = {cell.request.training.recipe for cell in cells if cell.request.defense.name == "dp_sgd"}
+    views = CropAndFlip(views=4, padding=4, flip=False)
+    assert recipes == {Recipe(average=average, augmentation=views) for average in (0.9, 0.99)}
+    # With a default written out, the same cells.
+    written = suite_of(SUITE.replace('{ name = "dp_sgd" }', own.replace("views = 4", "views = 4, crop_padding = 4")))
+    assert {cell.id for cell in plan(written).cells} == {cell.id for cell in cells}
 
 
 def test_a_model_with_batch_norm_is_refused_with_the_way_out(suite_of, monkeypatch):

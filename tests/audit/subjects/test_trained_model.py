@@ -162,6 +162,34 @@ def test_fewer_private_examples_are_fewer_members(suite_of):
     assert 0 < negative.arrays["member"].sum() <= 80 and not negative.error
 
 
+def test_noise_is_found_as_claimed_and_members_tell_where_gradients_are_of_views_and_the_model_is_an_average(suite_of):
+    """The auditor finds the views that were drawn: without them a remainder would be more than the noise."""
+    said = "views = 2, crop_padding = 1, horizontal_flip = false, average = 0.9"
+    found = outcomes(suite_of(CONTROLLED.replace("candidates = 100", f"candidates = 100, {said}")))
+    assert all(remarks(outcome) == [] and not outcome.error for outcome in found.values())
+    silent = outcomes(suite_of(CONTROLLED.replace("candidates = 100", f"candidates = 100, {said}")), "sgd", "positive")
+    assert silent["one_step_likelihood_ratio"].metrics["auc"].value == 1.0
+
+
+def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(suite_of, private):
+    """Pixels standardised by two releases: noise is found as claimed, and the steps get what the budget leaves."""
+    said = "statistics = { mean_norm = 4.0, square_norm = 3.0, noise_multiplier = 4 }"
+    suite = suite_of(CONTROLLED.replace("candidates = 100", f"candidates = 100, {said}"))
+    found = outcomes(suite)
+    assert all(remarks(outcome) == [] and not outcome.error for outcome in found.values())
+    claim, plain = found[None].claim, private[None]
+    assert found[None].noise_multiplier is not None and plain.noise_multiplier is not None
+    assert claim is not None and 2.97 < claim["epsilon"] <= 3
+    assert list(claim["events"][:2]) == ["1 x Gaussian, noise 4 on all records"] * 2
+    assert found[None].noise_multiplier > 1.04 * plain.noise_multiplier
+    matched = outcomes(
+        suite_of(CONTROLLED.replace('"dp_sgd"', '"noisy_sgd"').replace("epochs = 1", f"epochs = 1, {said}")),
+        "noisy_sgd",
+    )
+    # What proves nothing gets the noise that a bounded one would need beside the same releases.
+    assert matched[None].noise_multiplier == pytest.approx(found[None].noise_multiplier, rel=1e-3)
+
+
 def test_a_training_that_diverged_is_flagged_and_its_attacks_fail_by_themselves(suite_of, monkeypatch):
     real = trained.train
 

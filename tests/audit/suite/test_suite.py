@@ -143,6 +143,17 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
         ("epochs = 2", "epochs = true", ["task.epochs: must be an integer, got True"]),
         ("batch = 64", "batch = 0", ["task.batch: must be >= 1, got 0"]),
         ("lr = 0.5 }", "lr = 0.5, momentum = 1.0 }", ["task.momentum: must be < 1, got 1.0"]),
+        ("lr = 0.5 }", "lr = 0.5, average = 1.0 }", ["task.average: must be < 1, got 1.0"]),
+        ("lr = 0.5 }", "lr = 0.5, views = 0 }", ["task.views: must be >= 1, got 0"]),
+        (
+            "lr = 0.5 }",
+            "lr = 0.5, statistics = { mean_nrom = 1.0, square_norm = 0 } }",
+            [
+                "task.statistics.mean_norm: is missing",
+                "task.statistics.square_norm: must be > 0, got 0",
+                "task.statistics.mean_nrom: unknown key; did you mean 'mean_norm'?",
+            ],
+        ),
         (
             "lr = 0.5 }",
             'lr = 0.5, sampling = "poison" }',

@@ -122,3 +122,11 @@ def test_without_kymatio_the_extra_is_named_and_models_can_be_counted_still(monk
         models.build("h_cnn", input_shape=(3, 32, 32), classes=10)
     assert missing.value.name == "kymatio"
     assert models.count("h_cnn") == 187_210
+
+
+def test_features_may_be_left_as_they_are_for_training_to_standardise():
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    plain, normed = (scatter.scattering((1, 8, 8), groups=groups) for groups in (0, 27))
+    features = plain(images)
+    torch.testing.assert_close(normed(images), torch.nn.functional.group_norm(features, 27))
+    assert features.shape == (2, *scattered_shape((1, 8, 8))) and not features.isnan().any()

@@ -69,6 +69,7 @@ def smoothed(outputs, targets):
         {"momentum": 0.1},
         {"optimizer": "adam", "momentum": 0.0},
         {"schedule": "linear"},
+        {"average": 0.9},
         {"loss": smoothed},
         {"seed": 5},
         {"sampler_key": 5},

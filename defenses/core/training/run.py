@@ -1,0 +1,85 @@
+"""Finished training runs: the model, what it released, and what is needed to say so.
+
+Guarantee:
+    `Run.claim` is derived from the plans that were executed, and says what it assumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..plan.defense import State
+from ..privacy.keys import seed_from
+from ..privacy.ledger import Claim, Ledger
+from ..privacy.noise import NoiseSource
+from ..privacy.verified import assumptions
+from .augment import Augmentation, Views, views_of
+from .transcript import Transcript
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training run.
+
+    Attributes:
+        model: the trained model, in evaluation mode; of the averaged parameters where the recipe averages them.
+        ledger: what was released.
+        transcript: what the chosen observer saw.
+        state: the method's last state.
+        seed: key of the public randomness.
+        sampler_key: key of the sampler: secret, it tells who took part in which step.
+        engine: how the sums were computed.
+        noise: where the noise came from; `none` when the multiplier is 0.
+        public_used: whether public examples were read.
+        remarks: of the plans executed, each once, and marks of what took part and is none of ours.
+        unverified: the same in sentences.
+        key_given: whether the sampler's key was given, and not drawn from the operating system.
+        last: the parameters [dim] that the last step left, where the model has the average; None where it has these.
+        augmentation: which views of an example its gradients were averaged over; None for the example itself.
+    """
+
+    model: nn.Module
+    ledger: Ledger
+    transcript: Transcript
+    state: State
+    seed: int
+    sampler_key: int
+    engine: str
+    noise: NoiseSource | Literal["none"]
+    public_used: bool = False
+    remarks: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    key_given: bool = False
+    last: Float[Tensor, " dim"] | None = None
+    augmentation: Augmentation | None = None
+
+    def views(self, step: int) -> Views | None:
+        """What made the views of examples in a step, of public coins alone; None where there were none.
+
+        Args:
+            step: its number.
+        """
+        if self.augmentation is None:
+            return None
+        return partial(views_of, self.augmentation, coins=draws(self.seed, step))
+
+    def claim(self, delta: float) -> Claim:
+        """The guarantee of the run at `delta`, with what it assumes."""
+        sampling = self.ledger.sampling
+        assumes = assumptions(self.noise, sampling, key_given=self.key_given, public_used=self.public_used)
+        return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
+
+
+def draws(coins: int, step: int) -> int:
+    """The public seed of what is drawn inside models and views in a step.
+
+    Args:
+        coins: key of a run's public randomness.
+        step: number of the step.
+    """
+    return seed_from(coins, "draws", step)

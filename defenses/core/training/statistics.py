@@ -1,0 +1,200 @@
+"""Features standardised by private statistics: two one-off releases on all the data, before the first step.
+
+Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: the mean and the
+mean square of each channel of fixed features, averaged over space within an example, bounded, summed over all examples
+and released with noise; then the channels are standardised by them, and they stay as they are.
+Deviation: their code clips at a quantile of the private norms, which it reads without noise. Here both clip norms are
+public constants of the recipe.
+
+A feature is the gradient of a linear function of it: sum_c w_c f_c(x) has the gradient f(x) by w. So the engine that
+bounds and sums gradients does the same for features, with the bound, the noise and the checks of any other release.
+
+Guarantee:
+    Two Gaussians on all the data at `noise_multiplier`, charged to the run's ledger without sampling. Assumes that
+    features of an example depend on it alone, as the engine checks, and takes the number of examples for public, as
+    `Recipe.expected_batch` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..gradients.executor import Engine, Release
+from ..plan.bound import clip
+from ..plan.codec import Everything
+from ..plan.defense import Block, NoisyPlan, StepPlan, checked_multiplier
+from ..privacy.noise import Noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureStatistics:
+    """What is released of features, and how.
+
+    Attributes:
+        of: name of the part of the model that computes them from its inputs, as "0" of an `nn.Sequential`; without
+            trained parameters.
+        mean_norm: largest norm of an example's channel means, L2, in feature units.
+        square_norm: the same of its mean squares, in squared feature units.
+        noise_multiplier: noise standard deviation / norm, of either release.
+    """
+
+    of: str = "0"
+    mean_norm: float
+    square_norm: float
+    noise_multiplier: float = 8.0
+
+    def __post_init__(self) -> None:
+        for name in ("mean_norm", "square_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a positive finite number, got {getattr(self, name)}")
+        checked_multiplier(self.noise_multiplier)
+
+    def plans(self, channels: int = 1) -> tuple[NoisyPlan, NoisyPlan]:
+        """Of the means and of the mean squares; what they cost does not depend on the number of channels.
+
+        Args:
+            channels: of the features.
+        """
+        mean, square = (
+            StepPlan(Block(codec=Everything(channels), bound=clip(norm))).at(self.noise_multiplier)
+            for norm in (self.mean_norm, self.square_norm)
+        )
+        return mean, square
+
+
+class StandardisedFeatures(nn.Module):
+    """Features less their released means, over their released standard deviations, channel by channel.
+
+    Args:
+        part: computes the features [n, channels, ...].
+        channels: as many.
+        like: of their dtype, on their device.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, part: nn.Module, channels: int, like: Tensor) -> None:
+        super().__init__()
+        self.part = part
+        self.register_buffer("mean", torch.zeros(channels, dtype=like.dtype, device=like.device))
+        self.register_buffer("deviation", torch.ones(channels, dtype=like.dtype, device=like.device))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The standardised features."""
+        features = self.part(inputs)
+        shape = (-1, *(1 for _ in features.shape[2:]))
+        return (features - self.mean.view(shape)) / self.deviation.view(shape)
+
+    def settle(self, mean: Float[Tensor, " channels"], square: Float[Tensor, " channels"], least: float) -> None:
+        """Takes the released statistics.
+
+        Args:
+            mean: of each channel.
+            square: mean square of each channel.
+            least: least variance, below which noise hides it: a difference of two noisy numbers may be negative.
+        """
+        self.mean.copy_(mean)
+        self.deviation.copy_((square - mean.square()).clamp(min=least).sqrt())
+
+
+class _Moments(nn.Module):
+    """Channel means [n, channels] of features, or of their squares."""
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features.pow(self.power).flatten(2).mean(dim=2) if features.dim() > 2 else features.pow(self.power)
+
+
+def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor) -> StandardisedFeatures:
+    """Puts a layer that takes released statistics behind a part of the model, in place.
+
+    Args:
+        model: to be trained. One that has the layer from an earlier run gets a fresh one.
+        statistics: names the part.
+        inputs: of which shape and dtype are looked at, no value is.
+
+    Raises:
+        ValueError: for a part that is not there, has trained parameters, or is not what the inputs go into first.
+    """
+    name = statistics.of
+    parts = dict(model.named_modules())
+    if not name or name not in parts:
+        known = "', '".join(child for child, _ in model.named_children())
+        raise ValueError(f"statistics must be of a part of the model, as '{known}', got '{name}'")
+    part = parts[name]
+    if isinstance(part, StandardisedFeatures):
+        part = part.part
+    if any(p.requires_grad for p in part.parameters()):
+        raise ValueError(f"statistics must be of fixed features, and '{name}' has parameters that are trained")
+    blank, seen = torch.zeros_like(inputs[:1]), []
+    watch = parts[name].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            model(blank)
+        finally:
+            watch.remove()
+        if len(seen) != 1 or seen[0] is not blank:
+            raise ValueError(
+                f"statistics must be of what the model computes from its inputs first, and '{name}' is not"
+            )
+        features = part(blank)
+    if features.dim() < 2:
+        raise ValueError(f"features must have channels, got {list(features.shape)} for one example")
+    layer = StandardisedFeatures(part, features.shape[1], features)
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, layer)
+    return layer
+
+
+def release_statistics(
+    layer: StandardisedFeatures,
+    statistics: FeatureStatistics,
+    execute: Callable[[Engine, NoisyPlan], Release],
+    *,
+    noise: Noise,
+    count: float,
+    at_once: int,
+    memory_budget: int | None,
+) -> list[Engine]:
+    """Releases both statistics and puts them into the layer.
+
+    Args:
+        layer: behind the features.
+        statistics: says how.
+        execute: on all the data, and charges it.
+        noise: secret source.
+        count: the public number of examples that sums are divided by.
+        at_once: most examples in a pass; the features are checked on batches of that size, which takes time.
+        memory_budget: of the engines, in bytes.
+
+    Returns:
+        The engines, which know what about the features could not be checked.
+    """
+    means, engines = [], []
+    plans = statistics.plans(len(layer.mean))
+    for power, plan in enumerate(plans, start=1):
+        linear = nn.Linear(len(layer.mean), 1, bias=False, dtype=layer.mean.dtype, device=layer.mean.device)
+        probe = nn.Sequential(layer.part, _Moments(power), linear)
+        sizes = {"microbatch": at_once, "expected_batch": at_once, "memory_budget": memory_budget}
+        engine = Engine(probe, loss=_itself, noise=noise, **sizes)
+        engines.append(engine)
+        means.append(execute(engine, plan).total / count)
+        engine.rest()
+    least = plans[1].stds[0] / count
+    layer.settle(*means, least=max(least, torch.finfo(layer.mean.dtype).tiny))
+    return engines
+
+
+def _itself(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " n"]:
+    """The output as the loss, whose gradient in the linear layer's weights is what the layer is given."""
+    return outputs.squeeze(1)
