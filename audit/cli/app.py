@@ -1,8 +1,8 @@
-"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, check theory, look at the machine.
+"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, check theory, see the machine.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
-written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing else;
-progress goes to stderr always.
+written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and
+nothing else; progress goes to stderr always.
 """
 
 from __future__ import annotations

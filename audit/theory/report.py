@@ -62,22 +62,21 @@ def markdown(found: Sequence[Examined], setup: Setup) -> str:
     lines = [
         "# Claims of theory, measured",
         "",
-        f"Seed {setup.seed}, {setup.draws} draws. {summary(found)}. `±` is five standard errors where there is an n, and",
-        "what rounding may leave elsewhere.",
+        f"Seed {setup.seed}, {setup.draws} draws. {summary(found)}.",
+        "Where there is an n, ± is five standard errors; elsewhere it is what rounding may leave.",
         "",
         "| section | claim | verdict | caveat |",
         "|---|---|---|---|",
     ]
     for one in found:
-        lines.append(
-            f"| {one.claim.section} | `{one.claim.name}`: {one.claim.about} | {_verdict(one)} | {one.caveat} |"
-        )
+        said = (f"`{one.claim.name}`: {one.claim.about}", _verdict(one), one.caveat)
+        lines.append(f"| {one.claim.section} | {' | '.join(map(_cell, said))} |")
     lines += ["", "| claim | what | measured | closed form | ± | n | |", "|---|---|--:|---|--:|--:|---|"]
     for one in found:
         for kind, comparisons in (("", one.found.comparisons), ("instead: ", one.found.instead)):
             for c in comparisons:
-                cells = (f"{c.measured:.6g}", f"{c.relation} {c.closed:.6g}", f"{c.tolerance:.2g}", str(c.n or ""))
-                what = f"{kind}{c.what}".replace("|", "\\|")
+                cells = (_number(c.measured), f"{c.relation} {_number(c.closed)}", f"{c.tolerance:.2g}", str(c.n or ""))
+                what = _cell(f"{kind}{c.what}")
                 lines.append(f"| `{one.claim.name}` | {what} | {' | '.join(cells)} | {_mark(c)} |")
     return "\n".join(lines) + "\n"
 
@@ -142,7 +141,16 @@ def _line(c: Comparison) -> str:
     """One comparison of a claim."""
     draws = f", n {c.n}" if c.n else ""
     allowed = f" ± {c.tolerance:.2g}" if c.tolerance else ""
-    return f"  {_mark(c):<3} {c.what}: {c.measured:.5g} {c.relation} {c.closed:.5g}{allowed}{draws}"
+    return f"  {_mark(c):<3} {c.what}: {_number(c.measured)} {c.relation} {_number(c.closed)}{allowed}{draws}"
+
+
+def _number(value: float) -> str:
+    """Five digits, and all those of a count."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.5g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _mark(c: Comparison) -> str:

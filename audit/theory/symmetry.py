@@ -35,7 +35,7 @@ from .claim import Comparison, Measured, Panel, Setup, claim
 
 LEVEL = 0.01
 """Of all tests together: each rejects below its share."""
-EXAMPLES, STEPS, FLIPS = 190, 40, 499
+EXAMPLES, STEPS, FLIPS, PLANES = 190, 40, 499, 5
 
 
 def default_data() -> str:
@@ -44,51 +44,55 @@ def default_data() -> str:
     return "mnist" if folder and (Path(folder).expanduser() / "MNIST").is_dir() else "digits"
 
 
-def energy_distance(gram: Float[Tensor, "n n"]) -> float:
-    """Energy distance between points and their mirror images over their mean distance, from their inner products.
+def energy_distance(grams: Float[Tensor, "planes n n"]) -> float:
+    """Energy distance between points and their mirror images over their mean distance, summed over planes.
 
     2 E|X - Y| - E|X - X'| - E|Y - Y'| with Y = -X' is twice the mean of |x_i + x_j| - |x_i - x_j|.
-    """
-    squares = gram.diagonal()
-    sums = squares.unsqueeze(0) + squares.unsqueeze(1)
-    added, taken = ((sums + sign * 2 * gram).clamp(min=0).sqrt() for sign in (1, -1))
-    return 2 * float((added - taken).sum() / (added + taken).sum())
-
-
-def _centred(gram: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Inner products of points less their mean."""
-    mean = gram.mean(dim=0)
-    return gram - mean.unsqueeze(0) - mean.unsqueeze(1) + mean.mean()
-
-
-def symmetry_p_value(points: Float[Tensor, "n 2"], flips: int, coins: torch.Generator) -> float:
-    """P-value of symmetry around the mean, by random signs.
-
-    Flipped points are centred again, as the observed ones were: else flips would always look less symmetric. Centring
-    shortens them, so the statistic is free of scale. In a plane it is calibrated, for heavy tails too; in hundreds of
-    dimensions, where distances are all alike, heavy tails reject far too often.
 
     Args:
-        points: need not be centred.
+        grams: inner products of the points in each plane.
+    """
+    squares = grams.diagonal(dim1=1, dim2=2)
+    sums = squares.unsqueeze(1) + squares.unsqueeze(2)
+    added, taken = ((sums + sign * 2 * grams).clamp(min=0).sqrt() for sign in (1, -1))
+    return 2 * float(((added - taken).sum(dim=(1, 2)) / (added + taken).sum(dim=(1, 2))).sum())
+
+
+def _centred(grams: Float[Tensor, "planes n n"]) -> Float[Tensor, "planes n n"]:
+    """Inner products of points less their mean."""
+    means = grams.mean(dim=1)
+    return grams - means.unsqueeze(1) - means.unsqueeze(2) + means.mean(dim=1)[:, None, None]
+
+
+def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, coins: torch.Generator) -> float:
+    """P-value of symmetry around the mean, by random signs: those of an example are the same in all planes.
+
+    Flipped points are centred again, as the observed ones were: else flips would always look less symmetric. Centring
+    shortens them, so the statistic is free of scale. In planes it is calibrated, for heavy tails too; in hundreds of
+    dimensions, where distances are all alike, it would reject heavy tails far too often.
+
+    Args:
+        planes: projections of the same examples; need not be centred.
         flips: random patterns of signs.
         coins: of the signs.
 
     Returns:
         In (0, 1]; small where the points are not symmetric.
     """
-    gram = _centred(points.double() @ points.double().T)
-    observed, at_least = energy_distance(gram), 1
+    points = planes.double()
+    grams = _centred(points @ points.mT)
+    observed, at_least = energy_distance(grams), 1
     for _ in range(flips):
-        signs = (torch.randint(2, (len(gram),), generator=coins) * 2 - 1).to(gram)
-        at_least += energy_distance(_centred(gram * signs.unsqueeze(0) * signs.unsqueeze(1))) >= observed
+        signs = (torch.randint(2, (grams.shape[1],), generator=coins) * 2 - 1).to(grams)
+        at_least += energy_distance(_centred(grams * signs.unsqueeze(0) * signs.unsqueeze(1))) >= observed
     return at_least / (flips + 1)
 
 
-def in_the_plane(rows: Float[Tensor, "n dim"], coins: torch.Generator) -> Float[Tensor, "n 2"]:
-    """Deviations from the mean in a fixed random projection, of about their own length."""
-    projection = torch.randn(rows.shape[1], 2, generator=coins, dtype=torch.float64) / math.sqrt(rows.shape[1])
+def in_planes(rows: Float[Tensor, "n dim"], coins: torch.Generator) -> Float[Tensor, "planes n 2"]:
+    """Deviations from the mean in fixed random projections, each R of R^(2 x d) / sqrt(d)."""
+    projections = torch.randn(PLANES, rows.shape[1], 2, generator=coins, dtype=torch.float64)
     rows = rows.double().cpu()
-    return (rows - rows.mean(dim=0)) @ projection
+    return (rows - rows.mean(dim=0)) @ projections / math.sqrt(rows.shape[1])
 
 
 def _gradients(setup: Setup, splits: Splits) -> tuple[Float[Tensor, "n dim"], dict[str, Codec]]:
@@ -148,16 +152,16 @@ def _codec(
     caveat="many coordinates in a plane look Gaussian, hence symmetric, whatever they are: only a rejection says much",
 )
 def gradient_symmetry(setup: Setup) -> Measured:
-    """Whole gradients, and the same projected and masked, in a random plane each."""
+    """Whole gradients, and the same projected and masked, in five random planes each; the first is drawn."""
     data = setup.data or default_data()
     sizes = Sizes(private=1, non_member=1, public=2 * EXAMPLES)
     rows, codecs = _gradients(setup, datasets.load(data, seed=0, sizes=sizes).to(setup.device))
     encoded = {"whole": rows} | {title: codec.encode(rows) for title, codec in codecs.items()}
     found, panels = [], []
     for title, points in encoded.items():
-        plane = in_the_plane(points, setup.coins("plane", title))
-        p = symmetry_p_value(plane, FLIPS, setup.coins("flips", title))
-        panels.append(Panel(f"{title}, p = {p:.3g}", plane))
+        planes = in_planes(points, setup.coins("planes", title))
+        p = symmetry_p_value(planes, FLIPS, setup.coins("flips", title))
+        panels.append(Panel(f"{title}, p = {p:.3g}", planes[0]))
         level = LEVEL / len(encoded)
         found.append(
             Comparison(what=f"p-value of symmetry, {title}", measured=p, closed=level, relation=">=", n=len(rows))
