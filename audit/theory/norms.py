@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks import data as datasets
 from benchmarks import models
+from benchmarks.core import Sizes
 from defenses.core import (
     Block,
     Codec,
@@ -26,6 +26,7 @@ from defenses.core import (
     train,
 )
 
+from ..plan.splits_cache import load_data
 from .claim import Comparison, Measured, Setup, claim
 
 TOLERANCE = 1e-5  # relative, of float32
@@ -44,7 +45,7 @@ class _Second:
     """
 
     def __init__(self, setup: Setup, name: str, **settings: object) -> None:
-        splits = datasets.load("digits", seed=0).to(setup.device)
+        splits = load_data("digits", 0, Sizes(), setup.device)
         model = models.build("mlp", input_shape=splits.input_shape, classes=splits.classes, seed=0, hidden=8)
         model = model.to(setup.device)
         inputs, labels = splits.private.inputs[:EXAMPLES], splits.private.labels[:EXAMPLES]

@@ -9,6 +9,7 @@ plans.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ def laplace(t: float, n: int) -> float:
     return float(means[n])
 
 
+@cache
 def expected_inverse(sparsity: float, offset: float = 0.0) -> float:
     """E[1 / (offset + ||m.a||^2)] over all masks of that size, by one integral: 1 / S = int exp(-t S) dt."""
     n = kept(sparsity)

@@ -98,7 +98,7 @@ def picture(panels: Sequence[Panel]) -> bytes:
         reach = 1.05 * max(1e-12, *(abs(value) for value in (*x, *y)))
         axes.set(title=panel.title, xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         axes.locator_params(nbins=5)
-    figure.axes[0].set_ylabel("a random plane, in units of the gradient")
+    figure.axes[0].set_ylabel("the first of the random planes, in units of the gradient")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     content = io.BytesIO()

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks import data as datasets
 from benchmarks import models
+from benchmarks.core import Sizes
 from defenses.core import Defense, Execution, Layout, contributions, poisson, train
 
+from ..plan.splits_cache import load_data
 from .claim import Comparison, Measured, Setup, claim, mean_of, ratio_of, spread_of
 from .released import mask_of, masks_of, plan_of, released
 
@@ -34,27 +35,36 @@ def sparse(setup: Setup, sparsity: float, sigma: float = 0.0, **settings: object
 def _records(setup: Setup) -> Float[Tensor, "records dim"]:
     """Gradients of many lengths and shapes: normal ones, heavy-tailed ones, and ones with a single entry."""
     coins = setup.coins("records")
-    scales = 10 ** torch.empty(100, 1, dtype=torch.float64).uniform_(-3, 3, generator=coins)
-    normal = torch.randn(100, DIM, generator=coins, dtype=torch.float64) * scales
-    heavy = torch.empty(100, DIM, dtype=torch.float64).cauchy_(generator=coins)
-    single = torch.diag(torch.full((DIM,), 7.0, dtype=torch.float64))
+    scales = 10 ** torch.empty(50, 1, dtype=torch.float64).uniform_(-3, 3, generator=coins)
+    normal = torch.randn(50, DIM, generator=coins, dtype=torch.float64) * scales
+    heavy = torch.empty(50, DIM, dtype=torch.float64).cauchy_(generator=coins)
+    single = 7.0 * torch.eye(DIM, dtype=torch.float64)[::3]
     return torch.cat([normal, heavy, single]).to(setup.device)
 
 
 @claim("3.1", "One record moves a sum of masked and then clipped gradients by at most C, for every mask and sparsity.")
 def sparsification_sensitivity(setup: Setup) -> Measured:
-    """Largest contribution, and largest difference between the releases of neighbours; both reach C."""
+    """Contributions, and differences between the releases of neighbours; all masked rows that are longer reach C.
+
+    Masking what was clipped before, as the printed proof does, has the same largest norm, and most rows below it.
+    """
     rows, found = _records(setup), []
     for sparsity in SPARSITIES:
         defense = sparse(setup, sparsity)
         plans = [plan_of(defense, setup.context(DIM, step)) for step in range(10)]
-        lengths = [contributions(plan, lambda _point: rows)[0].norm(dim=1).max() for plan in plans]
+        lengths = torch.stack([contributions(plan, lambda _point: rows)[0].norm(dim=1) for plan in plans])
+        masks = torch.stack([mask_of(plan.blocks[0].codec, setup.device) for plan in plans])
+        cut = (masks.unsqueeze(1) * rows).norm(dim=2) >= CLIP
         whole, moved = released(plans[0], rows), 0.0
         for left_out in range(len(rows)):
             neighbour = torch.cat([rows[:left_out], rows[left_out + 1 :]])
             moved = max(moved, float((whole - released(plans[0], neighbour)).norm()))
-        for what, measured in (("||clip(m.g)||", float(max(lengths))), ("||f(D) - f(D')||", moved)):
-            what = f"largest {what}, sparsity {sparsity}"
+        for what, measured in (
+            ("largest ||clip(m.g)||", float(lengths.max())),
+            ("smallest ||clip(m.g)|| where ||m.g|| >= C", float(lengths[cut].min())),
+            ("largest ||f(D) - f(D')||", moved),
+        ):
+            what = f"{what}, sparsity {sparsity}"
             found.append(Comparison(what=what, measured=measured, closed=CLIP, tolerance=ROUNDING))
     return Measured(comparisons=tuple(found))
 
@@ -105,7 +115,7 @@ def sparsification_silence(setup: Setup) -> Measured:
 @claim("3.1", "A mask lasts for all of a batch, so micro-batches change nothing.")
 def sparsification_microbatches(setup: Setup) -> Measured:
     """Trained parameters with three masks an epoch of three steps, in parts of 1, 7 and all examples, by one seed."""
-    splits = datasets.load("digits", seed=0).to(setup.device)
+    splits = load_data("digits", 0, Sizes(), setup.device)
     examples = splits.public.inputs[:60], splits.public.labels[:60]
     trained = []
     for microbatch in (None, 7, 1):
