@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from audit.theory.claim import (
 )
 from audit.theory.claims import CLAIMS, chosen
 
-SMALL = Setup(draws=60, data="digits", seed=7)
+SMALL = Setup(draws=40, data="digits", seed=7)
 WRONG_IN_PAPERS = {"reconstruction_under_clipping", "momentum_velocity", "bytes_printed_by_pcdp"}
 
 
@@ -59,7 +60,7 @@ def test_the_expected_inverse_is_that_of_all_masks(monkeypatch):
     reconstruction.expected_inverse.cache_clear()
 
 
-def comparison(measured=1.0, closed=1.0, relation="=", tolerance=0.1):
+def comparison(measured=1.0, closed=1.0, relation: Any = "=", tolerance=0.1):
     return Comparison(what="x", measured=measured, closed=closed, relation=relation, tolerance=tolerance)
 
 
