@@ -43,7 +43,7 @@ class Setup:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     data: str | None = None
-    draws: int = 1000
+    draws: int = 800
     defense: Callable[..., Defense] = catalog.defense
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ def summary(found: Sequence[Examined]) -> str:
     """One sentence: how many, and which verdicts are not the known ones."""
     wrong = [one.claim.name for one in found if not one.expected]
     verdicts = [one.verdict for one in found]
-    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "holds with a caveat", "does not hold"))
+    counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
     rest = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
     return f"{len(found)} claim{'s' if len(found) != 1 else ''}: {counts}; {rest}"
 

@@ -35,7 +35,7 @@ from .claim import Comparison, Measured, Panel, Setup, claim
 
 LEVEL = 0.01
 """Of all tests together: each rejects below its share."""
-EXAMPLES, STEPS, FLIPS, PLANES = 190, 40, 499, 5
+EXAMPLES, STEPS, FLIPS, PLANES = 190, 40, 399, 5
 
 
 def default_data() -> str:

@@ -29,7 +29,7 @@ def test_a_claim_is_printed_with_both_numbers_and_its_verdict(command):
     assert (code, err) == (0, "")
     assert "3.7 bytes_under_cooling: holds\n" in out and "3.7 bytes_printed_by_pcdp: does not hold\n" in out
     assert "NO  KiB of a PCDP message: 1.9141 = 0.48" in out and "because: both figures are numbers of entries" in out
-    assert out.endswith("2 claims: 1 holds, 0 holds with a caveat, 1 does not hold; all as known\n")
+    assert out.endswith("2 claims: holds 1, holds with a caveat 0, does not hold 1; all as known\n")
 
 
 def test_the_document_and_the_files_say_the_same(command, monkeypatch, tmp_path):
