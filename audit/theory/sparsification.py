@@ -51,7 +51,7 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
     rows, found = _records(setup), []
     for sparsity in SPARSITIES:
         defense = sparse(setup, sparsity)
-        plans = [plan_of(defense, setup.context(DIM, step)) for step in range(10)]
+        plans = [plan_of(defense, setup.context(DIM, step, 10)) for step in range(10)]
         lengths = torch.stack([contributions(plan, lambda _point: rows)[0].norm(dim=1) for plan in plans])
         masks = torch.stack([mask_of(plan.blocks[0].codec, setup.device) for plan in plans])
         cut = (masks.unsqueeze(1) * rows).norm(dim=2) >= CLIP

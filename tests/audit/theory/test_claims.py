@@ -23,6 +23,8 @@ from audit.theory.claim import (
 )
 from audit.theory.claims import CLAIMS, chosen
 
+from ... import pretend_device
+
 SMALL = Setup(draws=40, data="digits", seed=7)
 WRONG_IN_PAPERS = {"reconstruction_under_clipping", "momentum_velocity", "bytes_printed_by_pcdp"}
 
@@ -34,6 +36,17 @@ def test_measurement_and_closed_form_agree(name, monkeypatch):
     assert found.expected, report.words(found)
     assert found.holds == (name not in WRONG_IN_PAPERS)
     assert found.claim.caveat or found.holds  # whoever prints a wrong claim says why it is
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", ["sparsification_sensitivity", "reconstruction_error", "momentum_rule", "norm_gep", "gradient_symmetry"]
+)
+def test_nothing_is_left_behind_on_the_cpu(name, monkeypatch):
+    monkeypatch.setattr(momentum, "STEPS", 5)
+    monkeypatch.setattr(symmetry, "FLIPS", 9)
+    with pretend_device.device() as device:
+        CLAIMS[name].examine(Setup(draws=4, data="digits", device=device))
 
 
 def test_every_section_has_its_claims():
