@@ -1,8 +1,8 @@
-"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, look at the machine.
+"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, check theory, see the machine.
 
-Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated, or a file could not be written; 2 bad
-usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and nothing else;
-progress goes to stderr always.
+Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
+written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and
+nothing else; progress goes to stderr always.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .leaderboard import build, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .run import run
+from .theory import theory
 
 app = typer.Typer(
     name="leakbench",
@@ -38,6 +39,7 @@ app.command()(run)
 app.command("list")(list_)
 app.command()(explain)
 app.command()(epsilon)
+app.command()(theory)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)

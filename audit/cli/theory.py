@@ -1,0 +1,52 @@
+"""`leakbench theory`: claims of the papers, each measured on our own plans beside a closed form, with a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import FAILED, OK, Json, print_json, say
+
+
+def theory(
+    claim: Annotated[list[str] | None, typer.Option(help="Only this claim; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for theory.json, theory.md and symmetry.png.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set of the symmetry test; mnist where LEAKBENCH_DATA has it, else digits."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> int:
+    """Measures claims of theory; the exit code is 1 where one that should hold does not, or a wrong one does."""
+    import torch
+
+    from benchmarks import data as datasets
+
+    from ..run.harness import pick_device
+    from ..theory import report
+    from ..theory.claim import Setup
+    from ..theory.claims import chosen, examined
+
+    # Before anything is computed, which takes half a minute.
+    claims = chosen(claim or [])
+    if data is not None:
+        datasets.check(data)
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, got the file {out}")
+    torch.set_num_threads(1)
+    setup, found = Setup(seed=seed, device=pick_device(device), data=data), []
+    for one in examined(claims, setup):
+        found.append(one)
+        if not as_json:
+            print(report.words(one) + "\n", flush=True)
+    for file in report.write(found, setup, out) if out is not None else ():
+        say(f"written: {file}")
+    if as_json:
+        print_json(report.document(found, setup))
+    else:
+        print(report.summary(found))
+    return OK if all(one.expected for one in found) else FAILED

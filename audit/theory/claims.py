@@ -1,0 +1,33 @@
+"""All claims, in the order of their sections: a new one is a function in the file of its subject."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from . import communication, momentum, norms, reconstruction, sparsification, symmetry
+from .claim import Examined, Setup, TheoryClaim
+
+_FILES = (sparsification, reconstruction, momentum, norms, communication, symmetry)
+
+CLAIMS: dict[str, TheoryClaim] = {
+    found.name: found for file in _FILES for found in vars(file).values() if isinstance(found, TheoryClaim)
+}
+"""Name -> claim."""
+
+
+def chosen(names: Sequence[str]) -> list[TheoryClaim]:
+    """The claims of these names in the order of the table, each once; all of them for none.
+
+    Raises:
+        ValueError: for an unknown name, with all that there are.
+    """
+    for name in names:
+        if name not in CLAIMS:
+            raise ValueError(f"no claim named {name!r}; there are {', '.join(CLAIMS)}")
+    return [found for name, found in CLAIMS.items() if not names or name in names]
+
+
+def examined(claims: Sequence[TheoryClaim], setup: Setup) -> Iterator[Examined]:
+    """Measures one claim after another."""
+    for one in claims:
+        yield one.examine(setup)

@@ -1,0 +1,157 @@
+"""What was measured, in words, as JSON, as Markdown, and as a picture; files are written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from leaderboard.records.files import write_bytes
+
+from .claim import Comparison, Examined, Panel, Setup
+
+
+def document(found: Sequence[Examined], setup: Setup) -> dict[str, Any]:
+    """Everything that was measured, as plain data: a function of the seed, on one machine.
+
+    Args:
+        found: the claims.
+        setup: they were measured with.
+    """
+    return {
+        "seed": setup.seed,
+        "draws": setup.draws,
+        "device": str(setup.device),
+        "as_expected": all(one.expected for one in found),
+        "claims": [one.to_dict() for one in found],
+    }
+
+
+def words(one: Examined) -> str:
+    """A claim as a paragraph: statement, verdict, and a line for each comparison."""
+    lines = [f"{one.claim.section} {one.claim.name}: {_verdict(one)}", f"    {one.claim.about}"]
+    lines += [_line(comparison) for comparison in one.found.comparisons]
+    if one.found.instead:
+        lines += ["  instead:", *(_line(comparison) for comparison in one.found.instead)]
+    if one.caveat:
+        lines.append(f"    {'because' if one.claim.should_hold is False else 'caveat'}: {one.caveat}")
+    return "\n".join(lines)
+
+
+def summary(found: Sequence[Examined]) -> str:
+    """One sentence: how many, and which verdicts are not the known ones."""
+    wrong = [one.claim.name for one in found if not one.expected]
+    verdicts = [one.verdict for one in found]
+    counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
+    rest = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
+    return f"{len(found)} claim{'s' if len(found) != 1 else ''}: {counts}; {rest}"
+
+
+def markdown(found: Sequence[Examined], setup: Setup) -> str:
+    """One table of claims and one of their comparisons.
+
+    Args:
+        found: the claims.
+        setup: they were measured with.
+    """
+    lines = [
+        "# Claims of theory, measured",
+        "",
+        f"Seed {setup.seed}, {setup.draws} draws. {summary(found)}.",
+        "Where there is an n, ± is five standard errors; elsewhere it is what rounding may leave.",
+        "",
+        "| section | claim | verdict | caveat |",
+        "|---|---|---|---|",
+    ]
+    for one in found:
+        said = (f"`{one.claim.name}`: {one.claim.about}", _verdict(one), one.caveat)
+        lines.append(f"| {one.claim.section} | {' | '.join(map(_cell, said))} |")
+    lines += ["", "| claim | what | measured | closed form | ± | n | |", "|---|---|--:|---|--:|--:|---|"]
+    for one in found:
+        for kind, comparisons in (("", one.found.comparisons), ("instead: ", one.found.instead)):
+            for c in comparisons:
+                cells = (_number(c.measured), f"{c.relation} {_number(c.closed)}", f"{c.tolerance:.2g}", str(c.n or ""))
+                what = _cell(f"{kind}{c.what}")
+                lines.append(f"| `{one.claim.name}` | {what} | {' | '.join(cells)} | {_mark(c)} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(panels: Sequence[Panel]) -> bytes:
+    """A PNG of points beside their mirror images, one panel after another."""
+    # Without pyplot, which keeps every figure and may ask for a display.
+    figure = Figure(figsize=(4.4 * len(panels), 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        x, y = panel.points.T.tolist()
+        axes.axhline(0, color="#999999", linewidth=0.6)
+        axes.axvline(0, color="#999999", linewidth=0.6)
+        # Told apart without colour: filled and hollow.
+        axes.scatter(x, y, s=14, color="#0072B2", label="deviation of a gradient")
+        mirrored = ([-value for value in x], [-value for value in y])
+        axes.scatter(*mirrored, s=14, facecolors="none", edgecolors="#D55E00", linewidths=0.8, label="its mirror image")
+        # One scale for both directions and both signs, so that what is not symmetric looks so.
+        reach = 1.05 * max(1e-12, *(abs(value) for value in (*x, *y)))
+        axes.set(title=panel.title, xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+        axes.locator_params(nbins=5)
+    figure.axes[0].set_ylabel("the first of the random planes, in units of the gradient")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()
+
+
+def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
+    """Writes theory.json, theory.md and, where there is something to draw, symmetry.png.
+
+    Args:
+        found: the claims.
+        setup: they were measured with.
+        folder: made where it is absent.
+
+    Returns:
+        The files.
+
+    Raises:
+        WriteError: the folder cannot be written to.
+    """
+    files = {
+        "theory.json": (json.dumps(document(found, setup), indent=2, allow_nan=False) + "\n").encode(),
+        "theory.md": markdown(found, setup).encode(),
+    }
+    panels = [panel for one in found for panel in one.found.panels]
+    if panels:
+        files["symmetry.png"] = picture(panels)
+    return [write_bytes(folder / name, content) for name, content in files.items()]
+
+
+def _verdict(one: Examined) -> str:
+    """The verdict, and whether it was known."""
+    if one.claim.should_hold is None:
+        return f"{one.verdict}, of these data"
+    return one.verdict + ("" if one.expected else ", which it should" * (not one.holds) or ", which is not as known")
+
+
+def _line(c: Comparison) -> str:
+    """One comparison of a claim."""
+    draws = f", n {c.n}" if c.n else ""
+    allowed = f" ± {c.tolerance:.2g}" if c.tolerance else ""
+    return f"  {_mark(c):<3} {c.what}: {_number(c.measured)} {c.relation} {_number(c.closed)}{allowed}{draws}"
+
+
+def _number(value: float) -> str:
+    """Five digits, and all those of a count."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.5g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _mark(c: Comparison) -> str:
+    return "yes" if c.holds else "NO"
