@@ -12,7 +12,8 @@ Guarantee:
     the run, by the steps that its sampler lets a record join.
 """
 
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import optimize, signal
@@ -38,13 +39,16 @@ def band_mf(
         regulariser: of the bound; its own default where None.
     """
     refuse_count("bands", bands)
-    method = Streamed(bound=bounded(clip_norm, bound, regulariser), strategy=partial(strategy, bands=bands))
+    method = _BandMF(bound=bounded(clip_norm, bound, regulariser), bands=bands)
     return Defense(method, noise_multiplier, name="band_mf")
 
 
-def strategy(steps: int, *, bands: int) -> Banded:
-    """The best banded Toeplitz strategy for the prefix sums of a run."""
-    return Banded(steps, coefficients(steps, min(bands, steps)))
+@dataclass(frozen=True, kw_only=True)
+class _BandMF(Streamed):
+    bands: int
+
+    def strategy(self, steps: int) -> Banded:
+        return Banded(steps, coefficients(steps, min(self.bands, steps)))
 
 
 @lru_cache(maxsize=64)

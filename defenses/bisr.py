@@ -10,7 +10,7 @@ Guarantee:
     epoch.
 """
 
-from functools import partial
+from dataclasses import dataclass
 
 from .core import BandedInverse, BoundKind, Defense, Streamed, bounded, refuse_count
 
@@ -33,8 +33,15 @@ def bisr(
         regulariser: of the bound; its own default where None.
     """
     refuse_count("bands", bands)
-    strategy = partial(BandedInverse, coefficients=coefficients(bands))
-    return Defense(Streamed(bound=bounded(clip_norm, bound, regulariser), strategy=strategy), noise_multiplier, "bisr")
+    return Defense(_Bisr(bound=bounded(clip_norm, bound, regulariser), bands=bands), noise_multiplier, name="bisr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bisr(Streamed):
+    bands: int
+
+    def strategy(self, steps: int) -> BandedInverse:
+        return BandedInverse(steps, coefficients(self.bands))
 
 
 def coefficients(bands: int) -> tuple[float, ...]:

@@ -11,7 +11,8 @@ Guarantee:
     a record is charged for the columns of its place in each epoch, which overlap.
 """
 
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import optimize, signal
@@ -37,14 +38,17 @@ def blt(
         regulariser: of the bound; its own default where None.
     """
     refuse_count("buffers", buffers)
-    method = Streamed(bound=bounded(clip_norm, bound, regulariser), strategy=partial(strategy, buffers=buffers))
+    method = _Blt(bound=bounded(clip_norm, bound, regulariser), buffers=buffers)
     return Defense(method, noise_multiplier, name="blt")
 
 
-def strategy(steps: int, *, buffers: int) -> Buffered:
-    """The best strategy of so many buffers for the prefix sums of a run in which a record is used once."""
-    scales, decays = parameters(steps, buffers)
-    return Buffered(steps, scales, decays)
+@dataclass(frozen=True, kw_only=True)
+class _Blt(Streamed):
+    buffers: int
+
+    def strategy(self, steps: int) -> Buffered:
+        scales, decays = parameters(steps, self.buffers)
+        return Buffered(steps, scales, decays)
 
 
 @lru_cache(maxsize=64)

@@ -12,13 +12,15 @@ Guarantee:
     every epoch, a record that is used once in each pays one Gaussian at the noise multiplier an epoch.
 """
 
+from dataclasses import dataclass
+
 from .core import BoundKind, Defense, Streamed, Tree, bounded
 
 
 def dp_ftrl(
     *,
     clip_norm: float = 1.0,
-    restart: bool = True,
+    tree_per_epoch: bool = True,
     noise_multiplier: float | None = None,
     bound: BoundKind = "clip",
     regulariser: float | None = None,
@@ -27,11 +29,17 @@ def dp_ftrl(
 
     Args:
         clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
-        restart: whether every epoch has a tree of its own; one tree for the run else.
+        tree_per_epoch: whether every epoch has a tree of its own; one tree for the run else.
         noise_multiplier: what one use of a record is charged as: noise standard deviation / C of a node, over the root
             of the number of nodes above a step; None until it is calibrated.
         bound: how gradients are bounded.
         regulariser: of the bound; its own default where None.
     """
-    method = Streamed(bound=bounded(clip_norm, bound, regulariser), strategy=Tree, restart=restart)
+    method = _InTrees(bound=bounded(clip_norm, bound, regulariser), restart=tree_per_epoch)
     return Defense(method, noise_multiplier, name="dp_ftrl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InTrees(Streamed):
+    def strategy(self, steps: int) -> Tree:
+        return Tree(steps)

@@ -74,7 +74,7 @@ def kind_of_plan(name):
     inner = [getattr(block.codec, "subspace", None) for block in blocks]
     return frozenset(
         (type(b.codec), type(s), b.bound.kind, type(b.query), b.updates) for b, s in zip(blocks, inner, strict=True)
-    )
+    ) | {any(plan.correlated for plan in plans)}
 
 
 # Bounds, views and dropout are the core's: of the methods whose plans look alike to it, the first stands for the others

@@ -38,7 +38,7 @@ from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, 
 from .privacy.keys import keyed, seed_from
 from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
-from .privacy.strategies import Banded, BandedInverse, Buffered, Strategy, StrategyRow, Tree
+from .privacy.strategies import Banded, BandedInverse, Buffered, NoiseStrategy, StrategyRow, Tree
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip, Views
 from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
@@ -99,6 +99,7 @@ __all__ = [
     "LossChange",
     "Method",
     "Noise",
+    "NoiseStrategy",
     "NoisyPlan",
     "NormWithin",
     "Offset",
@@ -126,7 +127,6 @@ __all__ = [
     "Step",
     "StepPlan",
     "Stepper",
-    "Strategy",
     "StrategyRow",
     "Streamed",
     "Stretched",

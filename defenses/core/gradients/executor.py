@@ -71,7 +71,8 @@ def add_noise(
         sums: float64, or int64 for exact noise.
         noise: secret source.
         dtype: of the release.
-        memory: of noise that is correlated over steps; a fresh one where None.
+        memory: of noise that is correlated over steps; None for a step that is seen by itself, whose noise is then
+            drawn with the standard deviation that it would have in its stream.
 
     Raises:
         ValueError: where there is noise to add, and no source of it.
@@ -81,11 +82,11 @@ def add_noise(
             raise ValueError(
                 f"noise must be given when noise_multiplier is positive, got None at {plan.noise_multiplier}"
             )
-        row, stds = plan.plan.correlated, plan.fresh_stds
-        if row is None:
-            sums = [noise.add(values, std) for values, std in zip(sums, stds, strict=True)]
+        row = plan.plan.correlated
+        if row is None or memory is None:
+            sums = [noise.add(values, std) for values, std in zip(sums, plan.stds, strict=True)]
         else:
-            sums = (memory or NoiseMemory()).add(row, list(sums), stds, noise)
+            sums = memory.add(row, list(sums), plan.fresh_stds, noise)
     noisy = tuple(values.to(dtype) for values in sums)
     # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing of its own.
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
@@ -129,7 +130,7 @@ def release(
 
 def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
     """The public unit of each block's release."""
-    return [noise.unit(std) for std in plan.fresh_stds]
+    return [noise.unit(std) for std in plan.stds]
 
 
 def _only(gradients: Gradients, number: int) -> Gradients:

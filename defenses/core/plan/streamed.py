@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..privacy.strategies import Strategy, StrategyRow
+from ..privacy.strategies import NoiseStrategy, StrategyRow
 from .codec import Everything
 from .defense import Block, Context, StepPlan
 from .families import Whole
@@ -13,15 +12,17 @@ from .families import Whole
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed(Whole):
-    """Releases the sum of bounded gradients under the noise of a stream.
+    """Releases the sum of bounded gradients under the noise of a stream; its classes say how that is correlated.
 
     Attributes:
-        strategy: number of steps -> how noise is correlated over so many.
         restart: whether every epoch is a stream of its own; the whole run is one else.
     """
 
-    strategy: Callable[[int], Strategy]
     restart: bool = False
+
+    def strategy(self, steps: int) -> NoiseStrategy:
+        """How noise is correlated over a stream of so many steps."""
+        raise NotImplementedError(f"{type(self).__name__} must define strategy(steps)")
 
     def plan(self, context: Context) -> StepPlan:
         """One block of everything, in its place of the stream."""

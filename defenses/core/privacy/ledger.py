@@ -21,7 +21,7 @@ from ..training.sampling import Sampling, full, poisson
 from .accounting import TIME_LIMIT
 from .accounting import epsilon as proved
 from .events import Gaussian
-from .strategies import Strategy, StrategyRow
+from .strategies import NoiseStrategy, StrategyRow
 from .streams import stream_events
 
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
@@ -220,7 +220,7 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
     # (sampler, epoch or cycle) -> smallest multiplier of a step that a record may have been used in
     worst: dict[tuple[Sampling, int], float] = {}
     # (strategy, step in which it begins) -> entries of that stream: what they share, no entry shows by itself
-    streams: dict[tuple[Strategy, int], list[Entry]] = {}
+    streams: dict[tuple[NoiseStrategy, int], list[Entry]] = {}
     for e in entries:
         sigma = e.noise_multiplier
         if sigma is None:
@@ -249,7 +249,7 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
         yield from _of_stream(strategy, begun, parts)
 
 
-def _of_stream(strategy: Strategy, begun: int, parts: list[Entry]) -> list[Gaussian]:
+def _of_stream(strategy: NoiseStrategy, begun: int, parts: list[Entry]) -> list[Gaussian]:
     """Events of one stream of correlated noise, charged from its first to its last step at its least noise."""
     first, last = min(e.first for e in parts), max(e.first + e.steps for e in parts)
     samplings = {e.sampling for e in parts}

@@ -31,7 +31,7 @@ Recurrence = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @runtime_checkable
-class Strategy(Protocol):
+class NoiseStrategy(Protocol):
     """How the noise of a stream of steps is correlated; a value, fixed before the first of them."""
 
     @property
@@ -185,7 +185,7 @@ class StrategyRow:
         position: of the step in it, from 0; a step at 0 begins a stream.
     """
 
-    strategy: Strategy
+    strategy: NoiseStrategy
     position: int
 
     def __post_init__(self) -> None:
@@ -207,20 +207,20 @@ class StrategyRow:
 
 
 @lru_cache(maxsize=4)
-def gram(strategy: Strategy) -> np.ndarray:
+def gram(strategy: NoiseStrategy) -> np.ndarray:
     """What columns of a strategy have in common, C^T C [steps, steps]."""
     matrix = strategy.matrix()
     return matrix.T @ matrix
 
 
 @lru_cache(maxsize=256)
-def longest_column(strategy: Strategy) -> float:
+def longest_column(strategy: NoiseStrategy) -> float:
     """Norm of the longest column: what one record in one step moves C S by, at most."""
     return float(np.linalg.norm(strategy.matrix(), axis=0).max())
 
 
 @lru_cache(maxsize=64)
-def _spread(strategy: Strategy) -> np.ndarray:
+def _spread(strategy: NoiseStrategy) -> np.ndarray:
     """Standard deviations of C^-1 Z [steps]."""
     inverse = linalg.solve_triangular(strategy.matrix(), np.eye(strategy.steps), lower=True)
     return np.linalg.norm(inverse, axis=1)

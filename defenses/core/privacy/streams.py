@@ -23,11 +23,11 @@ import numpy as np
 
 from ..training.sampling import Sampling
 from .events import Gaussian
-from .strategies import Strategy, gram, longest_column
+from .strategies import NoiseStrategy, gram, longest_column
 
 
 def stream_events(
-    strategy: Strategy, sampling: Sampling, sigma: float, *, first: int, position: int, steps: int
+    strategy: NoiseStrategy, sampling: Sampling, sigma: float, *, first: int, position: int, steps: int
 ) -> list[Gaussian]:
     """The Gaussian events of consecutive steps of one stream.
 
@@ -46,7 +46,7 @@ def stream_events(
 
 
 @lru_cache(maxsize=256)
-def bands(strategy: Strategy) -> int:
+def bands(strategy: NoiseStrategy) -> int:
     """From so many steps apart on, columns of a strategy have nothing in common."""
     overlap = gram(strategy) != 0
     lags = np.subtract.outer(np.arange(strategy.steps), np.arange(strategy.steps))
@@ -54,7 +54,7 @@ def bands(strategy: Strategy) -> int:
 
 
 @lru_cache(maxsize=1024)
-def sensitivity(strategy: Strategy, sampling: Sampling, first: int, position: int, steps: int) -> float:
+def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, position: int, steps: int) -> float:
     """How far one record can move C S, in units of what it can by taking part once.
 
     Args:
