@@ -78,6 +78,12 @@ def _event(entry: Entry, sigma: float) -> str:
     if entry.trial:
         own = f"noise multiplier {entry.noise_multiplier}"
         return f"after a step, charged: a Gaussian on a Poisson sample of rate {entry.sampling.rate:.4g}, {own}"
+    if entry.row is not None:
+        kind = type(entry.row.strategy).__name__
+        return (
+            f"noise is correlated over steps ({kind}): a record that is used once is charged a Gaussian at the noise "
+            "multiplier, one that is used often by what its steps share"
+        )
     factor = "" if entry.noise_multiplier == sigma else f"{entry.noise_multiplier} / {sigma} times "
     return f"a step is charged: a Gaussian on its batch, at {factor}the noise multiplier"
 

@@ -34,6 +34,7 @@ def test_a_release_before_the_steps_and_a_missing_guarantee_are_said():
     before, step = in_a_step(defense("dp_snip")).events
     assert before == "before the steps, charged: a Gaussian on all records, noise multiplier 8.0"
     assert step.startswith("a step is charged")
+    assert "correlated over steps (Banded): a record that is used once" in in_a_step(defense("band_mf")).events[0]
     assert in_a_step(defense("snip")).reason == "one example's contribution is not bounded"
     assert in_a_step(defense("clipped_sgd")).reason == "no noise is added"
 

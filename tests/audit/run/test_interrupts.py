@@ -109,14 +109,15 @@ def test_a_full_disk_is_one_sentence_with_its_path(tmp_path, capsys):
     assert not list((tmp_path / "out" / "records").iterdir())
 
 
-SWEEP = SUITE.replace("epsilon", "noise_multiplier").replace("seeds = [0]", "seeds = [0, 1]")
+SHORT = SUITE.replace("epsilon", "noise_multiplier")
+SWEEP = SHORT.replace("seeds = [0]", "seeds = [0, 1]")
 
 
-def killed_and_resumed(folder: Path, kills: int, moment) -> None:
-    """Runs of one sweep, each killed and the next going on; asserts that nothing is lost, torn or left."""
+def killed_and_resumed(text: str, folder: Path, kills: int, moment) -> None:
+    """Runs of one suite, each killed and the next going on; asserts that nothing is lost, torn or left."""
     seen: set[str] = set()
     for _ in range(kills):
-        process = start(SWEEP, folder, "--jobs", "2")
+        process = start(text, folder, "--jobs", "2")
         moment(folder, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
@@ -126,11 +127,11 @@ def killed_and_resumed(folder: Path, kills: int, moment) -> None:
         seen = there
 
 
-def assert_as_uninterrupted(folder: Path) -> None:
+def assert_as_uninterrupted(text: str, folder: Path) -> None:
     """What processes began and this one finished is what this one computes alone, but for times."""
     whole = folder / "whole"
     whole.mkdir()
-    found, alone = run(SWEEP, folder), run(SWEEP, whole)
+    found, alone = run(text, folder), run(text, whole)
     assert [dataclasses.replace(r, seconds=0.0) for r in found] == [dataclasses.replace(r, seconds=0.0) for r in alone]
     boards = [Board.from_folder(at) for at in (folder, whole)]
     assert boards[0].to_csv() == boards[1].to_csv() and boards[0].to_text(width=100) == boards[1].to_text(width=100)
@@ -139,16 +140,16 @@ def assert_as_uninterrupted(folder: Path) -> None:
 
 
 def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
-    killed_and_resumed(tmp_path, 1, first_record)
-    assert_as_uninterrupted(tmp_path)
+    killed_and_resumed(SHORT, tmp_path, 1, first_record)
+    assert_as_uninterrupted(SHORT, tmp_path)
 
 
 @pytest.mark.slow
 def test_many_kills_at_any_moment_lose_nothing(tmp_path):
     coins = random.Random(0)  # noqa: S311 -- moments, not secrets
     (tmp_path / "records").mkdir()
-    killed_and_resumed(tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
-    assert_as_uninterrupted(tmp_path)
+    killed_and_resumed(SWEEP, tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
+    assert_as_uninterrupted(SWEEP, tmp_path)
 
 
 def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
