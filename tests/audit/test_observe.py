@@ -6,6 +6,7 @@ import types
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from defenses.core import (
     Recording,
     Stateless,
     StepPlan,
+    StrategyRow,
     Subspace,
     clip,
     cross_entropy,
@@ -186,8 +188,17 @@ def batch_of(step: int) -> list[int]:
 
 def norms(step, clean: Observation) -> Tensor:
     """Which block each released value belongs to, as the standard deviation that its plan asks for."""
-    parts = [torch.full((b.codec.size,), step.noise_multiplier * b.bound.norm / b.share**0.5) for b in step.plan.blocks]
+    row = step.plan.plan.correlated
+    # A stream's step carries what it draws and what it takes back: by the inverse of the strategy's matrix.
+    sigma = step.noise_multiplier * (1.0 if row is None else row.fresh * float(taken_back(row).norm()))
+    parts = [torch.full((b.codec.size,), sigma * b.bound.norm / b.share**0.5) for b in step.plan.blocks]
     return torch.cat(parts)
+
+
+def taken_back(row: StrategyRow) -> Tensor:
+    """Of each draw of a stream up to a step, how much is in the step's noise."""
+    inverse = np.linalg.inv(row.strategy.matrix())[row.position, : row.position + 1]
+    return torch.tensor(inverse, dtype=torch.float32)
 
 
 @each
@@ -298,16 +309,26 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
     """Against the noise as it was drawn, and against leaving each candidate out by brute force."""
     noise = Overheard(1)
     run = fresh(name, 1.0, noise=noise)
-    draws = torch.cat(noise.draws) if noise.draws else torch.zeros(0)
-    released = sum(len(seen.released) for seen in view_of(run))
-    draws = draws[len(draws) - released :] if len(draws) else draws  # without those of a release before the steps
+    plans = [step.plan.plan for step in run.transcript.steps if step.plan]
+    draws, trials, blocks = list(noise.draws), [plan.trial for plan in plans], [len(plan.blocks) for plan in plans]
+    # Without those of a release before the steps, and with one more where a step has a trial.
+    draws = draws[len(draws) - sum(blocks) - sum(t is not None for t in trials) :]
+    past: list[Tensor] = []
     for at, seen in enumerate(view_of(run)):
         assert seen.others_removed is not None and seen.noise_std is not None
         took_part = batch_of(at)
         assert took_part and set(took_part) != set(MEMBERS)
         remainder = seen.others_removed()
-        drawn, draws = draws.split([len(seen.released), len(draws) - len(seen.released)]) if len(draws) else (0, draws)
-        drawn = drawn * seen.noise_std
+        drawn = torch.zeros_like(seen.noise_std)
+        if draws:
+            past.append(torch.cat([draws.pop(0) for _ in range(blocks[at])]))
+            drawn = past[-1] * seen.noise_std
+            if trials[at] is not None:
+                draws.pop(0)
+            row = plans[at].correlated
+            if row is not None:
+                weights = taken_back(row)
+                drawn = (weights @ torch.stack(past)) / weights.norm() * seen.noise_std
         own = seen.contributions(PEOPLE.inputs, PEOPLE.labels)
         for z in range(0, len(PEOPLE), 4):
             expected = drawn + own[z] if z in took_part else drawn
