@@ -79,16 +79,22 @@ def kind_of_plan(name):
 
 # Bounds, views and dropout are the core's: of the methods whose plans look alike to it, the first stands for the others
 # by default. With `make test-all` all of them are tried.
-REPRESENTATIVES = set({kind_of_plan(name): name for name in reversed(NAMES)}.values())
+KINDS = {name: kind_of_plan(name) for name in NAMES}
+REPRESENTATIVES = set({KINDS[name]: name for name in reversed(NAMES)}.values())
+# Views and dropout are in what an example is asked, before codec and bound: the first that asks it stands for others.
+ASKING = set({frozenset(k[3] for k in KINDS[name] if isinstance(k, tuple)): name for name in reversed(NAMES)}.values())
 
 
 def unless_alike(name, *values, **settings):
     """A case that `make test` leaves out where another method's plans look alike."""
-    marks = [pytest.mark.long] if name in REPRESENTATIVES else [pytest.mark.long, pytest.mark.slow]
+    first = name in (ASKING if duties.DRAWN in values else REPRESENTATIVES)
+    marks = [pytest.mark.long] if first else [pytest.mark.long, pytest.mark.slow]
     return pytest.param(*values, marks=marks, **settings)
 
 
 each = pytest.mark.parametrize("name", NAMES)
+# Of batches for every method: fewer than for a test of one thing, and in proportion to the profile's.
+some_batches = settings(max_examples=max(5, settings().max_examples * 2 // 5))
 with_each_bound = pytest.mark.parametrize(
     "build",
     [
@@ -132,6 +138,7 @@ def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
 
 
 @each_that_proves
+@some_batches
 @given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
 def test_removing_any_row_moves_the_sums_by_at_most_the_sensitivity(name, rows, pick):
     moments = duties.histories(FACTORIES[name])
@@ -151,7 +158,7 @@ def test_what_takes_a_clip_norm_takes_any_bound():
 
 
 @with_each_bound
-@settings(max_examples=20)
+@some_batches
 @given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
 def test_whatever_bounds_it_no_row_moves_the_sums_by_more_than_the_sensitivity(build, rows, pick):
     moments = duties.histories(build)
