@@ -84,6 +84,7 @@ def test_epsilon_under_partition_is_that_of_its_epochs(document):
     assert found["relation"] == "zero_out"
 
 
+@pytest.mark.slow  # another row of the papers' table; what is new in it is its length
 def test_epsilon_with_much_noise(document):
     found = document(*planned(sigma=10, rate=0.025, steps=3200))
     assert (round(found["epsilon_rdp"], 3), round(found["epsilon"], 3)) == (0.549, 0.500)

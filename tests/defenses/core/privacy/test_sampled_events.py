@@ -6,7 +6,7 @@ from dp_accounting.pld import PLDAccountant
 
 from defenses.core import calibrate, cyclic, partition, poisson, predict, random_allocation, truncated_poisson
 from defenses.core.privacy.events import Gaussian, merged
-from defenses.core.privacy.ledger import Entry, events_of
+from defenses.core.privacy.ledger import Entry, Ledger, events_of
 from defenses.dp_sgd import dp_sgd
 
 DELTA = 1e-5
@@ -47,17 +47,17 @@ def test_a_cycle_is_a_poisson_sample_of_a_group():
 def test_truncation_costs_what_dp_accounting_says():
     sampling = truncated_poisson(0.05, most=70, examples=1000)
     claim = predict(dp_sgd(noise_multiplier=1.1), sampling=sampling, steps=60).claim(DELTA)
-    accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+    # Ten times as coarse as a claim: the library walks over its losses in Python.
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, 1e-3)
     accountant.compose(dp_accounting.TruncatedSubsampledGaussianDpEvent(1000, 0.05, 70, 1.1), 60)
-    assert claim.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-5)
+    assert claim.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
     assert claim.epsilon > predict(dp_sgd(noise_multiplier=1.1), sampling=poisson(0.05), steps=60).claim(DELTA).epsilon
     assert "at most 70 of 1000 records" in claim.events[0]
 
 
 def test_random_allocation_is_a_way_out_of_the_price_of_a_partition():
-    defense, steps = dp_sgd(noise_multiplier=1.54), 2000
     found = {
-        sampling.kind: predict(defense, sampling=sampling, steps=steps).claim(DELTA).epsilon
+        sampling.kind: Ledger(sampling, [Entry(0, 2000, 1.54, sampling)]).claim(DELTA).epsilon
         for sampling in (random_allocation(0.02), partition(0.02), poisson(0.02))
     }
     assert found["random_allocation"] < found["poisson"] < found["partition"] / 9
