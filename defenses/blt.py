@@ -63,7 +63,7 @@ def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float
     if buffers > 1:
         # The best of one buffer less, with another of hardly any weight: the search goes on from there.
         scales, decays = parameters(steps, buffers - 1)
-        starts += [((*scales, 0.01), (*decays, decay)) for decay in (0.5, 0.9, 1 - steps**-0.5)]
+        starts += [((*scales, 0.01), (*decays, decay)) for decay in (0.5, 0.9, 1 - max(steps, 2) ** -0.5)]
     points = [np.log([*scales, *(d / (1 - d) for d in decays)]) for scales, decays in starts]
     bounds = [(-14.0, 0.0)] * buffers + [(-9.0, 14.0)] * buffers  # scales to 1, decays from 10^-4 to 1 - 10^-6
     settings = {"method": "L-BFGS-B", "bounds": bounds, "options": {"ftol": 1e-13, "maxiter": 1000}}

@@ -8,7 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defenses.adaptive_clipping import adaptive_clipping
-from defenses.core import Block, Context, Coordinates, Defense, Stateless, StepPlan, ToyRows, adapted, clip, release
+from defenses.core import (
+    Block,
+    Context,
+    Coordinates,
+    Defense,
+    Stateless,
+    StepPlan,
+    ToyRows,
+    adapted,
+    clip,
+    partition,
+    predict,
+    release,
+)
+from defenses.dp_ftrl import dp_ftrl
 from defenses.dp_sgd import dp_sgd
 from defenses.gep import gep
 from defenses.pcdp import pcdp
@@ -165,3 +179,10 @@ def test_what_has_no_one_bound_to_adapt_is_refused():
     with pytest.raises(ValueError, match="clip_norm must lie between lowest and highest"):
         outside = adapted(dp_sgd(clip_norm=5.0), highest=1.0)
         outside.plan(outside.start(context), context)
+
+
+def test_of_another_method_the_noise_stays_correlated():
+    plain, with_count = dp_ftrl(noise_multiplier=1.0), adapted(dp_ftrl(noise_multiplier=1.0))
+    ledgers = [predict(defense, sampling=partition(0.25), steps=6) for defense in (plain, with_count)]
+    assert ledgers[0].entries == ledgers[1].entries
+    assert [entry.row is not None for entry in ledgers[1].entries] == [True, True]

@@ -45,3 +45,7 @@ def test_the_inverse_does_not_grow():
 def test_buffers_are_a_count():
     with pytest.raises(ValueError, match="buffers must be"):
         blt(buffers=0)
+
+
+def test_a_run_of_one_step_has_noise_of_its_own():
+    assert strategy(1, 3).matrix().tolist() == [[1.0]]

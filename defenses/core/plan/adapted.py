@@ -118,6 +118,7 @@ class Adapted:
             remarks=plan.remarks,
             moves=plan.moves,
             start_at=plan.start_at,
+            correlated=plan.correlated,
             trial=plan.trial,
         )
         return {"norm": norm, "own": own}, changed

@@ -148,7 +148,11 @@ class Ledger:
             one_off: a release of its own on all the data: no sampler amplifies it.
             exact: whether the noise was a discrete Gaussian on sums of whole numbers.
             trial: the trial of a step, and no step.
+
+        Raises:
+            ValueError: for correlated noise in a release of its own, or in a step that does not go on with its stream.
         """
+        self._refuse_broken_stream(plan.plan.correlated, step, own_noise=one_off or trial)
         sampling = full() if one_off else sampling or self.sampling
         reason = ""
         if math.isinf(plan.plan.sensitivity):
@@ -168,6 +172,22 @@ class Ledger:
             self.entries[place] = replace(last, steps=last.steps + 1)
         else:
             self.entries.append(new)
+
+    def _refuse_broken_stream(self, row: StrategyRow | None, step: int, *, own_noise: bool) -> None:
+        """A stream is charged from its first to its last step, for what these share: so nothing may lie between."""
+        if row is None:
+            return
+        if own_noise:
+            raise ValueError("a release of its own, or a trial, must have independent noise, got correlated noise")
+        last = next((entry for entry in reversed(self.entries) if not entry.own_noise), None)
+        # Numbers are left out where steps are looked at one by one, each with noise of its own.
+        if row.position == 0 or last is None or last.first + last.steps != step:
+            return
+        if last.row is None or (last.row.strategy, last.row.position + last.steps) != (row.strategy, row.position):
+            raise ValueError(
+                f"step {step}, at position {row.position} of a stream of correlated noise, must follow the step before "
+                f"it in the stream, and step {step - 1} is none of it; begin a stream at position 0"
+            )
 
     def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
         """The (epsilon, delta) of everything recorded so far.

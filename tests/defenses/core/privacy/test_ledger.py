@@ -35,6 +35,7 @@ from defenses.core.privacy.accounting import epsilon, gaussian_epsilon
 from defenses.core.privacy.discrete_gaussian import probabilities
 from defenses.core.privacy.events import Gaussian
 from defenses.core.privacy.ledger import Entry
+from defenses.core.privacy.strategies import StrategyRow, Tree
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.noisy_sgd import noisy_sgd
@@ -395,3 +396,29 @@ def test_a_prediction_looks_at_every_step():
     assert claim.epsilon == math.inf and "not bounded" in claim.reason
     with pytest.raises(ValueError, match="steps must be from 1 to 1000000 for a prediction, got 1000001"):
         predict(dp_sgd(noise_multiplier=1.0), sampling=poisson(0.01), steps=1_000_001)
+
+
+def in_stream(position, length=8):
+    return StepPlan(Block(codec=Everything(4), bound=clip(1.0)), correlated=StrategyRow(Tree(length), position)).at(1.0)
+
+
+def test_a_stream_of_correlated_noise_is_not_charged_in_parts_that_share_noise():
+    # One step with noise of its own between two of a stream: as two streams they would be charged as if they had
+    # nothing in common, with 1 + 1 in place of what the tree's columns share.
+    ledger = Ledger(full())
+    ledger.record(in_stream(0), step=0)
+    ledger.record(PLAN.at(1.0), step=1)
+    with pytest.raises(ValueError, match=r"step 2, at position 1 .* must follow .*, and step 1 is none of it"):
+        ledger.record(in_stream(1), step=2)
+    ledger.record(in_stream(0), step=2)  # a stream that begins anew shares nothing
+    with pytest.raises(ValueError, match=r"step 3, at position 1 .* must follow"):
+        ledger.record(in_stream(1, length=4), step=3)
+    ledger.record(in_stream(1), step=3)
+
+
+def test_a_release_of_its_own_takes_no_place_in_a_stream():
+    ledger = Ledger(full())
+    for trial in (False, True):
+        with pytest.raises(ValueError, match="must have independent noise, got correlated noise"):
+            ledger.record(in_stream(0), step=0, one_off=not trial, trial=trial)
+    assert not ledger.entries
