@@ -11,8 +11,8 @@ Subsampling and Random Allocation", ICML 2026) round to grids of another kind.
 
 Guarantee:
     The distributions dominate the epoch's, in both directions, up to what transforms lose to rounding, which counts as
-    infinite loss. Relation: a record is replaced by one that contributes nothing. Below a noise multiplier of about 0.6
-    the grid is coarse, and epsilon larger than it must be.
+    infinite loss. Relation: a record is replaced by one that contributes nothing. Below a noise multiplier of about 1
+    the grid is coarse, and epsilon larger than it must be, up to what it is without amplification.
 """
 
 from __future__ import annotations
