@@ -153,7 +153,9 @@ def _point(
         "validation": tune.validation,
         "tried": tried,
     }
-    values = ", ".join(f"{key} {value:g}" for key, value in tried.items())
+    values = ", ".join(
+        f"{key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in tried.items()
+    )
     words = f"tune {at.name} on public data: {values}"
     return Artifact(request, words, partial(_try, asked_for, request), (asked_for.defense,))
 

@@ -27,6 +27,8 @@ from ..catalog.messages import near_miss, way_out
 SamplingName = Literal[
     "poisson", "truncated_poisson", "random_allocation", "cyclic", "shuffle", "partition", "fixed", "full"
 ]
+SamplingAlone = Literal["poisson", "random_allocation", "shuffle", "partition", "fixed", "full"]
+"""Those that need no further key, so that a defense may have one of them in place of the task's."""
 
 
 def _several(value: Any) -> Any:
@@ -136,6 +138,7 @@ class TaskTable(StrictTable):
 
 
 TRAINING: Mapping[str, Any] = {
+    "sampling": SamplingAlone,
     "lr": Rate,
     "batch": Count,
     "epochs": Count,

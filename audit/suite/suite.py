@@ -138,7 +138,9 @@ class Suite(Document):
 
     def task_for(self, choice: DefenseChoice) -> TaskTable:
         """The task as this defense trains it."""
-        return self.task.model_copy(update=choice.training)
+        # Of another sampling, what the task's own needs is no key.
+        own = {"groups": None, "largest_batch": None} if "sampling" in choice.training else {}
+        return self.task.model_copy(update=own | choice.training)
 
     def reported_for(
         self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None
@@ -260,19 +262,19 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
     if suite.task.private is not None and suite.task.private > n_private:
         wrong.append(f"task.private: must be at most {n_private}, the private examples, got {suite.task.private}")
     n = min(n_private, suite.task.private or n_private)
-    tasks = {"task": suite.task.batch} | {
-        f"defense {choice.name!r}": choice.training["batch"]
+    tasks = {"task": suite.task} | {
+        f"defense {choice.name!r}": suite.task_for(choice)
         for choice in suite.defense_grid()
         if "batch" in choice.training
     }
     # A sample rate above 1 is no probability, and the accountant has no meaning for it.
-    for where, batch in tasks.items():
-        if batch > n:
+    for where, task in tasks.items():
+        if (batch := task.batch) > n:
             wrong.append(
                 f"{where}.batch: must be at most {n}, the private examples, got {batch}: "
                 f"a sample rate of {batch / n:.3g}"
             )
-        elif batch * (groups := suite.task.groups or 1) > n:
+        elif batch * (groups := task.groups or 1) > n:
             wrong.append(
                 f"{where}.batch: must be at most {n // groups}, the private examples of one of {groups} groups, "
                 f"got {batch}"

@@ -101,6 +101,26 @@ def test_a_defense_may_override_how_it_is_trained(suite_of):
     assert suite.task_for(dp_sgd).epochs == 2
 
 
+def test_a_defense_may_draw_its_batches_in_ways_of_its_own(suite_of):
+    capped = 'lr = 0.5, sampling = "truncated_poisson", largest_batch = 80 }'
+    text = GOOD.replace("lr = 0.5 }", capped).replace(
+        '{ name = "sgd" }', '{ name = "sgd", sampling = ["poisson", "shuffle"] }'
+    )
+    suite = suite_of(text)
+    tasks = [suite.task_for(choice) for choice in suite.defense_grid()[:3]]
+    assert [(task.sampling, task.largest_batch) for task in tasks] == [
+        ("poisson", None),
+        ("shuffle", None),
+        ("truncated_poisson", 80),
+    ]
+
+
+def test_a_defense_has_no_sampling_of_its_own_that_needs_another_key(suite_of):
+    (line,) = mistakes(suite_of, GOOD.replace('{ name = "sgd" }', '{ name = "sgd", sampling = "cyclic" }'))
+    assert line.startswith("defense[0].sampling: must be ")
+    assert "'random_allocation'" in line
+
+
 def test_a_budget_may_be_a_grid_of_noise_multipliers(suite_of):
     suite = suite_of(GOOD.replace("epsilon = [1, 3.0]", "noise_multiplier = [1, 10]").replace(", epsilon = 3.0", ""))
     assert suite.budget_grid() == [

@@ -1,0 +1,83 @@
+"""Suites of the papers' questions: each has a small twin that asks the same, and no figure without a cell."""
+
+import math
+
+import pytest
+
+from audit.catalog import methods as catalog
+from audit.plan.expand import budgets_of
+from audit.suite.schema import TRAINING
+from audit.suite.suite import load
+
+LITTLE = 5_000_000
+"""Examples that a small suite may train on, tuning included: ten minutes of two cores at 4,000 a second."""
+
+NAMES = catalog.names("suites")
+SMALL = sorted(name for name in NAMES if name.endswith("_small"))
+PAPERS = sorted(set(NAMES) - set(SMALL) - {"quick"})
+
+
+def twin(name):
+    """The small suite of the same name, or of the longest beginning of it: that of a family with one data set each."""
+    words = name.split("_")
+    beginnings = ("_".join(words[:end]) + "_small" for end in range(len(words), 0, -1))
+    return next((one for one in beginnings if one in SMALL), None)
+
+
+def asked(name):
+    """What a suite asks: the defenses, and of each the settings that it sets, tries or chooses."""
+    suite = load(name)
+    tried = set() if suite.tune is None else set(suite.tune.grid)
+    found = set()
+    for entry in suite.defense:
+        # How long and how fast differs in little; how batches are drawn is a question.
+        trained = set(TRAINING) - {"sampling"}
+        settings = {*entry, *(tried & set(catalog.settings("defenses", entry["name"])))} - trained - {"name"}
+        found |= {(entry["name"], key) for key in settings or {""}}
+    return found
+
+
+def examples(name):
+    """Examples trained on, over all cells and all points of the search."""
+    suite = load(name)
+    seen = 0
+    for choice in suite.defense_grid():
+        task, budgets = suite.task_for(choice), len(budgets_of(suite, choice))
+        assert task.private is not None, f"{name} must say how many examples are trained on"
+        points = 0
+        if suite.tune is not None:
+            once = suite.tune.epsilon is not None or suite.tune.noise_multiplier is not None
+            grid = [values for key, values in suite.tune.grid.items() if key in suite.tunable(choice)]
+            points = math.prod(map(len, grid)) * (1 if once else budgets)
+        seen += (budgets * len(suite.seeds) + points) * task.private * task.epochs * (task.views or 1)
+    return seen
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_suite_has_a_small_twin_that_asks_the_same(name):
+    small = twin(name)
+    assert small is not None, f"{name} has no small twin"
+    assert asked(name) <= asked(small)
+
+
+@pytest.mark.parametrize("small", SMALL)
+def test_a_small_suite_asks_nothing_that_its_papers_do_not(small):
+    papers = [name for name in PAPERS if twin(name) == small]
+    assert papers, f"{small} is nobody's twin"
+    assert asked(small) == set().union(*map(asked, papers))
+
+
+@pytest.mark.parametrize("small", SMALL)
+def test_a_small_suite_is_small(small):
+    assert load(small).task.data in ("mnist", "digits")
+    assert examples(small) <= LITTLE
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_figure_of_a_paper_stands_beside_a_cell(name):
+    suite = load(name)
+    cells = [(choice, budget) for choice in suite.defense_grid() for budget in budgets_of(suite, choice)]
+    attacks = (None, *suite.attack_grid())
+    shown = [figure for cell in cells for attack in attacks for figure in suite.reported_for(*cell, attack)]
+    for row in suite.reported:
+        assert any((one.metric, one.value, one.source) == (row.metric, row.value, row.source) for one in shown), row
