@@ -1,11 +1,14 @@
 """What every test shares: shapes and types checked at run time, one thread, the optional data folder."""
 
 import ast
+import functools
+import inspect
 import os
 import sys
 from pathlib import Path
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import _import_hook, install_import_hook
@@ -40,6 +43,43 @@ def _by_need(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionD
 
 
 _import_hook.JaxtypingTransformer.visit_FunctionDef = _by_need
+
+# A checked call takes a tenth of a millisecond, as long as all that a small function does, and a short run makes
+# thousands. What a function is called with in one test hardly changes after the first times.
+_CHECKED_CALLS = 4
+_calls: dict[int, int] = {}
+
+
+def _first_calls(fn=jaxtyping._decorator._sentinel, *, typechecker, jaxtyped=jaxtyping.jaxtyped):
+    """jaxtyping's decorator, whose checks are made at the first calls in every test."""
+    if fn is jaxtyping._decorator._sentinel:
+        return functools.partial(_first_calls, typechecker=typechecker)
+    checked = jaxtyped(fn, typechecker=typechecker)
+    if isinstance(fn, type):
+        # Of a dataclass alone, and of one whose parent is checked, `__init__` was replaced.
+        plain = vars(fn).get("__init__")
+        if hasattr(plain, "__wrapped__") and not hasattr(plain, "at_first"):
+            fn.__init__ = _at_first(plain)
+        return fn
+    return _at_first(checked) if inspect.isfunction(checked) and hasattr(checked, "__wrapped__") else checked
+
+
+def _at_first(checked):
+    unchecked, mine = checked.__wrapped__, id(checked)
+
+    @functools.wraps(unchecked)
+    def called(*args, **kwargs):
+        done = _calls.get(mine, 0)
+        if done >= _CHECKED_CALLS:
+            return unchecked(*args, **kwargs)
+        _calls[mine] = done + 1
+        return checked(*args, **kwargs)
+
+    vars(called)["at_first"] = True
+    return called
+
+
+jaxtyping.jaxtyped = _first_calls
 # Before any of them is imported: a module that is loaded already is not checked any more.
 install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
 
@@ -59,11 +99,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device, and torch finds none")
 
 
+_told: object = None
+
+
 @pytest.fixture(autouse=True)
-def _nothing_known_of_models() -> None:
-    """Every test finds out by itself what engines make of a model: another may have changed an engine."""
+def _nothing_known(request: pytest.FixtureRequest) -> None:
+    """Every test checks types afresh, and what engines make of a model: others may have changed an engine."""
+    _calls.clear()
     choose = sys.modules.get("defenses.core.gradients.choose")
-    if choose is not None:  # else nothing is known yet, and tests of a board need not import it
+    # Else nothing is known yet, and tests of a board need not import it. A module that changes no engine may say so, and
+    # is then told of each model once.
+    global _told
+    told, _told = _told, request.module if getattr(request.module, "CHANGES_NO_ENGINE", False) else None
+    if choose is not None and (_told is None or _told is not told):
         choose.forget()
 
 
