@@ -107,8 +107,8 @@ def _nothing_known(request: pytest.FixtureRequest) -> None:
     """Every test checks types afresh, and what engines make of a model: others may have changed an engine."""
     _calls.clear()
     choose = sys.modules.get("defenses.core.gradients.choose")
-    # Else nothing is known yet, and tests of a board need not import it. A module that changes no engine may say so, and
-    # is then told of each model once.
+    # Else nothing is known yet, and tests of a board need not import it. A module that changes no engine may say so,
+    # and is then told of each model once.
     global _told
     told, _told = _told, request.module if getattr(request.module, "CHANGES_NO_ENGINE", False) else None
     if choose is not None and (_told is None or _told is not told):
