@@ -119,8 +119,11 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     if row.reads != "nothing" and model.run.noise == "none":
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows
-    # Ratios of single steps multiply to that of the run under independent coins only.
-    if informed and participation(model.sampling[0]) == "dependent":
+    # Ratios of single steps multiply to that of the run under independent coins and independent noise only, and what a
+    # trial released is in none of them.
+    plans = [step.plan.plan for step in model.run.transcript.steps if step.plan]
+    dependent = participation(model.sampling[0]) == "dependent" or any(plan.correlated or plan.trial for plan in plans)
+    if informed and dependent:
         flags.append("not_most_powerful")
     return flags
 

@@ -205,7 +205,7 @@ def _held_against(
     elif "uneven_seeds" in flags:
         why = "not everything was measured with the same seeds"
     elif "uneven_tasks" in flags:
-        why = "rows of this table were not trained on the same examples and model"
+        why = "rows of this table were not trained on the same examples, with the same model, sampling and optimizer"
     elif "mixed_code" in flags:
         why = "records of its suite are of different code"
     elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):

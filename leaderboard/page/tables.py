@@ -31,8 +31,8 @@ FLAGS = {
     "refuted the claim",
     "participation_known": "an attack knew who took part, so sampling's amplification does not hold against it",
     "deterministic": "updates carry no noise, so membership is read off them",
-    "not_most_powerful": "batches were not drawn by independent coins, so the likelihood ratio of single steps is a "
-    "strong test and not the most powerful one",
+    "not_most_powerful": "batches were not drawn by independent coins, noise is correlated over steps, or steps "
+    "were on trial, so the likelihood ratio of single steps is a strong test and not the most powerful one",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
     "degraded": "the attacker itself saw that it found no match",
     "public_in_distribution": "the method reads public examples of the very data set that it trains on",
@@ -43,7 +43,8 @@ FLAGS = {
     "missing_cells": "cells that were asked for have no record, so the worst case may be worse",
     "uneven_attacks": "other defenses were attacked by more, so the worst case may be worse",
     "uneven_seeds": "not everything was measured with the same seeds",
-    "uneven_tasks": "rows of this table were not trained on the same examples and model",
+    "uneven_tasks": "rows of this table were not trained on the same examples, with the same model, sampling and "
+    "optimizer",
     "mixed_code": "records of its suite are of different code",
     "claims_differ": "seeds or cells claim different epsilons; the largest is shown",
 }

@@ -49,10 +49,11 @@ def test_one_band_is_dp_sgd_with_the_same_draws():
 def test_in_groups_it_costs_a_poisson_sample_of_a_group_a_cycle():
     claim = predict(band_mf(bands=8, noise_multiplier=1.7), sampling=cyclic(0.01, groups=8), steps=403).claim(DELTA)
     assert claim.epsilon == epsilon([Gaussian(0.08, 1.7, 51)], DELTA).value
-    assert "correlated over steps (Banded)" in claim.events[0]
+    assert "correlated over steps (Banded)" in claim.events[0] and "without amplification" not in claim.events[0]
     # With a group less, steps of one record share noise, and nothing is amplified.
     fewer = predict(band_mf(bands=8, noise_multiplier=1.7), sampling=cyclic(0.01, groups=7), steps=403).claim(DELTA)
     assert fewer.epsilon > 3 * claim.epsilon
+    assert fewer.events[0].endswith("charged without amplification")
 
 
 def test_a_pass_costs_one_gaussian():

@@ -107,6 +107,7 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     # Slow lists go to dp-accounting's own accountant, in a process of its own.
     composed = f"{library}, composed by leakbench" if quick(events) else library
     composed += ", random allocation by leakbench" if any(e.allocated for e in events) else ""
+    composed += "" if all(e.plain for e in events) else "; RDP beside it without amplification"
     return Epsilon(by_pld, by_rdp, f"PLD ({composed}, pessimistic, discretisation {interval:.2g})")
 
 

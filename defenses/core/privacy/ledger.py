@@ -22,7 +22,7 @@ from .accounting import TIME_LIMIT
 from .accounting import epsilon as proved
 from .events import Gaussian
 from .strategies import NoiseStrategy, StrategyRow
-from .streams import stream_events
+from .streams import amplified, stream_events
 
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
 """Samplers under which a record is used at most once in an epoch, or in a cycle of its groups."""
@@ -297,4 +297,5 @@ def _words(entries: list[Entry]) -> Iterator[str]:
         what = f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
         if e.row is not None:
             what += f", correlated over steps ({type(e.row.strategy).__name__})"
+            sampler += "" if amplified(e.row.strategy, s) else ", charged without amplification"
         yield f"{e.steps} x {what} {sampler}"

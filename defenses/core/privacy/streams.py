@@ -40,9 +40,14 @@ def stream_events(
         steps: how many.
     """
     cycles = range(first // sampling.groups, (first + steps - 1) // sampling.groups + 1)
-    if sampling.kind == "cyclic" and bands(strategy) <= sampling.groups:
+    if amplified(strategy, sampling):
         return [Gaussian(sampling.rate_in_group, sigma, len(cycles))]
     return [Gaussian(1.0, sigma / sensitivity(strategy, sampling, first, position, steps), 1)]
+
+
+def amplified(strategy: NoiseStrategy, sampling: Sampling) -> bool:
+    """Whether a record's steps share no noise, so that its coins in them lower epsilon."""
+    return sampling.kind == "cyclic" and bands(strategy) <= sampling.groups
 
 
 @lru_cache(maxsize=256)

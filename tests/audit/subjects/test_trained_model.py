@@ -276,6 +276,14 @@ def test_the_ratio_of_a_run_is_called_the_most_powerful_test_where_it_is_one(sui
     assert not [outcome.error for outcome in found.values() if outcome.error]
 
 
+@pytest.mark.parametrize("name", ["dp_ftrl", "dpsur"])
+def test_correlated_noise_and_trials_leave_no_ratio_the_most_powerful_test(suite_of, name):
+    text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    found = outcomes(suite_of(text.replace('"dp_sgd"', f'"{name}"')), name)
+    assert "not_most_powerful" in found["likelihood_ratio"].flags
+    assert "not_most_powerful" not in found["one_step_likelihood_ratio"].flags
+
+
 def test_what_scores_mean_is_not_the_attacks_own_word(suite_of, site):
     source = """
 from attacks.core import Access, MembershipScores, ModelAccess, attack

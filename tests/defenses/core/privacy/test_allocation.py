@@ -86,7 +86,7 @@ def test_it_lies_between_the_bounds_of_its_authors(setting):
     found = epsilon([Gaussian(1 / steps, sigma, epochs, allocated=True)], 1e-5)
     low, high = THEIRS[setting]
     assert low < found.value < high
-    assert "leakbench" in found.accountant
+    assert "random allocation by leakbench; RDP beside it without amplification" in found.accountant
     # RDP knows no amplification here, and says what one Gaussian an epoch costs.
     assert found.rdp >= gaussian_epsilon(sigma / math.sqrt(epochs), 1e-5) * 0.99
 
