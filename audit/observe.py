@@ -320,25 +320,29 @@ class RunView:
         seen = Observed(step, self.run.model, layout, self.world.loss, self._views(step))
         # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
         took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
-        # Sorted, for the binary search below; `place` leads back to the order in which the attack has candidates.
-        asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
-        # A candidate that took no part contributed 0.
-        own = seen.sums.new_zeros(len(asked), seen.sums.numel(), dtype=torch.float64)
-        total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
         noise = self.kept.get(step.step)
-        # With the noise known, only rows of candidates are missing.
-        needed = took_part if noise is None else took_part[torch.isin(private.ids[took_part], asked)]
-        for part in needed.split(max(1, _ROWS // layout.dim)) if len(needed) else ():
-            rows = seen.contributions(private.inputs[part], private.labels[part])
-            total += rows.sum(dim=0, dtype=torch.float64)
-            is_asked = torch.isin(private.ids[part], asked)
-            own[place[torch.searchsorted(asked, private.ids[part][is_asked])]] = rows[is_asked].double()
         if noise is None:
+            total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
+            for _, rows in self._rows(seen, took_part):
+                total += rows.sum(dim=0, dtype=torch.float64)
             noise = seen.sums.double() - total
             # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
             if sum(one.numel() for one in self.kept.values()) + noise.numel() <= _KEPT:
                 self.kept[step.step] = noise
+        # Sorted, for the binary search below; `place` leads back to the order in which the attack has candidates.
+        asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
+        # A candidate that took no part contributed 0.
+        own = seen.sums.new_zeros(len(asked), seen.sums.numel(), dtype=torch.float64)
+        # In a pass of their own also where the one above has just had them: the last digits of a row follow from the
+        # rows beside it, and a score must not depend on whether another cell has left the noise behind.
+        for part, rows in self._rows(seen, took_part[torch.isin(private.ids[took_part], asked)]):
+            own[place[torch.searchsorted(asked, private.ids[part])]] = rows.double()
         return noise, own
+
+    def _rows(self, seen: Observed, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions in the private data and the contributions of what is there, in parts that fit into memory."""
+        for part in positions.split(max(1, _ROWS // self.run.transcript.layout.dim)) if len(positions) else ():
+            yield part, seen.contributions(self.private.inputs[part], self.private.labels[part])
 
 
 def participation(sampling: Sampling) -> Participation:
