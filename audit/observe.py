@@ -43,7 +43,29 @@ from .subjects.candidates import Candidates, copied
 _AT_ONCE = 1024  # inputs a forward pass, which bounds activations whatever the size of the pool
 _ROWS = 2**26  # numbers of per-example gradients at a time, 256 MiB in float32, where a sum allows to cut them up
 _MOST = 2**30  # the same, 4 GiB, where all rows are wanted at once: the answer to an attack has one row a candidate
-_KEPT = 2**25  # numbers of left-over noise that all views of a run share, 256 MiB in float64
+_KEPT = 2**25  # numbers of left-over noise and rows that all views of a run share, 256 MiB at most
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """A step's noisy sums, in parts.
+
+    Attributes:
+        noise: the sums less everybody's contribution [m], float64.
+        asked: ids of the candidates that it was computed for.
+        joined: ids of those of them that took part, sorted.
+        rows: contributions of these [n, m], as they were taken off.
+    """
+
+    noise: Tensor
+    asked: Tensor
+    joined: Tensor
+    rows: Tensor
+
+    @property
+    def size(self) -> int:
+        """Numbers that it holds."""
+        return self.noise.numel() + self.rows.numel()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +250,7 @@ class RunView:
         sampling: the sampler of the run.
         candidates: whom membership is about; None where nothing is asked.
         informed: whether the attacker knows everybody but the candidate.
-        kept: number of a step -> its noisy sums less everybody's contribution. Views of a run share it: each takes the
+        kept: number of a step -> its noise and contributions of candidates. Views of a run share it: each takes the
             gradients of a whole batch to compute.
     """
 
@@ -238,7 +260,7 @@ class RunView:
     sampling: Sampling
     candidates: Candidates | None = None
     informed: bool = True
-    kept: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[int, LeftOver] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Dropout in training drew other units than an auditor would: contributions could not be computed again.
@@ -306,7 +328,7 @@ class RunView:
         """The noisy sums less everybody but one candidate, for each of them: noise, plus its own if it took part."""
         _refuse_too_many(len(candidates), self.run.transcript.layout.dim, width=8)
         noise, own = self._left_over(step, candidates)
-        # Into `own`, which is fresh at every call; `noise` may be the tensor in `kept`, which other cells read.
+        # Into `own`, which is fresh at every call; `noise` is that of `kept`, which other cells read.
         return own.add_(noise)
 
     def _left_over(self, step: Step, candidates: Candidates | None) -> tuple[Tensor, Tensor]:
@@ -316,33 +338,41 @@ class RunView:
         In float64: noise drawn in float32 gives members away by the last digits of a release, and a remainder rounded
         to float32 would hide that from the audit.
         """
+        asked = self.private.ids.new_empty(0) if candidates is None else candidates.ids
+        found = self.kept.get(step.step)
+        if found is None or not torch.isin(asked, found.asked).all():
+            found = self._parted(step, asked)
+            others = sum(one.size for number, one in self.kept.items() if number != step.step)
+            # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
+            if others + found.size <= _KEPT:
+                self.kept[step.step] = found
+        # A candidate that took no part contributed 0.
+        own = found.noise.new_zeros(len(asked), len(found.noise))
+        joined = torch.isin(asked, found.joined)
+        own[joined] = found.rows[torch.searchsorted(found.joined, asked[joined])].double()
+        return found.noise, own
+
+    def _parted(self, step: Step, asked: Tensor) -> LeftOver:
+        """A step's noisy sums in parts: the noise, and the rows of those with the ids `asked`.
+
+        All of the step's rows are computed, also for the rows of a few: the last digits of a row follow from the rows
+        beside it, and only the very row that was taken off the sums leaves nothing of itself when it is put back.
+        """
         private, layout = self.private, self.run.transcript.layout
         seen = Observed(step, self.run.model, layout, self.world.loss, self._views(step))
         # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
         took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
-        noise = self.kept.get(step.step)
-        if noise is None:
-            total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
-            for _, rows in self._rows(seen, took_part):
-                total += rows.sum(dim=0, dtype=torch.float64)
-            noise = seen.sums.double() - total
-            # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
-            if sum(one.numel() for one in self.kept.values()) + noise.numel() <= _KEPT:
-                self.kept[step.step] = noise
-        # Sorted, for the binary search below; `place` leads back to the order in which the attack has candidates.
-        asked, place = (private.ids.new_empty(0) if candidates is None else candidates.ids).sort()
-        # A candidate that took no part contributed 0.
-        own = seen.sums.new_zeros(len(asked), seen.sums.numel(), dtype=torch.float64)
-        # In a pass of their own also where the one above has just had them: the last digits of a row follow from the
-        # rows beside it, and a score must not depend on whether another cell has left the noise behind.
-        for part, rows in self._rows(seen, took_part[torch.isin(private.ids[took_part], asked)]):
-            own[place[torch.searchsorted(asked, private.ids[part])]] = rows.double()
-        return noise, own
-
-    def _rows(self, seen: Observed, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions in the private data and the contributions of what is there, in parts that fit into memory."""
-        for part in positions.split(max(1, _ROWS // self.run.transcript.layout.dim)) if len(positions) else ():
-            yield part, seen.contributions(self.private.inputs[part], self.private.labels[part])
+        total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
+        joined, rows = [private.ids.new_empty(0)], [seen.sums.new_zeros(0, seen.sums.numel())]
+        for part in took_part.split(max(1, _ROWS // layout.dim)) if len(took_part) else ():
+            contributed = seen.contributions(private.inputs[part], private.labels[part])
+            total += contributed.sum(dim=0, dtype=torch.float64)
+            is_asked = torch.isin(private.ids[part], asked)
+            joined.append(private.ids[part][is_asked])
+            rows.append(contributed[is_asked])
+        # Sorted, for the binary searches of `_left_over`.
+        ids, order = torch.cat(joined).sort()
+        return LeftOver(seen.sums.double() - total, asked, ids, torch.cat(rows)[order])
 
 
 def participation(sampling: Sampling) -> Participation:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from attacks.core import Examples
 from benchmarks.core import Splits
 from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, train
 
-from ..observe import World
+from ..observe import LeftOver, World
 from ..plan.build import build_model, defend, load_splits, noise_for, planned, reads_public
 from ..plan.request import TrainingRequest, seed_of_data
 from .outcome import examples_of, pick, world_of
@@ -38,14 +37,14 @@ class TrainedRun:
         device: where it is computed.
         every_step: whether attacks read all of its steps.
         splits: of the data set.
-        left_over: number of a step -> its noisy sums less everybody's contribution, shared by the views of all cells.
+        left_over: number of a step -> its noise and contributions of candidates, shared by the views of all cells.
     """
 
     def __init__(self, request: TrainingRequest, device: torch.device, *, every_step: bool) -> None:
         """Reads the data; nothing is trained before it is asked for."""
         self.request, self.device, self.every_step = request, device, every_step
         self.splits: Splits = load_splits(request, device)
-        self.left_over: dict[int, Tensor] = {}
+        self.left_over: dict[int, LeftOver] = {}
 
     @cached_property
     def members(self) -> Examples:

@@ -434,9 +434,11 @@ def test_what_is_kept_of_a_step_is_for_other_views_and_changes_no_answer(monkeyp
             assert torch.equal(answer, fresh[step])
             answer.zero_()  # whatever an attack does to what it was given
     assert sorted(kept) == [0, 1, 2]
+    one = view_of(run, some([25]), kept=kept)  # of few candidates one, whose rows are there
+    assert all(torch.equal(others_removed(one, step), fresh[step][[1]]) for step in range(3))
     for step in run.transcript.steps[:3]:
         torch.testing.assert_close(view_of(run, kept=kept).noise(step), view_of(run).noise(step), rtol=0, atol=0)
-    monkeypatch.setattr("audit.observe._KEPT", 2 * kept[0].numel())
+    monkeypatch.setattr("audit.observe._KEPT", kept[0].size + kept[1].size)
     bounded = {}
     for step in range(4):
         others_removed(view_of(run, few, kept=bounded), step)
