@@ -99,19 +99,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device, and torch finds none")
 
 
-_told: object = None
+_patched = False
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known(request: pytest.FixtureRequest) -> None:
-    """Every test checks types afresh, and what engines make of a model: others may have changed an engine."""
+    """Every test checks types afresh, and forgets what engines make of a model where it, or the last one, patches."""
     _calls.clear()
+    # Else nothing is known yet, and tests of a board need not import it.
     choose = sys.modules.get("defenses.core.gradients.choose")
-    # Else nothing is known yet, and tests of a board need not import it. A module that changes no engine may say so,
-    # and is then told of each model once.
-    global _told
-    told, _told = _told, request.module if getattr(request.module, "CHANGES_NO_ENGINE", False) else None
-    if choose is not None and (_told is None or _told is not told):
+    global _patched
+    before, _patched = _patched, "monkeypatch" in request.fixturenames
+    if choose is not None and (before or _patched):
         choose.forget()
 
 

@@ -17,7 +17,6 @@ from defenses.core import poisson, predict
 
 from .defenses import duties
 
-CHANGES_NO_ENGINE = True
 NAMES = sorted(p.stem for p in Path(defenses.__path__[0]).glob("*.py") if not p.stem.startswith("_"))
 # Values under which six steps of a tiny network see more of a method than its defaults show, by the setting's
 # name; a setting that is not here keeps its default.

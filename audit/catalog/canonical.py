@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from .methods import MethodKind, settings
+from .settings import Setting
 
 
 @cache
@@ -30,8 +31,8 @@ def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str
         name: of the method.
         given: every setting, decided.
     """
-    always = older()[kind].get(name, [])
-    return {key: value for key, value in given.items() if key in always or not _at_default(kind, name, key, value)}
+    always, known = older()[kind].get(name, []), settings(kind, name)
+    return {key: value for key, value in given.items() if key in always or not _at_default(known.get(key), value)}
 
 
 def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,8 +44,7 @@ def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str,
     return canonical(kind, name, given) if name in older()[kind] else dict(given)
 
 
-def _at_default(kind: MethodKind, name: str, key: str, value: Any) -> bool:
-    setting = settings(kind, name).get(key)
+def _at_default(setting: Setting | None, value: Any) -> bool:
     if setting is None or setting.required:
         return False
     if _text(value) == _text(setting.default):

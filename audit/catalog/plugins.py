@@ -13,6 +13,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -167,14 +168,20 @@ def _content(path: Path) -> str:
 def _beside(folder: Path) -> dict[str, Path]:
     """Modules that were imported from a folder, by name, with their files as they are named there."""
     found = {}
+    start = os.path.normpath(folder)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # The folder first: few modules of thousands are from it, and the names of their files take long to write down.
-        if not file or name.partition(".")[0] in OURS or not (path := Path(file)).is_relative_to(folder):
+        # The text first: few modules of thousands are from the folder, and to make paths of all takes long.
+        if not file or name.partition(".")[0] in OURS or (start != "." and start not in _normal(file)):
             continue
-        if path in _files_of(folder.joinpath(*name.split("."))):
+        if (path := Path(file)).is_relative_to(folder) and path in _files_of(folder.joinpath(*name.split("."))):
             found[name] = path
     return found
+
+
+@cache
+def _normal(file: str) -> str:
+    return os.path.normpath(file)
 
 
 def _forget_edited(folder: Path) -> None:

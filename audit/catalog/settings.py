@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -78,6 +79,14 @@ def read_settings(method: Callable[..., Any], *, ignoring: str = "") -> dict[str
         ignoring: a keyword that is no setting.
     """
     function = inspect.unwrap(method)  # of a decorated attack, the function that was decorated
+    # An object that can be called may have no hash.
+    read = _settings_of if isinstance(function, types.FunctionType) else _settings_of.__wrapped__
+    return dict(read(function, ignoring))
+
+
+# A cell asks for them dozens of times, and signature, type hints and docstring take a millisecond to read.
+@lru_cache(maxsize=512)
+def _settings_of(function: Callable[..., Any], ignoring: str) -> dict[str, Setting]:
     about = _arguments(inspect.getdoc(function) or "")
     try:
         hints = typing.get_type_hints(function)

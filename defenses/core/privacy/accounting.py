@@ -19,12 +19,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import version
 
 import dp_accounting
 import numpy as np
 from dp_accounting import rdp
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from . import pld
 from .events import Gaussian, merged
@@ -36,6 +37,7 @@ _QUICK_EVENTS = 24
 _WIDEST = 1.0  # nats between grid points: from an epsilon of 5e5 on, a grid says no more than RDP does
 _CLOSED_FORM_ERROR = 1e-6, 1e-9
 """Relative and absolute: what float64 may lose of an epsilon in the closed form, added to it."""
+_WHOLE_ORDERS = [order for order in DEFAULT_RDP_ORDERS if order == int(order)]
 _RDP_ERROR = 1e-12
 """What float64 and a truncated series may lose of the divergence of one subsampled step: all of it at tiny rates."""
 
@@ -140,13 +142,36 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
-    """Epsilon by Renyi DP over dp-accounting's default orders, with its improved conversion, rounded up."""
-    accountant = rdp.RdpAccountant()
+    """Epsilon by Renyi DP over dp-accounting's default orders, with its improved conversion, rounded up.
+
+    Over the orders, epsilon falls up to the best one and rises from there: it is [(a - 1) rdp(a) + (a - 1) log(1 - 1/a)
+    - log a - log delta] / (a - 1), and the numerator is convex. dp-accounting takes a loop for each order, so the best
+    whole one is found by bisection, and only what lies around it is looked at besides. Between whole orders its series
+    may lose digits, and leave an order out. Whatever is looked at, the least of it is an upper bound.
+    """
     lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
-    with _quiet():
-        for event, count in _dp_events(events):
+    composed = list(_dp_events(events))
+
+    @cache
+    def at(order: float) -> float:
+        accountant = rdp.RdpAccountant([order])
+        for event, count in composed:
             accountant.compose(event, count)
-        return float(accountant.get_epsilon(delta)) + lost
+        return float(accountant.get_epsilon(delta))
+
+    low, high = 0, len(_WHOLE_ORDERS) - 1
+    with _quiet():
+        # Of the lowest, where epsilon may be 0 by another bound, which does not rise and fall as the usual one does.
+        lowest = at(DEFAULT_RDP_ORDERS[0])
+        while low < high:
+            middle = (low + high) // 2
+            if at(_WHOLE_ORDERS[middle]) <= at(_WHOLE_ORDERS[middle + 1]):
+                high = middle
+            else:
+                low = middle + 1
+        start = _WHOLE_ORDERS[low - 1] if low else 0
+        end = _WHOLE_ORDERS[min(low + 1, len(_WHOLE_ORDERS) - 1)]
+        return min(lowest, *(at(order) for order in DEFAULT_RDP_ORDERS if start <= order <= end)) + lost
 
 
 def pld_epsilon(events: Sequence[Gaussian], delta: float, interval: float = DISCRETISATION) -> float:

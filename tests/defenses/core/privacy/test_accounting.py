@@ -8,7 +8,9 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 from scipy.optimize import brentq
 
@@ -57,6 +59,23 @@ def test_rdp_is_the_minimum_over_real_orders_or_a_little_above(rate, sigma, step
     # A fixed list of orders prints up to half a percent more, never less.
     found = rdp_epsilon([Gaussian(rate, sigma, steps)], DELTA)
     assert expected - 0.005 <= found <= expected * 1.005 + 0.005
+
+
+def test_rdp_is_the_least_of_all_orders_though_few_are_looked_at():
+    coins = np.random.default_rng(0)
+    for _ in range(25):
+        drawn = 10 ** coins.uniform([-4, -1.2, 0], [0, 2, 5], size=(coins.integers(1, 4), 3))
+        events, delta = (
+            [Gaussian(rate, sigma, int(n)) for rate, sigma, n in drawn.tolist()],
+            10 ** coins.uniform(-12, 0),
+        )
+        accountant = RdpAccountant()
+        for event in events:
+            sampled = PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier))
+            accountant.compose(sampled, event.count)
+        # What is added is for the digits that floats lose.
+        lost = 1e-12 * sum(event.count for event in events)
+        assert rdp_epsilon(events, delta) == pytest.approx(accountant.get_epsilon(delta) + lost, rel=1e-12)
 
 
 @pytest.mark.parametrize(("sigma", "epochs", "expected"), PARTITIONS)
