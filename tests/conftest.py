@@ -5,7 +5,9 @@ import functools
 import inspect
 import os
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import jaxtyping
@@ -14,7 +16,8 @@ import torch
 from jaxtyping import _import_hook, install_import_hook
 
 # An int is a float, as type checkers have it.
-_CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+# (Compiled modules are kept by this text: another one, where the code below writes another decorator.)
+_CHECKER = "beartype.beartype(conf=beartype.BeartypeConf( is_pep484_tower=True))"
 
 
 _SHAPED = frozenset({"Bool", "Float", "Float32", "Int", "Int64", "UInt8"})
@@ -31,7 +34,7 @@ def _by_need(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionD
     if names & _SHAPED and not inside:
         return visit(self, node)
     if not inside:
-        plain = f"jaxtyping._import_hook.Typechecker.lookup['{self._typechecker.get_hash()}']"
+        plain = f"jaxtyping.types_alone(jaxtyping._import_hook.Typechecker.lookup['{self._typechecker.get_hash()}'])"
         decorator = ast.parse(plain, mode="eval").body
         for part in ast.walk(decorator):
             ast.copy_location(part, node)
@@ -54,34 +57,58 @@ def _first_calls(fn=jaxtyping._decorator._sentinel, *, typechecker, jaxtyped=jax
     """jaxtyping's decorator, whose checks are made at the first calls in every test."""
     if fn is jaxtyping._decorator._sentinel:
         return functools.partial(_first_calls, typechecker=typechecker)
+    if inspect.isfunction(fn):
+        return _at_first(fn, lambda: jaxtyped(fn, typechecker=typechecker))
     checked = jaxtyped(fn, typechecker=typechecker)
-    if isinstance(fn, type):
-        # Of a dataclass alone, and of one whose parent is checked, `__init__` was replaced.
-        plain = vars(fn).get("__init__")
-        if hasattr(plain, "__wrapped__") and not hasattr(plain, "at_first"):
-            fn.__init__ = _at_first(plain)
-        return fn
-    return _at_first(checked) if inspect.isfunction(checked) and hasattr(checked, "__wrapped__") else checked
+    # Of a dataclass alone, and of one whose parent is checked, `__init__` was replaced.
+    plain = vars(fn).get("__init__") if isinstance(fn, type) else None
+    if hasattr(plain, "__wrapped__") and not hasattr(plain, "at_first"):
+        fn.__init__ = _at_first(plain.__wrapped__, lambda: plain)
+    return checked
 
 
-def _at_first(checked):
-    unchecked, mine = checked.__wrapped__, id(checked)
+def _types_alone(checker):
+    """The type checker as a decorator, at the first calls in every test."""
+    return lambda fn: _at_first(fn, lambda: checker(fn))
+
+
+def _at_first(unchecked, decorated):
+    # Decorated when it is first called: to do that to every function takes five seconds in each worker.
+    mine, checked = id(unchecked), None
 
     @functools.wraps(unchecked)
     def called(*args, **kwargs):
+        nonlocal checked
         done = _calls.get(mine, 0)
         if done >= _CHECKED_CALLS:
             return unchecked(*args, **kwargs)
         _calls[mine] = done + 1
+        if checked is None:
+            checked = decorated()
         return checked(*args, **kwargs)
 
     vars(called)["at_first"] = True
     return called
 
 
+jaxtyping.types_alone = _types_alone
 jaxtyping.jaxtyped = _first_calls
 # Before any of them is imported: a module that is loaded already is not checked any more.
 install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
+
+
+def _get_code(self, name):
+    """Compiled code of one of our modules, in a file of its own; what it imports keeps its usual files.
+
+    jaxtyping has the whole import look for files of its name, and then compiles whatever is imported from ours.
+    """
+    named = functools.partial(_import_hook._optimized_cache_from_source, self._typechecker.get_hash())
+    with mock.patch("importlib._bootstrap_external.cache_from_source", named):
+        return SourceFileLoader.get_code(self, name)
+
+
+_import_hook._JaxtypingLoader.get_code = _get_code
+_import_hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
 
 # Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
 torch.set_num_threads(1)

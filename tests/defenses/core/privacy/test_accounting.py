@@ -63,7 +63,7 @@ def test_rdp_is_the_minimum_over_real_orders_or_a_little_above(rate, sigma, step
 
 def test_rdp_is_the_least_of_all_orders_though_few_are_looked_at():
     coins = np.random.default_rng(0)
-    for _ in range(25):
+    for _ in range(12):
         drawn = 10 ** coins.uniform([-4, -1.2, 0], [0, 2, 5], size=(coins.integers(1, 4), 3))
         events, delta = (
             [Gaussian(rate, sigma, int(n)) for rate, sigma, n in drawn.tolist()],
@@ -223,7 +223,7 @@ def deltas_of_two_blocks(stds, shifts, rate, epsilons):
     return np.maximum(removed, added)
 
 
-@pytest.mark.parametrize(("share", "rate"), [(0.3, 1.0), (0.3, 0.1), (0.02, 0.1), (0.5, 0.5)])
+@pytest.mark.parametrize(("share", "rate"), [(0.3, 1.0), (0.02, 0.1)])
 def test_two_blocks_whose_shares_sum_to_one_have_the_privacy_loss_of_one(share, rate):
     sigma, epsilons = 0.9, [0.0, 0.1, 0.5, 1.0, 2.0]
     first = Block(codec=Everything(1), bound=clip(0.5), share=1 - share)
