@@ -38,9 +38,9 @@ check test test-peers test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
 	@echo 'make check      format, lint, types and the tests of the core: what one runs while working (a minute)'
-	@echo 'make test       format, lint, types and the default tests (minutes)'
+	@echo 'make test       format, lint and the default tests (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio; the wheel'
-	@echo 'make ci         make test and make test-peers: what CI runs'
+	@echo 'make ci         make test, types and make test-peers: what CI runs'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
@@ -59,10 +59,10 @@ check: $(VENV)/.dev
 	@+$(MAKE) --no-print-directory -j 3 lint types core
 
 test: $(VENV)/.dev
-	@+$(MAKE) --no-print-directory -j 3 lint types default
+	@+$(MAKE) --no-print-directory -j 2 lint default
 
 ci: test
-	@+$(MAKE) --no-print-directory test-peers
+	@+$(MAKE) --no-print-directory -j 2 types test-peers
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import hypothesis
@@ -61,7 +62,7 @@ def _first_calls(fn=jaxtyping._decorator._sentinel, *, typechecker, jaxtyped=jax
         return _at_first(fn, lambda: jaxtyped(fn, typechecker=typechecker))
     checked = jaxtyped(fn, typechecker=typechecker)
     # Of a dataclass alone, and of one whose parent is checked, `__init__` was replaced.
-    plain = vars(fn).get("__init__") if isinstance(fn, type) else None
+    plain: Any = vars(fn).get("__init__") if isinstance(fn, type) else None
     if hasattr(plain, "__wrapped__") and not hasattr(plain, "at_first"):
         fn.__init__ = _at_first(plain.__wrapped__, lambda: plain)
     return checked
@@ -91,20 +92,20 @@ def _at_first(unchecked, decorated):
     return called
 
 
-jaxtyping.types_alone = _types_alone
+jaxtyping.types_alone = _types_alone  # pyright: ignore[reportAttributeAccessIssue]
 jaxtyping.jaxtyped = _first_calls
 # Before any of them is imported: a module that is loaded already is not checked any more.
 install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
 
 
-def _get_code(self, name):
+def _get_code(self, fullname):
     """Compiled code of one of our modules, in a file of its own; what it imports keeps its usual files.
 
     jaxtyping has the whole import look for files of its name, and then compiles whatever is imported from ours.
     """
     named = functools.partial(_import_hook._optimized_cache_from_source, self._typechecker.get_hash())
     with mock.patch("importlib._bootstrap_external.cache_from_source", named):
-        return SourceFileLoader.get_code(self, name)
+        return SourceFileLoader.get_code(self, fullname)
 
 
 _import_hook._JaxtypingLoader.get_code = _get_code
@@ -115,7 +116,7 @@ torch.set_num_threads(1)
 
 # No deadline: a shared machine is slow at times. The same examples every time: if a fresh clone fails, the
 # reason is in the clone.
-for _name, _examples in (("few", 10), ("leakbench", 50), ("full", 150)):
+for _name, _examples in (("few", 10), ("leakbench", 20), ("full", 150)):
     hypothesis.settings.register_profile(_name, deadline=None, derandomize=True, max_examples=_examples)
 hypothesis.settings.load_profile("leakbench")
 
