@@ -108,7 +108,7 @@ def test_an_update_of_one_image_gives_the_image_away(name):
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_noise_gives_nothing_away(name):
     one = method(name)
-    for seed in SEEDS:
+    for seed in SEEDS[:3]:
         target, truth = toys.update_target(seed=seed, noise=1e3)
         result = one(target, toys.generator(seed), **cheap(one))
         grey = toys.psnr(torch.full((1,), 0.5), truth.inputs)

@@ -34,7 +34,7 @@ def diamond() -> Graph[str]:
     return graph
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.long
 def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
     done = list(Local(CPU, jobs, tmp_path).run(diamond(), partial(note, folder=tmp_path)))
