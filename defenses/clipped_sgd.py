@@ -3,6 +3,7 @@
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, use it to
 tell the effect of clipping from that of noise. Each example is clipped by itself; clipping the mean of a
 batch is another thing.
+Guarantee: none: what is bounded is released as it is.
 """
 
 from .core import BoundKind, Defense, Whole, bounded

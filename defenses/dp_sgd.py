@@ -2,6 +2,9 @@
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 Deviation: divides by the expected batch, a public constant, not by the batch that was drawn.
+Guarantee: one Gaussian a step at the defense's multiplier.
+Caveat: epsilons that are reported of it are often those of Poisson sampling where the code deals a shuffled data set
+out: noise multiplier 1.54 over 40 epochs of 50 steps is 2.75 with the one and 25.3 with the other (delta 1e-5).
 """
 
 from .core import BoundKind, Defense, Whole, bounded

@@ -3,6 +3,7 @@
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023. The noise
 has the standard deviation noise_multiplier * nominal_norm on the sum, so that curves line up with DP-SGD at
 that clip norm.
+Guarantee: none.
 """
 
 from .core import Defense, Whole, unbounded

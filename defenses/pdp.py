@@ -6,6 +6,7 @@ clip norm is still spent on the whole gradient, which is where PCDP differs.
 
 Deviation: the basis is one per parameter tensor, as in PCDP, which it is compared with; `scope="global"` is the
 paper's.
+Guarantee: one Gaussian a step at the defense's multiplier: DP-SGD's, and the rest is post-processing.
 """
 
 from __future__ import annotations

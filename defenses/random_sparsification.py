@@ -6,6 +6,9 @@ noise. The mask never looks at data, so it costs no privacy. One mask over the w
 between steps only. Their ablation is `without` noise or clipping.
 Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask (their Theorem 3.1, whose printed proof
 is of `posterior_freeze`; here the masked gradient is what is bounded). Without clipping or noise, nothing.
+Caveat: Theorem 5.1, that sparser updates leave an attacker more error, is of noise of one size and no clipping; where
+clipping is active the gain is gone in the theorem's own model. Its noise factor under momentum, 1 / (1 - mu), is that
+of the displacement; the velocity's is 1 / sqrt(1 - mu^2). `leakbench theory` measures both.
 """
 
 from dataclasses import dataclass

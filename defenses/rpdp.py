@@ -6,6 +6,7 @@ the expected step is shorter by that factor.
 
 Deviation: whether the paper clips before or after it projects cannot be told; here it is after, as in PCDP, unless
 `clip_first`. The step is not rescaled unless `rescale`, which multiplies a tensor's part by d / k.
+Guarantee: one Gaussian a step at the defense's multiplier; the subspace never looks at data.
 """
 
 from __future__ import annotations

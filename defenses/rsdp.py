@@ -3,6 +3,7 @@
 Gradients are restricted to a random set of coordinates before they are bounded (Zhu & Blaschko, TMLR 2023), but without
 the cooling of that paper: the fraction dropped is `sparsity` from the first step to the last. It is not how its authors
 run theirs.
+Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask, which never looks at data.
 """
 
 from __future__ import annotations

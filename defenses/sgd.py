@@ -1,6 +1,7 @@
 """SGD: the undefended baseline. Nothing is bounded and no noise is added, so nothing is proved.
 
 The positive control of every benchmark: attacks that cannot break this break nothing.
+Guarantee: none.
 """
 
 from .core import Defense, Whole, unbounded

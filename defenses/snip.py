@@ -2,6 +2,7 @@
 
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019, before DP-SGD: the
 steps are private, and the mask is a release of the data without any noise. It shows what the noise of DP-SNIP costs.
+Guarantee: none: the mask shows the data, whatever noise the steps have.
 """
 
 from __future__ import annotations

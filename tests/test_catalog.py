@@ -95,3 +95,9 @@ def test_the_search_for_mentions_finds_them():
     assert mentions("from .dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == []
     assert mentions("from defenses.dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == [1]
     assert mentions('"""Like dp_sgd, but not."""', "defenses", "dp_sgd") == []
+
+
+@pytest.mark.parametrize("name", [name for package, name in METHODS if package == "defenses"])
+def test_every_defense_says_what_it_guarantees(name):
+    told = ast.get_docstring(ast.parse((ROOT / "defenses" / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    assert re.search(r"^Guarantee:", told, re.MULTILINE)
