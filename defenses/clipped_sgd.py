@@ -14,7 +14,8 @@ def clipped_sgd(*, clip_norm: float = 1.0, bound: BoundKind = "clip", regularise
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     return Defense(Whole(bound=bounded(clip_norm, bound, regulariser)), noise_multiplier=0.0, name="clipped_sgd")

@@ -68,8 +68,9 @@ def disk(
         clip_norm: C, largest norm of an example's mean of both gradients, L2, in gradient units.
         kappa: weight of the new update in the filtered one; 1 is DP-SGD.
         gamma: how far ahead the second gradient is taken, in last steps.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     return Defense(Disk(bound=bounded(clip_norm, bound, regulariser), kappa=kappa, gamma=gamma), noise_multiplier)

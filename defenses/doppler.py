@@ -92,8 +92,9 @@ def doppler(
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
         feedback: a_1, a_2, ... of the last filtered updates; [-0.9] if None.
         forward: b_0, b_1, ... of this update and the last ones; [0.05, 0.05] if None.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     method = Doppler(

@@ -72,8 +72,9 @@ def dp_adam(
         beta1: decay of the average of updates, a step.
         beta2: decay of the average of their squares, a step.
         stabiliser: added to the root of that, in gradient units.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     method = DpAdam(bound=bounded(clip_norm, bound, regulariser), betas=(beta1, beta2), stabiliser=stabiliser)

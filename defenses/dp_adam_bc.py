@@ -30,8 +30,9 @@ def dp_adam_bc(
         beta2: decay of the average of their squares, a step.
         stabiliser: least root of the corrected second moment, in gradient units; the paper tunes its square, 1e-8 to
             1e-9, on which the largest step of a coordinate depends.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     limit = bounded(clip_norm, bound, regulariser)

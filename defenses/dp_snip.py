@@ -77,8 +77,9 @@ def dp_snip(
         mask_noise_multiplier: noise standard deviation / score_clip_norm of the release that the mask follows from. The
             paper finds that the mask hardly depends on it: spend little.
         pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     if not mask_noise_multiplier > 0:

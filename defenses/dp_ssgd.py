@@ -45,8 +45,9 @@ def dp_ssgd(
         rounds: of SynFlow.
         score_clip_norm: of DP-SNIP: largest norm of an example's weight times gradient, L2, in units of the loss.
         mask_noise_multiplier: of DP-SNIP: noise standard deviation / score_clip_norm.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     refuse_unknown("pruning", pruning, ("random", "flow", "sensitivity"))

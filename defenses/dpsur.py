@@ -85,8 +85,9 @@ def dpsur(
         validation_rate: q_v, every example joins a validation batch with this probability, independently of the step's.
         validation_noise_multiplier: sigma_v, noise standard deviation / C_v of the summed changes; stays as it is when
             a defense is calibrated.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C of the steps; None until it is calibrated.
     """
     method = Dpsur(

@@ -145,8 +145,9 @@ def geoclip(
         covariance_decay: beta_2 and beta_3, weight of the past in the covariance a step; 1 leaves it isotropic.
         lowest: h_1, variances are clamped at this from below, in units of C^2 / dim; fixed beforehand.
         highest: h_2, the same from above.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     method = GeoClip(

@@ -28,8 +28,9 @@ def random_freeze(
         final_sparsity: fraction of coordinates dropped from the last epoch of the cooling on.
         cooling_epochs: epochs in which the sparsity grows linearly from 0; 1 drops nothing in the first epoch alone.
         refreshes: new masks per epoch.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     refuse_count("cooling_epochs", cooling_epochs)

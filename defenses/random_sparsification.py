@@ -101,8 +101,9 @@ def random_sparsification(
         refreshes: new masks per epoch; as many as there are steps in an epoch for one a step.
         cooling: False drops `final_sparsity` from the first step on.
         without: the paper's ablation: masks without "noise", or without "clipping", neither of which proves anything.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     refuse_unknown("without", without, ("nothing", "noise", "clipping"))

@@ -93,8 +93,9 @@ def ranked(
         final_sparsity: fraction of coordinates dropped at the end of the cooling.
         cooling_epochs: epochs in which the sparsity grows linearly from 0; all of the run if None.
         fresh_rank_noise: whether the ranking gets a noise draw of its own, which halves what both may spend.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: of the step as one Gaussian; None until it is calibrated.
     """
     method = Ranked(

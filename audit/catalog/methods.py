@@ -15,12 +15,13 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from attacks.core import Attack
-from defenses.core import Defense
+from defenses.core import Account, Adapted, Defense, Ledger, adapted, poisson, predict, rehearsed
 
 from . import plugins
 from .messages import in_one_line, no_such
@@ -50,6 +51,9 @@ EXTRAS = {
 
 BUDGETED = "noise_multiplier"
 """The argument of a defense that a suite's budget decides, never a setting."""
+
+ADAPTIVE = "adaptive"
+"""The bound that is a method of its own around the one that is named."""
 
 
 class MissingExtra(CatalogError):
@@ -171,8 +175,9 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     # SGD, say, adds no noise whatever the budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier
+    adapts = resolved.get("bound") == ADAPTIVE
     try:
-        made = factory(**resolved)
+        made = factory(**resolved | ({"bound": "clip"} if adapts else {}))
     except ImportError as error:
         raise missing("defenses", name, error) from error
     except ValueError:
@@ -184,7 +189,26 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     if not isinstance(made, Defense):
         raise CatalogError(f"{origin('defenses', name)} must return a defenses.core.Defense, got {type(made).__name__}")
     _refuse_own_noise(name, made, noise_multiplier)
-    return made
+    return _adapting(name, made) if adapts else made
+
+
+def _adapting(name: str, made: Defense) -> Defense:
+    """The defense with a clip norm that follows its gradients.
+
+    Raises:
+        CatalogError: it bounds nothing, or more than one thing, or adapts already.
+    """
+    try:
+        around, account = replace(adapted(made), name=made.name), Account(Ledger(poisson(0.1)))
+        # Two steps: in the first, a method with a memory has none, and may bound another thing.
+        taken = list(rehearsed(made.with_noise(1.0), account, steps=2))
+        norms = {block.bound.norm for step in taken if step.plan for block in step.plan.plan.blocks if block.updates}
+        predict(around.with_noise(1.0), sampling=poisson(0.1), steps=2)
+        if isinstance(made.method, Adapted) or len(norms) > 1:
+            raise ValueError("its clip norm moves already")
+    except ValueError as error:
+        raise CatalogError(f"{origin('defenses', name)} cannot have the bound {ADAPTIVE!r}: {error}") from error
+    return around
 
 
 def _refuse_own_noise(name: str, made: Defense, asked: float | None) -> None:

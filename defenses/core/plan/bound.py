@@ -108,8 +108,8 @@ def adaptive_weight(norm: float, *, regulariser: float) -> Bound:
     return Bound(kind="adaptive_weight", norm=norm, regulariser=regulariser)
 
 
-BoundKind = Literal["clip", "normalize", "adaptive_weight"]
-"""The bounds that any method with a clip norm takes by name."""
+BoundKind = Literal["clip", "normalize", "adaptive_weight", "adaptive"]
+"""The bounds that any method with a clip norm takes by name; "adaptive" by way of the catalogue alone (`adapted`)."""
 
 _REGULARISERS: dict[str, float] = {"normalize": 0.01, "adaptive_weight": 0.1}
 """The papers' own: gamma of AUTO-S, r of DP-PSAC."""
@@ -130,6 +130,9 @@ def bounded(norm: float, bound: BoundKind = "clip", regulariser: float | None = 
         if regulariser is not None:
             raise ValueError(f"regulariser must be None for the bound 'clip', which has none, got {regulariser}")
         return clip(norm)
+    if bound == "adaptive":
+        # A bound of one step knows nothing of the step before: the whole method is told anew in every step.
+        raise ValueError("bound 'adaptive' is by way of a suite; in Python use adapted(method) with bound 'clip'")
     if bound not in _REGULARISERS:
         raise ValueError(f"bound must be 'clip', 'normalize' or 'adaptive_weight', got {bound!r}")
     return Bound(kind=bound, norm=norm, regulariser=_REGULARISERS[bound] if regulariser is None else regulariser)

@@ -11,6 +11,7 @@ import defenses
 from audit.catalog import explain
 from audit.catalog import methods as catalog
 from audit.catalog.methods import CatalogError, MissingExtra
+from defenses.core import Adapted, poisson, predict
 
 METHOD = '''
     """A defense in a file of its own, for tests.
@@ -214,3 +215,19 @@ def test_models_are_counted_and_names_without_a_file_are_patterns():
     assert explain.count("torchvision:NAME") is None
     assert set(explain.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
     assert "folder:PATH" in explain.patterns("data") and set(explain.patterns("defenses")) == {"FILE.py:FUNCTION"}
+
+
+FIXED = {"adaptive_clipping", "diff2", "dpdr", "gep", "per_layer"}
+"""What has several things to bound, or a clip norm that moves by itself."""
+
+
+@pytest.mark.parametrize("name", [n for n in catalog.names("defenses") if "bound" in catalog.settings("defenses", n)])
+def test_the_clip_norm_of_any_method_of_one_block_follows_its_rows_by_name(name):
+    if name in FIXED:
+        with pytest.raises(CatalogError, match=f"defenses/{name}.py cannot have the bound 'adaptive': "):
+            catalog.defense(name, {"bound": "adaptive"})
+        return
+    plain, adaptive = (catalog.defense(name, {"bound": b}, noise_multiplier=1.0) for b in ("clip", "adaptive"))
+    assert adaptive.name == name and isinstance(adaptive.method, Adapted)
+    found = [predict(one, sampling=poisson(0.1), steps=3).claim(1e-5).epsilon for one in (adaptive, plain)]
+    assert found[0] == pytest.approx(found[1], rel=1e-9)

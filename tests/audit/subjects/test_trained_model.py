@@ -285,6 +285,19 @@ def test_correlated_noise_and_trials_leave_no_ratio_the_most_powerful_test(suite
     assert "not_most_powerful" not in found["one_step_likelihood_ratio"].flags
 
 
+def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as_one_gaussian_a_step(suite_of):
+    text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    entries = ['"random_sparsification"', '"random_sparsification", bound = "adaptive"']
+    plain, adaptive = (
+        outcomes(suite_of(text.replace('"dp_sgd"', entry)), "random_sparsification") for entry in entries
+    )
+    assert not [outcome.error for outcome in adaptive.values() if outcome.error]
+    assert adaptive[None].claim["epsilon"] == pytest.approx(plain[None].claim["epsilon"], rel=1e-9)
+    assert adaptive[None].metrics["accuracy"] != plain[None].metrics["accuracy"]
+    # The count is a part of what is seen of a step, and of what the noise is measured in.
+    assert adaptive["likelihood_ratio"].flags == plain["likelihood_ratio"].flags
+
+
 def test_what_scores_mean_is_not_the_attacks_own_word(suite_of, site):
     source = """
 from attacks.core import Access, MembershipScores, ModelAccess, attack
