@@ -208,6 +208,9 @@ def _held_against(
         why = "rows of this table were not trained on the same examples, with the same model, sampling and optimizer"
     elif "mixed_code" in flags:
         why = "records of its suite are of different code"
+    elif row.auc.value is None:
+        # Else they would stand, and be numbered, in the order of their names.
+        why = "no membership attack was measured, and ranks are by the worst AUC"
     elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):
         why = "whether its cells are complete is unknown: no manifest of a run lists them"
     lacks = row.lacks | {cell.kind for cell in missing}

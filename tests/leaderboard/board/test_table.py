@@ -360,3 +360,11 @@ def test_controls_of_one_suite_speak_for_no_other(record, metric):
     assert not board.trustworthy
     assert [(result.name, result.ok) for result in board.controls if not result.ok] == [("weak · digits · mlp", False)]
     assert "CONTROLS FAILED" in board.to_text()
+
+
+def test_where_no_membership_attack_was_run_there_is_nothing_to_rank_by(record):
+    """Else the first name of the alphabet would be first."""
+    found = [record("utility", defense=name) for name in ("dp_sgd", "dpdr")]
+    board = Board.from_records(found, complete(*found))
+    assert [row.rank for row in board.rows] == [None, None]
+    assert all("ranks are by the worst AUC" in row.unplaced for row in board.rows)
