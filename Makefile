@@ -27,9 +27,6 @@ ifeq ($(filter $(TORCH),default cpu),)
 $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
-# Else every process of the tests compiles what it imports, for a quarter of its start.
-unexport PYTHONDONTWRITEBYTECODE
-
 .DELETE_ON_ERROR:
 .PHONY: help demo check test test-peers test-all test-gpu ci lint types core default speed format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.

@@ -94,9 +94,8 @@ def diff2(
             that the parameters moved.
         restart: steps from one restart to the next; 1 is DP-SGD.
         radius: "moving" bounds a change by `smoothness` times the distance moved, "constant" by `smoothness`.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / the norm of the step; None until it is calibrated.
     """
     bounded(clip_norm, bound, regulariser)

@@ -134,9 +134,8 @@ def dpdr(
         project_noise: whether the left-over part's noise along the direction is removed.
         clipping: "global" clips each part over all layers, "layer" each part of each of L layers to 1 / sqrt(L) of its
             clip norm, "joint" both parts together, each in units of its noise.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: of the step as one Gaussian; None until it is calibrated.
     """
     along = clip_norm if clip_norm_along is None else clip_norm_along

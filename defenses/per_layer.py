@@ -61,9 +61,8 @@ def per_layer(
     Args:
         clip_norm: C, largest norm of an example's gradient after clipping, over all layers, L2, in gradient units.
         weights: "equal" clips each of L layers to C / sqrt(L), "by_size" one of d_l numbers to C sqrt(d_l / d).
-        bound: how a row is brought to its norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
+        bound: how a row is brought to its norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     bounded(clip_norm, bound, regulariser)  # refused here, not in the first step

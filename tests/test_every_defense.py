@@ -6,6 +6,7 @@ What is particular to one of them is in its own test file; what the duties are i
 import importlib
 import inspect
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import defenses
-from defenses.core import poisson, predict
+from defenses.core import adapted, poisson, predict
 
 from .defenses import duties
 
@@ -92,6 +93,15 @@ def unless_alike(name, *values, **settings):
     return pytest.param(*values, marks=marks, **settings)
 
 
+def moving(name, noise_multiplier):
+    return adapted(FACTORIES[name](noise_multiplier))
+
+
+def has_one_norm(name):
+    plans = [moment.plan for moment in duties.history(FACTORIES[name](1.0))]
+    return all(sum(block.updates and math.isfinite(plan.sensitivity) for block in plan.blocks) == 1 for plan in plans)
+
+
 each = pytest.mark.parametrize("name", NAMES)
 # Of batches for every method: fewer than for a test of one thing, and in proportion to the profile's.
 some_batches = settings(max_examples=max(5, settings().max_examples * 2 // 5))
@@ -102,6 +112,11 @@ with_each_bound = pytest.mark.parametrize(
         for name in NAMES
         for bound in ("normalize", "adaptive_weight")
         if "bound" in settings_of(name)[1]
+    ]
+    + [
+        unless_alike(name, partial(moving, name), id=f"{name} adaptive")
+        for name in NAMES
+        if "bound" in settings_of(name)[1] and has_one_norm(name)
     ],
 )
 each_in_each_world = pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attacks.core import Attack
-from defenses.core import Account, Adapted, Defense, Ledger, adapted, poisson, predict, rehearsed
+from defenses.core import Account, Adapted, BoundKind, Defense, Ledger, adapted, poisson, predict, rehearsed
 
 from . import plugins
 from .messages import in_one_line, no_such
@@ -175,9 +175,10 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     # SGD, say, adds no noise whatever the budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier
-    adapts = resolved.get("bound") == ADAPTIVE
+    # A method of others may have a bound of that name, and mean something else by it.
+    ours = resolved.get("bound") == ADAPTIVE and settings("defenses", name)["bound"].annotation == BoundKind
     try:
-        made = factory(**resolved | ({"bound": "clip"} if adapts else {}))
+        made = factory(**resolved | ({"bound": "clip"} if ours else {}))
     except ImportError as error:
         raise missing("defenses", name, error) from error
     except ValueError:
@@ -189,7 +190,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     if not isinstance(made, Defense):
         raise CatalogError(f"{origin('defenses', name)} must return a defenses.core.Defense, got {type(made).__name__}")
     _refuse_own_noise(name, made, noise_multiplier)
-    return _adapting(name, made) if adapts else made
+    return _adapting(name, made) if ours else made
 
 
 def _adapting(name: str, made: Defense) -> Defense:

@@ -17,6 +17,7 @@ from audit.plan.request import MethodAsked
 from audit.run import harness
 from audit.run.provenance import third_party
 from audit.suite.suite import SuiteError
+from defenses.core import Adapted
 
 from ..conftest import SUITE
 
@@ -325,3 +326,11 @@ def test_an_attack_whose_answer_no_suite_asks_its_access_for_is_told_what_may_be
         cell.skip.endswith("for reconstruction, but for membership: is what it returns annotated right?")
         for cell in skipped
     )
+
+
+def test_a_bound_of_others_that_is_called_adaptive_is_theirs(mine):
+    text = HALF.replace("*, ", '*, bound: str = "clip", ', 1)
+    assert text != HALF
+    (mine / "bounded.py").write_text(text)
+    made = catalog.defense("mine/bounded.py:half_dp", {"bound": "adaptive"}, noise_multiplier=1.0)
+    assert not isinstance(made.method, Adapted)

@@ -62,7 +62,7 @@ def nobody_is_left(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
     seeds = ", ".join(map(str, range(20)))  # far more than there is time for
     text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")

@@ -210,8 +210,8 @@ def errors_at_95(draws: int) -> float:
     ],
 )
 def test_the_interval_of_the_tpr_covers_whatever_is_tied(scores, p, q, level):
-    covered = coverage(scores, lambda a, b: tpr_at_fpr(a, b, level), scores.tpr(level), p, q, 200)
-    assert covered > 0.95 - errors_at_95(200)
+    covered = coverage(scores, lambda a, b: tpr_at_fpr(a, b, level), scores.tpr(level), p, q, 400)
+    assert covered > 0.95 - errors_at_95(400)
 
 
 def at_the_threshold_found(positives, negatives) -> Metric:

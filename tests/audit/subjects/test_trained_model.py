@@ -295,7 +295,7 @@ def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as
     claims = [found[None].claim or {} for found in (adaptive, plain)]
     assert claims[0]["epsilon"] == pytest.approx(claims[1]["epsilon"], rel=1e-9)
     assert adaptive[None].metrics["accuracy"] != plain[None].metrics["accuracy"]
-    # The count is a part of what is seen of a step, and of what the noise is measured in.
+    # Nor is its noise, that of the count included, found to be other than claimed.
     assert adaptive["likelihood_ratio"].flags == plain["likelihood_ratio"].flags
 
 

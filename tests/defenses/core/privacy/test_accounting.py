@@ -65,10 +65,8 @@ def test_rdp_is_the_least_of_all_orders_though_few_are_looked_at():
     coins = np.random.default_rng(0)
     for _ in range(12):
         drawn = 10 ** coins.uniform([-4, -1.2, 0], [0, 2, 5], size=(coins.integers(1, 4), 3))
-        events, delta = (
-            [Gaussian(rate, sigma, int(n)) for rate, sigma, n in drawn.tolist()],
-            10 ** coins.uniform(-12, 0),
-        )
+        events = [Gaussian(rate, sigma, int(n)) for rate, sigma, n in drawn.tolist()]
+        delta = 10 ** coins.uniform(-12, 0)
         accountant = RdpAccountant()
         for event in events:
             sampled = PoissonSampledDpEvent(event.sample_rate, GaussianDpEvent(event.noise_multiplier))
