@@ -4,10 +4,19 @@ The hub of the project: it alone imports the types of the other packages, and it
 `share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both for a suite.
 """
 
+import gc
+
 from . import import_guard  # noqa: F401 - before anything that imports `benchmarks`
 from .run.executors import lifeline  # noqa: F401 - before anything that takes long
-from .scoring.score import score
-from .scoring.truth import GroundTruth
-from .subjects.simulate import share_update
+
+# A fifth of the time that PyTorch and SciPy take to import is a search for garbage among what they make for good.
+_collecting = gc.isenabled()
+gc.disable()
+from .scoring.score import score  # noqa: E402
+from .scoring.truth import GroundTruth  # noqa: E402
+from .subjects.simulate import share_update  # noqa: E402
+
+if _collecting:
+    gc.enable()
 
 __all__ = ["GroundTruth", "score", "share_update"]

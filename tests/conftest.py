@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -49,13 +50,13 @@ def _by_need(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionD
 _import_hook.JaxtypingTransformer.visit_FunctionDef = _by_need
 
 # A checked call takes a tenth of a millisecond, as long as all that a small function does, and a short run makes
-# thousands. What a function is called with in one test hardly changes after the first times.
-_CHECKED_CALLS = 4
-_calls: dict[int, int] = {}
+# thousands: by default the first call in every test is checked. With `make test-all` every call is.
+_test = object()  # another one in every test
+_each_call = False
 
 
 def _first_calls(fn=jaxtyping._decorator._sentinel, *, typechecker, jaxtyped=jaxtyping.jaxtyped):
-    """jaxtyping's decorator, whose checks are made at the first calls in every test."""
+    """jaxtyping's decorator, whose checks are made at the first call in every test."""
     if fn is jaxtyping._decorator._sentinel:
         return functools.partial(_first_calls, typechecker=typechecker)
     if inspect.isfunction(fn):
@@ -69,21 +70,20 @@ def _first_calls(fn=jaxtyping._decorator._sentinel, *, typechecker, jaxtyped=jax
 
 
 def _types_alone(checker):
-    """The type checker as a decorator, at the first calls in every test."""
+    """The type checker as a decorator, at the first call in every test."""
     return lambda fn: _at_first(fn, lambda: checker(fn))
 
 
 def _at_first(unchecked, decorated):
     # Decorated when it is first called: to do that to every function takes five seconds in each worker.
-    mine, checked = id(unchecked), None
+    checked, at = None, None
 
     @functools.wraps(unchecked)
     def called(*args, **kwargs):
-        nonlocal checked
-        done = _calls.get(mine, 0)
-        if done >= _CHECKED_CALLS:
+        nonlocal checked, at
+        if at is _test:
             return unchecked(*args, **kwargs)
-        _calls[mine] = done + 1
+        at = None if _each_call else _test
         if checked is None:
             checked = decorated()
         return checked(*args, **kwargs)
@@ -116,9 +116,20 @@ torch.set_num_threads(1)
 
 # No deadline: a shared machine is slow at times. The same examples every time: if a fresh clone fails, the
 # reason is in the clone.
-for _name, _examples in (("few", 10), ("leakbench", 20), ("full", 150)):
+_FULL = 150
+for _name, _examples in (("few", 10), ("leakbench", 20), ("full", _FULL)):
     hypothesis.settings.register_profile(_name, deadline=None, derandomize=True, max_examples=_examples)
 hypothesis.settings.load_profile("leakbench")
+
+
+# Of what imports and collection make, hardly anything is ever garbage; to look for it takes an eighth of their time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage from here on, of what tests make alone."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -133,10 +144,10 @@ _patched = False
 @pytest.fixture(autouse=True)
 def _nothing_known(request: pytest.FixtureRequest) -> None:
     """Every test checks types afresh, and forgets what engines make of a model where it, or the last one, patches."""
-    _calls.clear()
+    global _patched, _test, _each_call
+    _test, _each_call = object(), hypothesis.settings().max_examples >= _FULL
     # Else nothing is known yet, and tests of a board need not import it.
     choose = sys.modules.get("defenses.core.gradients.choose")
-    global _patched
     before, _patched = _patched, "monkeypatch" in request.fixturenames
     if choose is not None and (before or _patched):
         choose.forget()

@@ -7,6 +7,7 @@ nothing else; progress goes to stderr always.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -47,6 +48,7 @@ board.command("build")(build)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; every expected mistake is one sentence on stderr."""
+    gc.freeze()  # what was imported is never garbage, and is not searched for any while more is imported
     if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding without ∞ shows ?, instead of losing the board
         sys.stdout.reconfigure(errors="replace")
     try:

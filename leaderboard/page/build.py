@@ -6,6 +6,7 @@ a content security policy forbids the page to load anything at all.
 """
 
 import base64
+import functools
 import hashlib
 import json
 import os
@@ -153,8 +154,9 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     return environment.get_template("page.html").render(context)
 
 
+@functools.cache
 def _environment() -> Any:
-    """The templates beside this file."""
+    """The templates beside this file, which take longer to compile than to fill."""
     # Here because everything else of the leaderboard, the board in a terminal included, does without.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

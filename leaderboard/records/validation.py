@@ -5,6 +5,7 @@ default. The annotations of the dataclass are the only schema. Standard library 
 """
 
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -31,7 +32,7 @@ def conform(instance: Any) -> None:
     Raises:
         RecordError: a field has another type or is not finite; the message starts with the field's name.
     """
-    for name, hint in typing.get_type_hints(type(instance)).items():
+    for name, hint in _hints(type(instance)).items():
         # A frozen dataclass can only be normalised this way.
         object.__setattr__(instance, name, convert(hint, getattr(instance, name), name))
 
@@ -58,13 +59,19 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
         raise RecordError(f"key {missing[0]!r} is missing{place}")
     if unknown := [name for name in data if name not in names]:
         raise RecordError(f"key {unknown[0]!r} is unknown{place}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     path = f"{where}." if where else ""
     values = {name: convert(hints[name], data[name], path + name) for name in names}
     try:
         return cls(**values)
     except RecordError as error:  # of its `__post_init__`, which knows its own fields only
         raise RecordError(f"{path}{error}") from None
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Annotations of a dataclass as types; evaluated once, for a board has thousands of records."""
+    return typing.get_type_hints(cls)
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

@@ -96,19 +96,19 @@ def test_members_of_a_leaky_target_are_told_apart(name):
 def test_an_update_of_one_image_gives_the_image_away(name):
     one = method(name)
     gains = []
-    for seed in SEEDS:
+    for seed in SEEDS[:4]:
         target, truth = toys.update_target(seed=seed)
         result = one(target, toys.generator(seed), **cheap(one))
         assert result.inputs.shape == truth.inputs.shape
         gains.append(toys.psnr(result.inputs, truth.inputs) - toys.psnr(torch.full((1,), 0.5), truth.inputs))
-    assert sorted(gains)[1] > 6  # dB over grey; one start of six may fail
+    assert sorted(gains)[1] > 6  # dB over grey; one start of four may fail
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_noise_gives_nothing_away(name):
     one = method(name)
-    for seed in SEEDS[:3]:
+    for seed in SEEDS[:2]:
         target, truth = toys.update_target(seed=seed, noise=1e3)
         result = one(target, toys.generator(seed), **cheap(one))
         grey = toys.psnr(torch.full((1,), 0.5), truth.inputs)

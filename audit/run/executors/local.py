@@ -6,6 +6,7 @@ files that they were writing; a worker also ends with the process that started i
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -141,6 +142,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def _start_worker() -> None:
+    gc.freeze()  # as the command does, with what was imported
     torch.set_num_threads(_THREADS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_runner()

@@ -81,9 +81,9 @@ def test_each_direction_is_a_singular_vector_in_descending_order(method):
 
 @pytest.mark.parametrize("decades", [0, 1, 2, 3, 4, 4.9])
 def test_as_many_directions_as_rows_stay_orthonormal_however_the_spectrum_decays(decades):
-    rows, right = rows_of(torch.logspace(0, -decades, 64, dtype=torch.float64), 20_000)
+    rows, right = rows_of(torch.logspace(0, -decades, 64, dtype=torch.float64), 4000)
     basis = directions(rows, 64)
-    assert basis.shape == (20_000, 64)
+    assert basis.shape == (4000, 64)
     assert defect(basis) <= 1e-5
     # Rounding the rows to float32 alone moves the weakest direction by some 6e-8 * 10^decades.
     assert smallest_cosine(basis, right) >= 1 - max(1e-6, (1e-6 * 10**decades) ** 2)
