@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.util import _exit_function as atexit_of_processes
+from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
@@ -84,7 +84,7 @@ class Forked:
             traceback.print_exc()
         finally:  # never back into pytest; what is done at exit is of processes that multiprocessing started here
             with suppress(Exception):
-                atexit_of_processes()
+                util._exit_function()  # pyright: ignore[reportAttributeAccessIssue]
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)

@@ -14,7 +14,8 @@ LITTLE = 5_000_000
 
 NAMES = catalog.names("suites")
 SMALL = sorted(name for name in NAMES if name.endswith("_small"))
-PAPERS = sorted(set(NAMES) - set(SMALL) - {"quick"})
+# The others ask nothing that a paper has answered.
+PAPERS = sorted(set(NAMES) - set(SMALL) - {"quick", "mnist_every_defense"})
 
 
 def twin(name):
@@ -81,3 +82,8 @@ def test_every_figure_of_a_paper_stands_beside_a_cell(name):
     shown = [figure for cell in cells for attack in attacks for figure in suite.reported_for(*cell, attack)]
     for row in suite.reported:
         assert any((one.metric, one.value, one.source) == (row.metric, row.value, row.source) for one in shown), row
+
+
+def test_the_suite_of_every_defense_has_them_all():
+    asked = {choice.name for choice in load("mnist_every_defense").defense_grid()}
+    assert asked == set(catalog.names("defenses"))
