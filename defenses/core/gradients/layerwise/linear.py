@@ -52,14 +52,15 @@ class Outer(FactoredGradient):
         return Squares.exact((self.signals.square() @ kept).mul_(self.inputs.square()).sum(dim=1))
 
     def coefficients(self, basis: Float[Tensor, "size k"]) -> Float[Tensor, "rows k"]:
-        """sᵀ B_k x for every direction: a product with each output's part of the basis, then one with the signals."""
-        wide = basis.unflatten(0, (self.signals.shape[1], self.inputs.shape[1]))
+        """sᵀ B_k x for every direction: one product with all directions, then one with the signals."""
+        outputs, directions = self.signals.shape[1], basis.shape[1]
+        # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy the inputs for each.
+        wide = basis.T.reshape(directions * outputs, self.inputs.shape[1]).T
         found = []
-        # Between the two products there are [rows, out, k] numbers.
-        each = 2 * wide.shape[0] * wide.shape[2] * self.like.element_size()
-        for part in parts(self.examples, each, self.like, wide=True):
-            inner = torch.matmul(self.inputs[part], wide)  # [out, rows, k]
-            found.append(torch.einsum("no,onk->nk", self.signals[part], inner))
+        # Between the two products there are [rows, k, out] numbers.
+        for part in parts(self.examples, 2 * wide.shape[1] * self.like.element_size(), self.like, wide=True):
+            inner = (self.inputs[part] @ wide).unflatten(1, (directions, outputs))
+            found.append(torch.bmm(inner, self.signals[part].unsqueeze(2)).squeeze(2))
         return torch.cat(found)
 
 
