@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..plan.defense import Context, Defense, NoisyPlan, State
 from ..plan.layout import Layout
+from ..plan.public import GradientBatch
 from ..plan.query import Gradients
 from ..privacy.noise import Noise, from_generator
 from ..privacy.strategies import NoiseMemory
@@ -239,6 +240,14 @@ class Engine:
                 return choice.engine.rows(inputs, targets, point=point)
 
         return rows
+
+    def batch(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> GradientBatch:
+        """Per-example gradients at the model's parameters as of `gradients`, with factors where there are some."""
+        choice = self.prepare(inputs, targets)
+        keys = self._entry_keys(choice, inputs, targets, 1, coins)
+        refuse_autocast(inputs.device)
+        with entries(keys), full_precision():
+            return choice.engine.batch(inputs, targets)
 
     def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
         """Executes a plan on one batch, which may be empty.

@@ -111,11 +111,11 @@ def orthonormality_error(basis: Float[Tensor, "dim k"]) -> float:
 def _from_gram(rows: Float[Tensor, "m d"], rank: int, *, out: Tensor | None) -> Float[Tensor, "k d"]:
     """Leading directions as contiguous rows, unsigned; `out` may be the rows themselves, which are then overwritten."""
     if rows.shape[1] < rows.shape[0]:  # then the smaller matrix of inner products is the one of the columns
-        _, vectors = _eigen(_gram(rows.T, torch.float64), rank)
+        _, vectors = leading_eigenvectors(_gram(rows.T, torch.float64), rank)
         return vectors.T.to(rows.dtype).contiguous()
 
     moments = _gram(rows, torch.float64)
-    values, vectors = _eigen(moments, rank)
+    values, vectors = leading_eigenvectors(moments, rank)
     # v_j = rows^T u_j / sigma_j. On CUDA in float64, because float32 products may be TF32 there.
     exact = (vectors / values.sqrt()).T
     working = torch.float64 if rows.is_cuda else rows.dtype
@@ -155,8 +155,13 @@ def _compressed(
     return compressed
 
 
-def _eigen(moments: Float[Tensor, "m m"], rank: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "m k"]]:
-    """The `rank` largest eigenvalues that are not negligible, in descending order, and their vectors."""
+def leading_eigenvectors(moments: Float[Tensor, "m m"], rank: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "m k"]]:
+    """The largest eigenvalues that are not negligible, in descending order, and their vectors.
+
+    Args:
+        moments: symmetric, positive semidefinite.
+        rank: largest number of eigenvalues.
+    """
     values, vectors = torch.linalg.eigh(moments)  # ascending
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
     kept = int((values > _NEGLIGIBLE * values[0]).sum())

@@ -198,7 +198,12 @@ class Subspace:
     @property
     def size(self) -> int:
         """Number of coefficients."""
-        return sum(basis.shape[1] for basis in self.bases)
+        return sum(self.ranks)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Number of directions of each span."""
+        return [basis.shape[1] for basis in self.bases]
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """Inner products with the directions."""
@@ -208,7 +213,7 @@ class Subspace:
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """The combination of directions that has these coefficients."""
         decoded = values.new_zeros(self.dim)
-        coefficients = values.split([basis.shape[1] for basis in self.bases])
+        coefficients = values.split(self.ranks)
         for basis, (start, stop), c in zip(self.bases, self.spans, coefficients, strict=True):
             decoded[start:stop] = basis.to(values) @ c
         return decoded

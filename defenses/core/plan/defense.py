@@ -23,7 +23,7 @@ from functools import cached_property, wraps
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ..privacy.keys import keyed, seed_from
@@ -32,7 +32,7 @@ from .bound import Bound
 from .codec import Codec, Coordinates
 from .layout import Layout
 from .post import Post, identity
-from .public import PublicRows, disjoint, draw
+from .public import GradientBatch, PublicRows, Rows, disjoint, draw
 from .query import Query, gradient
 
 State = Any
@@ -313,12 +313,21 @@ class Context:
         Raises:
             ValueError: when the run has no public data, or too few examples of them.
         """
+        return self._public(self._chosen(n, block))
+
+    def public_batch(self, n: int, *, block: int | None = None) -> GradientBatch:
+        """As `public_rows`, as rows of single tensors, and factors where gradients have some."""
+        chosen, factored = self._chosen(n, block), getattr(self._public, "batch", None)
+        return Rows(self._public(chosen)) if factored is None else factored(chosen)
+
+    def _chosen(self, n: int, block: int | None) -> Int64[Tensor, " n"]:
+        """Positions of the examples that `public_rows` and `public_batch` read."""
         public, needed = self._public, n * (1 if block is None else block + 1)
         if needed > public.size:
             raise ValueError(f"public data must have at least {needed} examples, got {public.size}")
         if block is None:
-            return public(draw(n, public.size, self.coins(f"public {self.step}")))
-        return public(disjoint(n, block, public.size, seed_from(self.seed, "public order")))
+            return draw(n, public.size, self.coins(f"public {self.step}"))
+        return disjoint(n, block, public.size, seed_from(self.seed, "public order"))
 
     @property
     def _public(self) -> PublicRows:

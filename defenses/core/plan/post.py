@@ -47,8 +47,8 @@ class Project:
         """The projection of the update."""
         inside = self.subspace.project(update.unsqueeze(0)).squeeze(0)
         if self.rescale:
-            for basis, (start, stop) in zip(self.subspace.bases, self.subspace.spans, strict=True):
-                inside[start:stop] *= (stop - start) / max(1, basis.shape[1])
+            for rank, (start, stop) in zip(self.subspace.ranks, self.subspace.spans, strict=True):
+                inside[start:stop] *= (stop - start) / max(1, rank)
         return inside
 
 

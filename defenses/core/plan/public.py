@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +37,38 @@ class PublicRows(Protocol):
         ...
 
 
+@runtime_checkable
+class GradientBatch(Protocol):
+    """Per-example gradients of a batch, of which a part may be had as factors."""
+
+    def columns(self, start: int, stop: int) -> Float[Tensor, "n span"]:
+        """The part of all rows over the parameters in [start, stop)."""
+        ...
+
+    def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """Factors (s [n, out], x [n, in]) of gradients s xᵀ over [start, stop); None where they are not known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Per-example gradients as rows.
+
+    Attributes:
+        values: one row an example.
+    """
+
+    values: Float[Tensor, "n dim"]
+
+    def columns(self, start: int, stop: int) -> Float[Tensor, "n span"]:
+        """A part of the rows."""
+        return self.values[:, start:stop]
+
+    def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """Rows do not tell."""
+        return None
+
+
 class PublicGradients:
     """The public examples of a run.
 
@@ -43,9 +76,23 @@ class PublicGradients:
         used: whether anything was read.
     """
 
-    def __init__(self, rows: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, labels: Tensor) -> None:
-        """Takes the examples, and what computes their per-example gradients at the parameters of the moment."""
+    def __init__(
+        self,
+        rows: Callable[[Tensor, Tensor], Tensor],
+        inputs: Tensor,
+        labels: Tensor,
+        factored: Callable[[Tensor, Tensor], GradientBatch] | None = None,
+    ) -> None:
+        """Takes the examples, and what computes their per-example gradients at the parameters of the moment.
+
+        Args:
+            rows: one row an example.
+            inputs: the examples.
+            labels: of the examples.
+            factored: the same gradients with the factors of those that have some; the rows where None.
+        """
         self._rows, self._inputs, self._labels = rows, inputs, labels
+        self._factored = factored or (lambda x, y: Rows(rows(x, y).detach()))
         self.used = False
 
     @property
@@ -58,6 +105,12 @@ class PublicGradients:
         self.used = True
         chosen = chosen.to(self._inputs.device)
         return self._rows(self._inputs[chosen], self._labels[chosen]).detach()
+
+    def batch(self, chosen: Int64[Tensor, " n"]) -> GradientBatch:
+        """The same gradients, with the factors of those that have some."""
+        self.used = True
+        chosen = chosen.to(self._inputs.device)
+        return self._factored(self._inputs[chosen], self._labels[chosen])
 
 
 class ToyRows:

@@ -16,20 +16,25 @@ from torch import Tensor
 from .basis import leading_directions
 from .codec import Subspace
 from .defense import Context
+from .implicit import ImplicitSubspace, OuterDirections
+from .public import GradientBatch
 from .refusals import refuse_count, refuse_unknown
 
 Scope = Literal["tensor", "global"]
 """Whether every parameter tensor has a basis of its own, or all of them have one together."""
 
-Bases = tuple[Tensor, ...] | None
-"""What a method remembers of a subspace between two refreshes: its bases, or None before the first."""
+Remembered = Tensor | tuple[Tensor, Tensor, Tensor]
+"""Of a span: a basis, or signals, inputs and weights of `OuterDirections`; tensors alone, as checkpoints hold them."""
+
+Bases = tuple[Remembered, ...] | None
+"""What a method remembers of a subspace between two refreshes; None before the first."""
 
 
 @runtime_checkable
 class Subspaces(Protocol):
     """A subspace for every step."""
 
-    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace, tuple[str, ...]]:
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
         """The bases to remember, the subspace of a step, and what is to be remarked on it.
 
         Args:
@@ -40,17 +45,18 @@ class Subspaces(Protocol):
 
 
 class _Memory:
-    """Cache of the last codec: making one measures the orthonormality of its bases, which may cost more than a step."""
+    """Cache of the last codec, which may have formed a basis in the meantime."""
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[Tensor, ...], Subspace] | None = None
+        self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
 
-    def subspace(self, bases: tuple[Tensor, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
+    def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
         """The codec of these bases; the one made before where they are the very same tensors."""
         last = self._last
         # By identity: comparing values would cost what is to be saved.
         if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
-            last = self._last = (bases, Subspace(bases, spans, dim))
+            parts = tuple(OuterDirections(*basis) if isinstance(basis, tuple) else basis for basis in bases)
+            last = self._last = (bases, ImplicitSubspace(parts, spans, dim))
         return last[1]
 
 
@@ -87,7 +93,7 @@ class PublicSubspace:
                 "so few gradients span no more directions; lower rank, or leave it out for as many as rank"
             )
 
-    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace, tuple[str, ...]]:
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
         """The subspace of a step.
 
         Args:
@@ -104,10 +110,8 @@ class PublicSubspace:
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
             block = context.step // self.interval if self.auxiliary == "independent" else None
-            rows = context.public_rows(size, block=block)
-            if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
-                rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-            bases = tuple(leading_directions(rows[:, a:b], min(self.rank, b - a)) for a, b in spans)
+            batch = context.public_batch(size, block=block)
+            bases = tuple(_directions(batch, a, b, min(self.rank, b - a)) for a, b in spans)
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
@@ -150,7 +154,7 @@ class RandomSubspace:
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
 
-    def at(self, bases: Bases, context: Context) -> tuple[tuple[Tensor, ...], Subspace, tuple[str, ...]]:
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
         """The bases to remember, the subspace of a step, and nothing to remark on it."""
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
@@ -158,6 +162,19 @@ class RandomSubspace:
             coins = context.coins(f"subspace {context.step // self.interval}")
             bases = tuple(_random_basis(b - a, min(self.rank, b - a), coins).to(context.device) for a, b in spans)
         return bases, self._memory.subspace(bases, spans, context.dim), ()
+
+
+def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remembered:
+    """Leading directions of a span, from factors where the gradients have some that are far smaller."""
+    factors = batch.outer(start, stop)
+    if factors is not None and 4 * sum(part.shape[1] for part in factors) < stop - start:
+        found = OuterDirections.leading(*factors, rank)
+        if found is not None:
+            return found.signals, found.inputs, found.weights
+    rows = batch.columns(start, stop)
+    if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
+        rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+    return leading_directions(rows, rank)
 
 
 def _check(rank: int, scope: str, interval: int) -> None:

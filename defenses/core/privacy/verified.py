@@ -20,6 +20,7 @@ from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.composed import Stacked, Stretched, Within
 from ..plan.defense import Block, Defense, StepPlan, Trial
+from ..plan.implicit import ImplicitSubspace
 from ..plan.post import Adaptive, Identity, Keep, Offset, Project, Rescale
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
 from ..training.augment import CropAndFlip
@@ -36,7 +37,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "row": (StrategyRow,),
     "block": (Block,),
     "trial": (Trial, type(None)),
-    "codec": (Everything, Coordinates, Scaled, Subspace, Complement, Within, Stacked, Stretched),
+    "codec": (Everything, Coordinates, Scaled, Subspace, ImplicitSubspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
     "post": (Identity, Project, Keep, Rescale, Offset, Adaptive),

@@ -29,7 +29,7 @@ from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
-from ..plan.public import PublicGradients, refuse_shared
+from ..plan.public import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.keys import key_from, seed_from
 from ..privacy.ledger import Ledger
 from ..privacy.noise import Noise, from_os
@@ -166,7 +166,7 @@ class _Training:
         # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
-        self.public = None if pool is None else PublicGradients(self._gradients, *pool)
+        self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
     def run(self) -> Run:
@@ -244,6 +244,10 @@ class _Training:
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients of public examples at the current parameters."""
         return self.runner.gradients(inputs, labels, coins=self._draws())(None)
+
+    def _factored(self, inputs: Tensor, labels: Tensor) -> GradientBatch:
+        """The same gradients, with the factors of those that have some."""
+        return self.runner.batch(inputs, labels, coins=self._draws())
 
     def _on_everybody(self, plan: NoisyPlan) -> Release:
         """Executes a release of its own, before the first step."""

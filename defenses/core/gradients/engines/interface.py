@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
+from ...plan.public import GradientBatch, Rows
 from ..reference import Loss, per_example_losses
 from ..sums import added_up
 
@@ -65,6 +66,10 @@ class PerExample:
         """
         rows = self.each(inputs, targets, point)
         return rows if views == 1 else rows.view(-1, views, self.layout.dim).mean(dim=1)
+
+    def batch(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+        """The rows of these examples, or what they are made of where an engine knows that."""
+        return Rows(self.rows(inputs, targets))
 
     def losses(
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1

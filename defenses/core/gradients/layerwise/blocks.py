@@ -19,8 +19,10 @@ from torch import Tensor
 from ...plan.bound import Bound, finite_rows
 from ...plan.codec import Complement, Coordinates, Everything, Subspace
 from ...plan.defense import Block
+from ...plan.implicit import ImplicitSubspace, OuterDirections
 from ...plan.query import Gradient, NormWithin
 from .factors import FactoredGradient, Squares, parts
+from .linear import Outer
 
 Spans = tuple[tuple[int, int], ...]
 """(start, stop) of each parameter that a term holds, in a flat vector."""
@@ -37,7 +39,7 @@ def served(block: Block) -> bool:
     if type(block.query) is NormWithin:
         return True
     inner = block.codec.subspace if type(block.codec) is Complement else block.codec
-    return type(block.query) is Gradient and type(inner) in (Everything, Coordinates, Subspace)
+    return type(block.query) is Gradient and type(inner) in (Everything, Coordinates, Subspace, ImplicitSubspace)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,26 @@ class BatchGradients:
             for (start, stop), values in _split(spans, term.rows(which)):
                 rows[:, start:stop] = values
         return rows
+
+    def columns(self, start: int, stop: int) -> Float[Tensor, "rows span"]:
+        """The part of all rows over [start, stop), which begins and ends with a parameter."""
+        for spans, term in self.terms:
+            if spans == ((start, stop),):
+                return term.rows(slice(None))
+        found = self.like.new_zeros(self.examples, stop - start)
+        for spans, term in self.terms:
+            if any(start <= a and b <= stop for a, b in spans):
+                for (a, b), values in _split(spans, term.rows(slice(None))):
+                    if start <= a and b <= stop:
+                        found[:, a - start : b - start] = values
+        return found
+
+    def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """Factors (signals, inputs) of the gradients over [start, stop) where they are outer products."""
+        for spans, term in self.terms:
+            if spans == ((start, stop),) and type(term) is Outer:
+                return term.signals, term.inputs
+        return None
 
     def clipped_sum(self, block: Block) -> Float[Tensor, " size"]:
         """The sum of the examples' bounded contributions to one block: private."""
@@ -120,7 +142,7 @@ class BatchGradients:
         # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
         coefficients = self._coefficients(subspace).double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
-        for basis, c in zip(subspace.bases, coefficients.split(_ranks(subspace), dim=1), strict=True):
+        for basis, c in zip(subspace.bases, coefficients.split(subspace.ranks, dim=1), strict=True):
             gram = (basis.T @ basis).double()
             parts_of.append(torch.einsum("nk,kl,nl->n", c, gram, c))
         again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)
@@ -135,7 +157,12 @@ class BatchGradients:
         if id(subspace) in self.known:
             return self.known[id(subspace)]
         found = []
-        for basis, (first, last) in zip(subspace.bases, subspace.spans, strict=True):
+        parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
+        for part, (first, last) in zip(parts_of, subspace.spans, strict=True):
+            if isinstance(part, OuterDirections) and (factors := self.outer(first, last)) is not None:
+                found.append(part.of_products(*factors))
+                continue
+            basis = part.basis if isinstance(part, OuterDirections) else part
             total = self.like.new_zeros(self.examples, basis.shape[1])
             for spans, term in self.terms:
                 if all(stop <= first or start >= last for start, stop in spans):
@@ -237,7 +264,3 @@ def _within(basis: Tensor, first: int, spans: Spans) -> Tensor:
             own[low - start : high - start] = basis[low - first : high - first]
         found.append(own)
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _ranks(subspace: Subspace) -> list[int]:
-    return [basis.shape[1] for basis in subspace.bases]

@@ -102,6 +102,11 @@ class Layerwise(PerExample):
         with torch.no_grad():
             return self._gradients(inputs, targets, point, views).rows()
 
+    def batch(self, inputs: Tensor, targets: Tensor) -> BatchGradients:
+        """The factors of one pass over the batch."""
+        with torch.no_grad():
+            return self._gradients(inputs, targets, None, views=1)
+
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Clipped sums without rows, for plans of known queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):

@@ -1,0 +1,163 @@
+"""Subspaces of which a part of the basis is never formed: combinations of public gradients that are outer products.
+
+A linear layer's gradient is s xᵀ, the derivatives of its outputs times its inputs. Directions are V = Pᵀ W, with public
+gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of outer products are
+products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so that P Pᵀ and the coefficients Wᵀ P g of a batch of such
+gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one product. A basis that
+serves a single step costs more to form than all that is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .basis import leading_eigenvectors
+from .codec import Subspace
+
+_FEW = 8  # rows whose coefficients are found from the factors; for more, the basis is formed
+# Of the smallest singular value to the largest: rounding of an inner product comes back divided by it.
+_LEAST_RATIO = 1e-3
+_EDGE = 1e15  # sizes between this and its inverse have squares that are float32 numbers
+
+
+@dataclass(frozen=True, eq=False)
+class OuterDirections:
+    """Orthonormal combinations of outer products s_i x_iᵀ.
+
+    Attributes:
+        signals: s, one a row.
+        inputs: x, one a row.
+        weights: W; each column holds the share of every product in a direction.
+    """
+
+    signals: Float[Tensor, "m out"] = field(repr=False)
+    inputs: Float[Tensor, "m in"] = field(repr=False)
+    weights: Float[Tensor, "m k"] = field(repr=False)
+
+    @classmethod
+    @torch.no_grad()
+    def leading(
+        cls, signals: Float[Tensor, "m out"], inputs: Float[Tensor, "m in"], rank: int
+    ) -> OuterDirections | None:
+        """The leading directions of these products; None where the factors do not tell them well enough.
+
+        In each direction the product with the largest share has a positive one, so that parties that hold the same
+        products exchange coefficients in the same signs.
+
+        Args:
+            signals: one a product.
+            inputs: one a product.
+            rank: largest number of directions.
+        """
+        sizes = torch.stack([part.double().norm(dim=1).max() for part in (signals, inputs)])
+        if not bool(((sizes < _EDGE) & (sizes > 1 / _EDGE)).all()):  # NaN too
+            return None
+        moments = _gram(signals.double()) * _gram(inputs.double())
+        values, vectors = leading_eigenvectors(moments, rank)
+        if not len(values) or float(values[-1]) < _LEAST_RATIO**2 * float(values[0]):
+            return None
+        weights = vectors / values.sqrt()
+        largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
+        return cls(signals, inputs, (weights * largest.sign()).to(signals.dtype))
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.weights.shape[1]
+
+    @cached_property
+    def basis(self) -> Float[Tensor, "span k"]:
+        """The directions themselves, one a column; as elsewhere the transpose of a contiguous matrix."""
+        products = (self.signals.unsqueeze(2) * self.inputs.unsqueeze(1)).flatten(1)
+        return (self.weights.T @ products).T
+
+    def of_products(
+        self, signals: Float[Tensor, "rows out"], inputs: Float[Tensor, "rows in"]
+    ) -> Float[Tensor, "rows k"]:
+        """Coefficients of outer products, from inner products of their factors."""
+        return ((signals @ self.signals.T) * (inputs @ self.inputs.T)) @ self.weights
+
+    def of_rows(self, rows: Float[Tensor, "rows span"]) -> Float[Tensor, "rows k"]:
+        """Coefficients of any rows."""
+        if len(rows) > _FEW or "basis" in vars(self):
+            return rows @ self.basis.to(rows)
+        wide = rows.unflatten(1, (self.signals.shape[1], self.inputs.shape[1]))
+        inner = (torch.matmul(self.signals.to(rows), wide) * self.inputs.to(rows)).sum(dim=2)
+        return inner @ self.weights.to(rows)
+
+    def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:
+        """The combinations of directions that have these coefficients."""
+        if len(coefficients) > _FEW or "basis" in vars(self):
+            return coefficients @ self.basis.to(coefficients).T
+        shares = coefficients @ self.weights.to(coefficients).T
+        scaled = self.signals.to(coefficients).T * shares.unsqueeze(1)  # [rows, out, m]
+        return torch.matmul(scaled, self.inputs.to(coefficients)).flatten(1)
+
+
+Directions = Tensor | OuterDirections
+"""An orthonormal basis [span, k], or directions that stand for one."""
+
+
+class ImplicitSubspace(Subspace):
+    """As `Subspace`, with some bases formed only where somebody reads `bases`.
+
+    Attributes:
+        parts: of each span, orthonormal columns, or directions that stand for them.
+    """
+
+    parts: tuple[Directions, ...]
+
+    def __init__(self, parts: Sequence[Directions], spans: tuple[tuple[int, int], ...], dim: int) -> None:
+        """Takes what was orthonormal when it was made, as leading directions are; it is not measured again."""
+        # A frozen dataclass can only be filled this way.
+        for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim)):
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def bases(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All of them, formed."""
+        return tuple(part.basis if isinstance(part, OuterDirections) else part for part in self.parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files, and as a copy, it is the `Subspace` that it stands for."""
+        return Subspace, (self.bases, self.spans, self.dim)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Number of directions of each span."""
+        return [part.rank if isinstance(part, OuterDirections) else part.shape[1] for part in self.parts]
+
+    def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """The combination of directions that has these coefficients."""
+        decoded = values.new_zeros(self.dim)
+        for part, (start, stop), c in zip(self.parts, self.spans, values.split(self.ranks), strict=True):
+            if isinstance(part, OuterDirections):
+                decoded[start:stop] = part.combined(c.unsqueeze(0))[0]
+            else:
+                decoded[start:stop] = part.to(values) @ c
+        return decoded
+
+    def project(
+        self, rows: Float[Tensor, "rows dim"], weights: Float[Tensor, " size"] | None = None
+    ) -> Float[Tensor, "rows dim"]:
+        """The part of each row inside the subspace; arguments as for `Subspace`."""
+        inside = torch.zeros_like(rows)
+        shares = [None] * len(self.parts) if weights is None else weights.split(self.ranks)
+        for part, (start, stop), share in zip(self.parts, self.spans, shares, strict=True):
+            if isinstance(part, OuterDirections):
+                along = part.of_rows(rows[:, start:stop])
+                inside[:, start:stop] = part.combined(along if share is None else along * share.to(along))
+            else:
+                inside[:, start:stop] = self._along(rows[:, start:stop], part.to(rows), share)
+        return inside
+
+
+def _gram(rows: Tensor) -> Tensor:
+    return rows @ rows.T

@@ -1,0 +1,151 @@
+"""Directions that are never formed are those that would be, and do what a basis does."""
+
+import math
+import pickle
+
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from defenses.core import Block, Engine, Gradient, StepPlan, Subspace, clip, seeded
+from defenses.core.plan.basis import leading_directions, orthonormality_error
+from defenses.core.plan.implicit import ImplicitSubspace, OuterDirections
+
+
+def coins(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def factors(m, out, entering, seed=0):
+    return torch.randn(m, out, generator=coins(seed)), torch.randn(m, entering, generator=coins(seed + 1))
+
+
+def products(signals, inputs):
+    return torch.einsum("mo,mi->moi", signals, inputs).flatten(1)
+
+
+def cosine(one, other):
+    return math.cos(scipy.linalg.subspace_angles(one.double().numpy(), other.double().numpy()).max())
+
+
+@given(
+    m=st.integers(1, 24),
+    out=st.integers(2, 9),
+    entering=st.integers(3, 30),
+    rank=st.integers(1, 30),
+    seed=st.integers(),
+)
+def test_they_span_what_leading_directions_of_the_rows_span(m, out, entering, rank, seed):
+    m = min(m, out * entering // 2)  # so many random products are far from dependent
+    signals, inputs = factors(m, out, entering, seed % 2**30)
+    found = OuterDirections.leading(signals, inputs, rank)
+    if found is None:
+        assert torch.linalg.cond(products(signals, inputs).double()) > 1e3
+        return
+    formed = leading_directions(products(signals, inputs), rank)
+    assert found.basis.shape == formed.shape and found.rank == formed.shape[1]
+    assert orthonormality_error(found.basis) < 1e-4
+    whole = torch.linalg.svdvals(products(signals, inputs).double())
+    if found.rank == len(whole) or whole[found.rank - 1] - whole[found.rank] > 0.05 * whole[0]:
+        assert cosine(found.basis, formed) > 1 - 1e-5
+
+
+def test_coefficients_combinations_and_projections_are_those_of_the_basis():
+    signals, inputs = factors(10, 6, 20)
+    found, basis = (OuterDirections.leading(signals, inputs, 7) for _ in range(2))
+    basis = basis.basis
+    others = factors(30, 6, 20, seed=5)
+    rows = products(*others)
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(found.of_products(*others), rows @ basis, **close)
+    c = torch.randn(3, 7, generator=coins(9))
+    torch.testing.assert_close(found.of_rows(rows[:3]), rows[:3] @ basis, **close)
+    torch.testing.assert_close(found.combined(c), c @ basis.T, **close)
+    assert "basis" not in vars(found)
+    torch.testing.assert_close(found.of_rows(rows), rows @ basis, **close)
+    assert "basis" in vars(found)
+
+
+def subspaces():
+    """One of two spans, the first implicit, beside the same with its bases formed; 4 coordinates are in none."""
+    first = OuterDirections.leading(*factors(10, 6, 20), 7)
+    second = torch.linalg.qr(torch.randn(15, 4, generator=coins(3))).Q
+    spans = ((0, 120), (124, 139))
+    return ImplicitSubspace((first, second), spans, 139), Subspace((first.basis.clone(), second), spans, 139)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_subspace_of_them_is_the_subspace_with_their_bases(count):
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    implicit, formed = subspaces()
+    rows = torch.randn(count, 139, generator=coins(4))
+    weights = torch.rand(11, generator=coins(5))
+    assert implicit.size == formed.size == 11 and implicit.ranks == formed.ranks == [7, 4]
+    torch.testing.assert_close(implicit.decode(weights), formed.decode(weights), **close)
+    for share in (None, weights):
+        torch.testing.assert_close(implicit.project(rows, share), formed.project(rows, share), **close)
+    torch.testing.assert_close(implicit.encode(rows), formed.encode(rows), **close)
+
+
+def test_in_a_file_it_is_the_subspace_that_it_stands_for():
+    implicit, formed = subspaces()
+    again = pickle.loads(pickle.dumps(implicit))  # noqa: S301 -- our own bytes
+    assert type(again) is Subspace
+    rows = torch.randn(5, 139, generator=coins(4))
+    torch.testing.assert_close(again.encode(rows), formed.encode(rows))
+
+
+def test_the_largest_share_in_a_direction_is_positive():
+    signals, inputs = factors(10, 6, 20)
+    weights = OuterDirections.leading(signals, inputs, 7).weights
+    assert (weights.gather(0, weights.abs().argmax(dim=0, keepdim=True)) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda s: s * 0,
+        lambda s: s * torch.nan,
+        lambda s: s * 1e30,
+        lambda s: s * 1e-30,
+        lambda s: torch.cat([s[:1], s[:1] * (1 + 1e-4 * torch.arange(9.0)[:, None])]),
+    ],
+    ids=["no product", "NaN", "huge", "tiny", "parallel signals and inputs"],
+)
+def test_where_factors_do_not_tell_directions_there_are_none(spoil):
+    signals, inputs = factors(10, 6, 20)
+    alike = inputs[:1].expand(10, -1) + 1e-4 * inputs
+    assert OuterDirections.leading(spoil(signals), alike, 10) is None
+
+
+def linear_net():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(60, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("bad", [None, torch.nan, 1e30])
+def test_our_engine_sums_coefficients_as_the_reference_whatever_is_in_a_row(bad):
+    model, inputs, targets = linear_net(), torch.randn(50, 60, generator=coins(1)), torch.arange(50) % 3
+    ours, reference = (Engine(model, noise=seeded(0), engine=name) for name in ("layerwise", "torch.func"))
+    batch = ours.batch(inputs[:12], targets[:12])
+    torch.testing.assert_close(
+        torch.cat([batch.columns(*span) for span in ours.layout.slices], dim=1),
+        ours.gradients(inputs[:12], targets[:12])(None),
+    )
+    span = ours.layout.slices[0]
+    factored = batch.outer(*span)
+    assert factored is not None and batch.outer(*ours.layout.slices[1]) is None
+    assert reference.batch(inputs[:12], targets[:12]).outer(*span) is None
+    codec = ImplicitSubspace((OuterDirections.leading(*factored, 8),), (span,), ours.layout.dim)
+    plan = StepPlan(Block(codec=codec, bound=clip(0.05), query=Gradient()))
+    private = inputs[12:].clone()
+    if bad is not None:
+        private[3] = bad
+    sums = [engine.run(plan.at(0.0), private, targets[12:]).total for engine in (ours, reference)]
+    assert sums[0].isfinite().all() and sums[0].norm() > 0
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-5)
+    assert sums[0].norm() <= 0.05 * 38 * (1 + 1e-4)
