@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.speed [all|step|noise|projection|masked]`, from the root of the checkout."""
+"""The command line: `python -m benchmarks.speed [PART]`, from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from . import masked, noise, plot, projection, report, step
+from . import architectures, masked, methods, noise, plot, projection, report, step
 
-Benchmark = Literal["all", "step", "noise", "projection", "masked"]
+Benchmark = Literal["all", "step", "architectures", "methods", "noise", "projection", "masked"]
 # Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -24,8 +24,8 @@ def speed(
     quick: Annotated[bool, typer.Option("--quick", help="Small and few: shows that all works, in a minute.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each comparison; 15, or 3 if quick.")] = None,
     budget: Annotated[float | None, typer.Option(help="Seconds for the rounds of one comparison; 90.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case of the step; may be repeated.")] = None,
-    way: Annotated[list[str] | None, typer.Option(help="Only this way of the step; may be repeated.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case or network; may be repeated.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Only this way or method; may be repeated.")] = None,
     memory: Annotated[bool | None, typer.Option("--memory/--no-memory", help="Peak memory; unless quick.")] = None,
     sweeps: Annotated[bool, typer.Option("--sweeps/--no-sweeps", help="Cost by batch size and dimension.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch.")] = None,
@@ -39,7 +39,10 @@ def speed(
     if budget is not None and not budget > 0:
         raise typer.BadParameter(f"budget must be a positive number of seconds, got {budget}")
     try:
-        step.refuse_unknown(case or (), way or (), quick=quick)
+        if what == "methods":
+            methods.refuse_unknown(way or ())
+        elif what != "architectures":
+            step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if threads is not None:
@@ -47,6 +50,10 @@ def speed(
     shared = {"device": device, "quick": quick, "rounds": rounds, "budget": budget, "memory": memory, "say": _say}
     if what in ("all", "step"):
         _finish(step.measure(**shared, cases=case or (), ways=way or (), sweeps=sweeps), out)
+    if what in ("all", "methods"):
+        _finish(methods.measure(**shared, only=(way or ()) if what == "methods" else ()), out)
+    if what in ("all", "architectures"):
+        _finish(architectures.measure(**shared, only=(case or ()) if what == "architectures" else ()), out)
     if what in ("all", "noise"):
         _finish(noise.measure(**shared), out)
     if what in ("all", "masked"):

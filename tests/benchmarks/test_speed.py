@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.speed import masked, memory, noise, report, step, targets
+from benchmarks.speed import architectures, masked, memory, methods, noise, report, step, targets
 from benchmarks.speed.__main__ import app
 from benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
 from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
@@ -443,6 +443,40 @@ def test_a_quick_run_of_the_step_writes_json_tables_and_figures(tmp_path, monkey
     assert "sgd-channels-last: n/a, channels-last is for convolutions" in page
     assert "![step batch](step_batch.png)" in page
     assert (tmp_path / "step_batch.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_step_of_every_method_is_compared_with_plain_dp_sgd():
+    names = methods.names()
+    assert set(names) == {path.stem for path in (ROOT / "defenses").glob("*.py")} - {"__init__"}
+    assert methods.ways() == sorted(methods.ways(), key=lambda way: (way != methods.PLAIN, way))
+    kept = [way for way in methods.ways() if way.endswith(methods.AFTER)]
+    assert "pdp" + methods.AFTER in kept
+    assert methods.defense_of("pdp" + methods.AFTER).method.subspace.interval == methods.KEPT
+    assert {t.limit for t in methods.targets("x")} == {1.1, 1.6, 2.5}
+
+
+def test_a_way_of_methods_takes_steps_and_is_judged():
+    asked = ["pdp" + methods.AFTER]
+    found = methods.measure(quick=True, rounds=1, only=asked)
+    (only,) = found["comparisons"]
+    assert [way["way"] for way in only["ways"]] == [methods.PLAIN, *asked]
+    assert all(way["median_seconds"] > 0 for way in only["ways"])
+    # Of another batch than the target's, so that nothing is said of it.
+    assert [target["met"] for target in found["targets"]] == [None]
+    assert list(report.tables(found))
+
+
+def test_networks_are_judged_against_the_faster_plain_format(monkeypatch):
+    monkeypatch.setattr(architectures, "BATCHES", (2,))
+    found = architectures.measure(quick=True, rounds=1, only=["mlp", "dp_cnn_small"])
+    limits = {target["case"]: target["limit"] for target in found["targets"]}
+    assert limits == {"mlp-2": architectures.LIMIT_OF_LINEAR, "dp_cnn_small-2": architectures.LIMIT}
+    for comparison, target in zip(found["comparisons"], found["targets"], strict=True):
+        seconds = {way["way"]: way["median_seconds"] for way in comparison["ways"]}
+        plain = [seconds[way] for way in architectures.PLAIN if seconds[way] is not None]
+        assert target["value"] == pytest.approx(seconds["auto"] / min(plain))
+    with pytest.raises(ValueError, match="case must be one of"):
+        architectures.measure(only=["nothing"])
 
 
 @pytest.mark.peers

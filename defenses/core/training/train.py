@@ -88,7 +88,7 @@ def train(
         ValueError: for an uncalibrated defense, a model that must not be trained, sizes that do not fit, public
             examples among the private ones, or a checkpoint of another run.
     """
-    settings = _Settings(
+    settings = TrainingSettings(
         defense=defense,
         sampling=sampling,
         steps=_length(sampling, epochs, steps),
@@ -100,14 +100,14 @@ def train(
         execution=execution or Execution(),
         recording=recording or Recording(),
     )
-    return _Training(model, examples, public, settings).run()
+    return Training(model, examples, public, settings).run()
 
 
 _AT_ONCE = 64  # examples in a pass over all data for their features
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
+class TrainingSettings:
     """The arguments of `train`, its defaults filled in but for the seeds, whose absence a checkpoint remembers."""
 
     defense: Defense
@@ -122,11 +122,11 @@ class _Settings:
     recording: Recording
 
 
-class _Training:
+class Training:
     """A run under way: data, engine, optimizer, and what has been released so far."""
 
     def __init__(
-        self, model: nn.Module, examples: LabelledData, public: LabelledData | None, settings: _Settings
+        self, model: nn.Module, examples: LabelledData, public: LabelledData | None, settings: TrainingSettings
     ) -> None:
         """Refuses what must not be trained; nothing is released yet."""
         s, self.sigma = settings, settings.defense.calibrated_multiplier
@@ -173,12 +173,12 @@ class _Training:
         """All steps that are left, from the first one or from those of a checkpoint."""
         total, recording = self.settings.steps, self.settings.recording
         every = recording.checkpoint_every or self.settings.sampling.steps_per_epoch
-        first = done = self._begin()
-        self.untrained, between_steps = Untrained(self.model), True
+        first = done = self.begin()
+        between_steps = True
         try:
             for step in range(first, total):
                 between_steps = False
-                self._step(step, check=step == first or step + 1 == total)
+                self.step(step, check=step == first or step + 1 == total)
                 between_steps, done = True, step + 1
                 if done % every == 0 or done == total:
                     self._save(done)
@@ -190,7 +190,13 @@ class _Training:
             raise
         return self._finished()
 
-    def _step(self, step: int, *, check: bool) -> None:
+    def step(self, step: int, *, check: bool = False) -> None:
+        """Takes one step.
+
+        Args:
+            step: its number, one after another.
+            check: whether what is not trained is looked at, for which a run has two moments.
+        """
         before = self.runner.layout.read(self.model)
 
         def execute(plan: NoisyPlan) -> Release:
@@ -317,8 +323,13 @@ class _Training:
         settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory)
         return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
 
-    def _begin(self) -> int:
+    def begin(self) -> int:
         """Starts the method, or restores everything from a checkpoint; the number of the first step to take."""
+        first = self._first()
+        self.untrained = Untrained(self.model)
+        return first
+
+    def _first(self) -> int:
         path = self.settings.recording.checkpoint
         if path is None or not path.exists():
             self._release_statistics()

@@ -1,0 +1,220 @@
+"""Ten training steps of every defense: what they cost beside those of plain DP-SGD, sampling and optimizer included.
+
+Methods are found by their files and run at their default settings. Of one that keeps its directions for some steps, a
+second way keeps them for ten, so that one refresh has its share in the time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import defenses
+from defenses.core import (
+    TOY_DIM,
+    Account,
+    Coordinates,
+    Defense,
+    Execution,
+    Ledger,
+    Recipe,
+    Recording,
+    Whole,
+    clip,
+    poisson,
+    rehearsed,
+    seeded,
+)
+from defenses.core.training.train import Training, TrainingSettings
+
+from . import report
+from .harness import SpeedComparison, TimedCall, compare
+from .memory import Probe
+from .networks import Workload, parameters
+from .targets import SpeedTarget
+
+PLAIN = "plain DP-SGD"
+KEPT = 10
+"""Steps of a call, for which directions are kept in the second way of a method that has some."""
+AFTER = f", kept {KEPT} steps"
+
+CASES = (Workload("dp_cnn_small", 256),)
+QUICK_CASES = (Workload("dp_cnn_small", 32),)
+SPARSE, PROJECTED, PROJECTED_ANEW = 1.1, 1.6, 2.5
+_PER_BATCH = 4  # private examples for each that is expected in a batch
+_PUBLIC = 1024
+_STEPS = 10**6  # planned, and never reached
+
+
+def names() -> list[str]:
+    """All methods, by the names of their files."""
+    return sorted(found.name for found in pkgutil.iter_modules(defenses.__path__) if found.name != "core")
+
+
+def ways() -> list[str]:
+    """Plain DP-SGD, every method, and again those that keep directions."""
+    return [PLAIN, *(way for name in names() for way in ([name, name + AFTER] if _keeps(name) else [name]))]
+
+
+def _function(name: str) -> Callable[..., Defense]:
+    return getattr(importlib.import_module(f"defenses.{name}"), name)
+
+
+def _keeps(name: str) -> bool:
+    return "interval" in inspect.signature(_function(name)).parameters
+
+
+def refuse_unknown(only: Sequence[str]) -> None:
+    """Raises `ValueError` for a way that does not exist."""
+    if unknown := set(only) - set(ways()):
+        raise ValueError(f"way must be one of {', '.join(ways())}, got '{min(unknown)}'")
+
+
+def defense_of(way: str) -> Defense:
+    """The defense that a way trains under, at noise multiplier 1 where it has one."""
+    if way == PLAIN:
+        return Defense(Whole(bound=clip(1.0)), 1.0, name=PLAIN)
+    function = _function(way.removesuffix(AFTER))
+    given: dict[str, Any] = {"interval": KEPT} if way.endswith(AFTER) else {}
+    if "noise_multiplier" in inspect.signature(function).parameters:
+        given["noise_multiplier"] = 1.0
+    return function(**given)
+
+
+class Steps:
+    """A run under way, of which every call takes the next `KEPT` steps."""
+
+    def __init__(self, training: Training) -> None:
+        """Begins the run, which may release something before its first step."""
+        self._training, self._next = training, training.begin()
+
+    def __call__(self) -> None:
+        """Takes the steps."""
+        for _ in range(KEPT):
+            self._training.step(self._next)
+            self._next += 1
+
+
+def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
+    """A run of one method on random data, to be taken step by step.
+
+    Args:
+        network: see `Workload`.
+        batch: expected number of examples, drawn by Poisson sampling.
+        way: one of `ways`.
+        device: "cpu" or "cuda".
+    """
+    load = Workload(network, batch * _PER_BATCH)
+    public = Workload(network, _PUBLIC).data()
+    settings = TrainingSettings(
+        defense=defense_of(way),
+        sampling=poisson(1 / _PER_BATCH),
+        steps=_STEPS,
+        lr=0.01,  # so low that no method diverges
+        noise=seeded(0),
+        seed=1,
+        sampler_key=2,
+        recipe=Recipe(),
+        execution=Execution(device=torch.device(device)),
+        recording=Recording(),
+    )
+    # Other images than the private ones, which are refused as public data.
+    return Steps(Training(load.model(), load.data(), (public[0] + 1, public[1]), settings))
+
+
+def targets(case: str) -> list[SpeedTarget]:
+    """Limits, by what a method does: which coordinates it releases, and how long it keeps its directions."""
+    limits = {}
+    for way in ways()[1:]:
+        if way.endswith(AFTER):
+            limits[way] = PROJECTED
+        elif "auxiliary" in inspect.signature(_function(way)).parameters:
+            limits[way] = PROJECTED_ANEW
+        elif _is_sparse(way):
+            limits[way] = SPARSE
+    return [SpeedTarget(case=case, way=w, against=PLAIN, quantity="time", limit=limit) for w, limit in limits.items()]
+
+
+def _is_sparse(way: str) -> bool:
+    """Whether some coordinates alone are released by the end of a run."""
+    *_, last = rehearsed(defense_of(way), Account(Ledger(poisson(0.1))), steps=20)
+    codecs = [block.codec for block in last.plan.blocks] if last.plan else []
+    return all(isinstance(c, Coordinates) for c in codecs) and sum(c.size for c in codecs) < TOY_DIM
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    memory: bool | None = None,
+    only: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Compares a step of every method with one of plain DP-SGD.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: at most; 15, or 3 where quick.
+        quick: a small batch and few rounds.
+        budget: seconds for the rounds, 300 where None.
+        memory: whether peak memory is measured, in a process for each way; not where None.
+        only: some of `ways`; all where empty.
+        say: told what comes next.
+
+    Raises:
+        ValueError: for a way that does not exist.
+    """
+    refuse_unknown(only)
+    limit, seconds = rounds or (3 if quick else 15), 300.0 if budget is None else budget
+    chosen = [way for way in ways() if way == PLAIN or not only or way in only]
+    where = report.environment(device)
+    found = [
+        _compared(load, chosen, device=device, rounds=limit, budget=seconds, memory=bool(memory), say=say)
+        for load in (QUICK_CASES if quick else CASES)
+    ]
+    judged = [target for load in CASES for target in targets(load.name)]
+    return {
+        "benchmark": "methods",
+        "title": f"{KEPT} steps of every defense",
+        "method": (
+            f"Batches by Poisson sampling, random data, SGD, float32, default settings. Of {KEPT} steps, one has a "
+            f"refresh where directions are {AFTER[2:]}. Ways run in turn, round by round, in one process; ratios are "
+            "medians of the ratios within a round, with their first and last decile."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": bool(memory)},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "targets": [target.judge(found).as_dict() for target in judged if target.way in chosen],
+    }
+
+
+def _compared(
+    load: Workload,
+    chosen: Sequence[str],
+    *,
+    device: str,
+    rounds: int,
+    budget: float,
+    memory: bool,
+    say: Callable[[str], None],
+) -> SpeedComparison:
+    say(f"methods: {load.name}, {len(chosen)} ways")
+    arguments = {"network": load.network, "batch": load.batch, "device": device}
+    return compare(
+        load.name,
+        {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in chosen},
+        peer=PLAIN,
+        floor=PLAIN,
+        about={"parameters": parameters(load.model()), "batch": load.batch},
+        device=device,
+        rounds=rounds,
+        budget=budget,
+        memory=memory,
+    )
