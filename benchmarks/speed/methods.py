@@ -46,9 +46,9 @@ AFTER = f", kept {KEPT} steps"
 CASES = (Workload("dp_cnn_small", 256),)
 QUICK_CASES = (Workload("dp_cnn_small", 32),)
 SPARSE, PROJECTED, PROJECTED_ANEW = 1.1, 1.6, 2.5
-_PER_BATCH = 4  # private examples for each that is expected in a batch
+_PER_BATCH = 20  # private examples for each that is expected in a batch
 _PUBLIC = 1024
-_STEPS = 10**6  # planned, and never reached
+_STEPS = 400  # planned, for what a method changes in the course of a run; more than the rounds take
 
 
 def names() -> list[str]:

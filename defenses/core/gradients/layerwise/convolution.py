@@ -7,6 +7,7 @@ copies a third of what a 3x3 kernel's patches take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from . import winograd as tiles
-from .cost import Shape, Strategy, cheapest, summed_by_tiles
+from .cost import Shape, Strategy, cheapest, estimates, summed_by_tiles
 from .factors import FactoredGradient, GradientRows, Squares, gram_squares, joined, parts, product_size, recomputed
 
 IntPair = tuple[int, int]
@@ -134,22 +135,32 @@ class Convolution(FactoredGradient):
         way = cheapest(self.shape, self.like.device.type)
         if way in (Strategy.GRAM, Strategy.PIXELS):
             return self._by_products(way)
-        kept = None
-        if way is Strategy.KEEP:
-            kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size)
+        return self._of_rows(keep=way is Strategy.KEEP)
+
+    def masked_squares(self, mask: Tensor) -> Squares:
+        """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
+        out, entering, height, width = self.geometry.weight_shape
+        groups = self.geometry.groups
+        # In the products' order (`_made`): the mask is brought into it, instead of every row out of it.
+        own = mask.view(groups, out // groups, entering, height, width).permute(0, 3, 4, 2, 1).flatten()
+        if self._kept is not None:
+            return self._kept.masked_squares(own)
+        costs = estimates(self.shape, self.like.device.type)
+        keep = costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
+        return self._of_rows(keep=keep, mask=own.to(self.like))
+
+    def _of_rows(self, *, keep: bool, mask: Tensor | None = None) -> Squares:
+        """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
+        kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
         found = []
         each = (self._unfolded + self.views * self.size) * self.like.element_size()
         for part in parts(self.examples, each, self.like):
             made = self._made(*self._some(part), out=None if kept is None else kept[part]).flatten(1)
-            found.append(torch.linalg.vector_norm(made, dim=1).square())
+            found.append(torch.linalg.vector_norm(made if mask is None else made * mask, dim=1).square())
         if kept is not None:
             self._kept = GradientRows(kept)
             return Squares.exact(torch.cat(found))
         return self._recomputed(torch.cat(found))
-
-    def masked_squares(self, mask: Tensor) -> Squares:
-        """From masked rows, because inner products between positions know no mask."""
-        return self._recomputed(super().masked_squares(mask).value)
 
     def _recomputed(self, value: Tensor) -> Squares:
         # In the order in which they lie in memory: a view, no copy.
