@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import defenses
 from defenses.core import (
     TOY_DIM,
     Account,
+    Context,
     Coordinates,
     Defense,
     Execution,
@@ -30,7 +30,7 @@ from defenses.core import (
     rehearsed,
     seeded,
 )
-from defenses.core.training.train import Training, TrainingSettings
+from defenses.core.training.train import OngoingRun, TrainingSettings
 
 from . import report
 from .harness import SpeedComparison, TimedCall, compare
@@ -53,7 +53,8 @@ _STEPS = 400  # planned, for what a method changes in the course of a run; more 
 
 def names() -> list[str]:
     """All methods, by the names of their files."""
-    return sorted(found.name for found in pkgutil.iter_modules(defenses.__path__) if found.name != "core")
+    folder = Path(inspect.getfile(Context)).parents[2]  # of `defenses/core/plan/`
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
 
 
 def ways() -> list[str]:
@@ -86,10 +87,10 @@ def defense_of(way: str) -> Defense:
     return function(**given)
 
 
-class Steps:
+class MethodSteps:
     """A run under way, of which every call takes the next `KEPT` steps."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: OngoingRun) -> None:
         """Begins the run, which may release something before its first step."""
         self._training, self._next = training, training.begin()
 
@@ -124,7 +125,7 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
         recording=Recording(),
     )
     # Other images than the private ones, which are refused as public data.
-    return Steps(Training(load.model(), load.data(), (public[0] + 1, public[1]), settings))
+    return MethodSteps(OngoingRun(load.model(), load.data(), (public[0] + 1, public[1]), settings))
 
 
 def targets(case: str) -> list[SpeedTarget]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -451,7 +452,8 @@ def test_a_step_of_every_method_is_compared_with_plain_dp_sgd():
     assert methods.ways() == sorted(methods.ways(), key=lambda way: (way != methods.PLAIN, way))
     kept = [way for way in methods.ways() if way.endswith(methods.AFTER)]
     assert "pdp" + methods.AFTER in kept
-    assert methods.defense_of("pdp" + methods.AFTER).method.subspace.interval == methods.KEPT
+    kept_for: Any = methods.defense_of("pdp" + methods.AFTER).method
+    assert kept_for.subspace.interval == methods.KEPT
     assert {t.limit for t in methods.targets("x")} == {1.1, 1.6, 2.5}
 
 

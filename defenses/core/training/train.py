@@ -100,7 +100,7 @@ def train(
         execution=execution or Execution(),
         recording=recording or Recording(),
     )
-    return Training(model, examples, public, settings).run()
+    return OngoingRun(model, examples, public, settings).run()
 
 
 _AT_ONCE = 64  # examples in a pass over all data for their features
@@ -122,7 +122,7 @@ class TrainingSettings:
     recording: Recording
 
 
-class Training:
+class OngoingRun:
     """A run under way: data, engine, optimizer, and what has been released so far."""
 
     def __init__(

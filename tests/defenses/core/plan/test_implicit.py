@@ -27,6 +27,16 @@ def products(signals, inputs):
     return torch.einsum("mo,mi->moi", signals, inputs).flatten(1)
 
 
+def leading(signals, inputs, rank) -> OuterDirections:
+    found = OuterDirections.leading(signals, inputs, rank)
+    assert found is not None
+    return found
+
+
+def close(found, expected, rtol=1e-4, atol=1e-4):
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
 def cosine(one, other):
     return math.cos(scipy.linalg.subspace_angles(one.double().numpy(), other.double().numpy()).max())
 
@@ -55,23 +65,21 @@ def test_they_span_what_leading_directions_of_the_rows_span(m, out, entering, ra
 
 def test_coefficients_combinations_and_projections_are_those_of_the_basis():
     signals, inputs = factors(10, 6, 20)
-    found, basis = (OuterDirections.leading(signals, inputs, 7) for _ in range(2))
-    basis = basis.basis
+    found, basis = leading(signals, inputs, 7), leading(signals, inputs, 7).basis
     others = factors(30, 6, 20, seed=5)
     rows = products(*others)
-    close = {"rtol": 1e-4, "atol": 1e-4}
-    torch.testing.assert_close(found.of_products(*others), rows @ basis, **close)
+    close(found.of_products(*others), rows @ basis)
     c = torch.randn(3, 7, generator=coins(9))
-    torch.testing.assert_close(found.of_rows(rows[:3]), rows[:3] @ basis, **close)
-    torch.testing.assert_close(found.combined(c), c @ basis.T, **close)
+    close(found.of_rows(rows[:3]), rows[:3] @ basis)
+    close(found.combined(c), c @ basis.T)
     assert "basis" not in vars(found)
-    torch.testing.assert_close(found.of_rows(rows), rows @ basis, **close)
+    close(found.of_rows(rows), rows @ basis)
     assert "basis" in vars(found)
 
 
 def subspaces():
     """One of two spans, the first implicit, beside the same with its bases formed; 4 coordinates are in none."""
-    first = OuterDirections.leading(*factors(10, 6, 20), 7)
+    first = leading(*factors(10, 6, 20), 7)
     second = torch.linalg.qr(torch.randn(15, 4, generator=coins(3))).Q
     spans = ((0, 120), (124, 139))
     return ImplicitSubspace((first, second), spans, 139), Subspace((first.basis.clone(), second), spans, 139)
@@ -79,15 +87,14 @@ def subspaces():
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_a_subspace_of_them_is_the_subspace_with_their_bases(count):
-    close = {"rtol": 1e-4, "atol": 1e-5}
     implicit, formed = subspaces()
     rows = torch.randn(count, 139, generator=coins(4))
     weights = torch.rand(11, generator=coins(5))
     assert implicit.size == formed.size == 11 and implicit.ranks == formed.ranks == [7, 4]
-    torch.testing.assert_close(implicit.decode(weights), formed.decode(weights), **close)
+    close(implicit.decode(weights), formed.decode(weights))
     for share in (None, weights):
-        torch.testing.assert_close(implicit.project(rows, share), formed.project(rows, share), **close)
-    torch.testing.assert_close(implicit.encode(rows), formed.encode(rows), **close)
+        close(implicit.project(rows, share), formed.project(rows, share))
+    close(implicit.encode(rows), formed.encode(rows))
 
 
 def test_in_a_file_it_is_the_subspace_that_it_stands_for():
@@ -95,12 +102,12 @@ def test_in_a_file_it_is_the_subspace_that_it_stands_for():
     again = pickle.loads(pickle.dumps(implicit))  # noqa: S301 -- our own bytes
     assert type(again) is Subspace
     rows = torch.randn(5, 139, generator=coins(4))
-    torch.testing.assert_close(again.encode(rows), formed.encode(rows))
+    close(again.encode(rows), formed.encode(rows))
 
 
 def test_the_largest_share_in_a_direction_is_positive():
     signals, inputs = factors(10, 6, 20)
-    weights = OuterDirections.leading(signals, inputs, 7).weights
+    weights = leading(signals, inputs, 7).weights
     assert (weights.gather(0, weights.abs().argmax(dim=0, keepdim=True)) > 0).all()
 
 
@@ -132,7 +139,7 @@ def test_our_engine_sums_coefficients_as_the_reference_whatever_is_in_a_row(bad)
     model, inputs, targets = linear_net(), torch.randn(50, 60, generator=coins(1)), torch.arange(50) % 3
     ours, reference = (Engine(model, noise=seeded(0), engine=name) for name in ("layerwise", "torch.func"))
     batch = ours.batch(inputs[:12], targets[:12])
-    torch.testing.assert_close(
+    close(
         torch.cat([batch.columns(*span) for span in ours.layout.slices], dim=1),
         ours.gradients(inputs[:12], targets[:12])(None),
     )
@@ -140,12 +147,12 @@ def test_our_engine_sums_coefficients_as_the_reference_whatever_is_in_a_row(bad)
     factored = batch.outer(*span)
     assert factored is not None and batch.outer(*ours.layout.slices[1]) is None
     assert reference.batch(inputs[:12], targets[:12]).outer(*span) is None
-    codec = ImplicitSubspace((OuterDirections.leading(*factored, 8),), (span,), ours.layout.dim)
+    codec = ImplicitSubspace((leading(*factored, 8),), (span,), ours.layout.dim)
     plan = StepPlan(Block(codec=codec, bound=clip(0.05), query=Gradient()))
     private = inputs[12:].clone()
     if bad is not None:
         private[3] = bad
     sums = [engine.run(plan.at(0.0), private, targets[12:]).total for engine in (ours, reference)]
     assert sums[0].isfinite().all() and sums[0].norm() > 0
-    torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-5)
+    close(sums[0], sums[1], rtol=1e-4, atol=1e-5)
     assert sums[0].norm() <= 0.05 * 38 * (1 + 1e-4)
