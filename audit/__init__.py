@@ -12,11 +12,12 @@ from .run.executors import lifeline  # noqa: F401 - before anything that takes l
 # A fifth of the time that PyTorch and SciPy take to import is a search for garbage among what they make for good.
 _collecting = gc.isenabled()
 gc.disable()
-from .scoring.score import score  # noqa: E402
-from .scoring.truth import GroundTruth  # noqa: E402
-from .subjects.simulate import share_update  # noqa: E402
-
-if _collecting:
-    gc.enable()
+try:
+    from .scoring.score import score
+    from .scoring.truth import GroundTruth
+    from .subjects.simulate import share_update
+finally:
+    if _collecting:
+        gc.enable()
 
 __all__ = ["GroundTruth", "score", "share_update"]

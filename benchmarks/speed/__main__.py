@@ -23,7 +23,9 @@ def speed(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Small and few: shows that all works, in a minute.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each comparison; 15, or 3 if quick.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Seconds for the rounds of one comparison; 90.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds for the rounds of one comparison; each part has its own.")
+    ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case or network; may be repeated.")] = None,
     way: Annotated[list[str] | None, typer.Option(help="Only this way or method; may be repeated.")] = None,
     memory: Annotated[bool | None, typer.Option("--memory/--no-memory", help="Peak memory; unless quick.")] = None,
@@ -39,9 +41,15 @@ def speed(
     if budget is not None and not budget > 0:
         raise typer.BadParameter(f"budget must be a positive number of seconds, got {budget}")
     try:
-        if what == "methods":
-            methods.refuse_unknown(way or ())
-        elif what != "architectures":
+        if what == "methods" and case:
+            raise ValueError("case must be left out, for every method is measured on one network; give ways")
+        if what == "architectures" and way:
+            raise ValueError("way must be left out, for every network is measured in the same three; give cases")
+        if what in ("all", "methods"):
+            methods.refuse_unknown((way or ()) if what == "methods" else (), rounds)
+        if what == "architectures":
+            architectures.refuse_unknown(case or (), quick=quick)
+        elif what != "methods":
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -29,6 +29,13 @@ def names(*, quick: bool = False) -> list[str]:
     return [name for name in models.names() if models.count(name) < (_QUICK if quick else _MOST_PARAMETERS)]
 
 
+def refuse_unknown(only: Sequence[str], *, quick: bool) -> None:
+    """Raises `ValueError` for a network that is not measured."""
+    there = names(quick=quick)
+    if unknown := set(only) - set(there):
+        raise ValueError(f"case must be one of {', '.join(there)}, got '{min(unknown)}'")
+
+
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
     """One way's step on one network, at random data of its natural shape.
 
@@ -69,12 +76,10 @@ def measure(
     Raises:
         ValueError: for a network that is not measured.
     """
-    there = names(quick=quick)
-    if unknown := set(only) - set(there):
-        raise ValueError(f"case must be one of {', '.join(there)}, got '{min(unknown)}'")
+    refuse_unknown(only, quick=quick)
     limit, seconds = rounds or (3 if quick else 15), 10.0 if budget is None else budget
     where, found = report.environment(device), []
-    for network in only or there:
+    for network in only or names(quick=quick):
         for batch in BATCHES:
             name = f"{network}-{batch}"
             say(f"architectures: {name}")

@@ -48,7 +48,8 @@ QUICK_CASES = (Workload("dp_cnn_small", 32),)
 SPARSE, PROJECTED, PROJECTED_ANEW = 1.1, 1.6, 2.5
 _PER_BATCH = 20  # private examples for each that is expected in a batch
 _PUBLIC = 1024
-_STEPS = 400  # planned, for what a method changes in the course of a run; more than the rounds take
+_STEPS = 400  # planned, for what a method changes in the course of a run
+_MOST_ROUNDS = _STEPS // KEPT - 2  # and two to warm up
 
 
 def names() -> list[str]:
@@ -70,8 +71,10 @@ def _keeps(name: str) -> bool:
     return "interval" in inspect.signature(_function(name)).parameters
 
 
-def refuse_unknown(only: Sequence[str]) -> None:
-    """Raises `ValueError` for a way that does not exist."""
+def refuse_unknown(only: Sequence[str], rounds: int | None) -> None:
+    """Raises `ValueError` for a way that does not exist, or more rounds than a run has steps for."""
+    if rounds is not None and rounds > _MOST_ROUNDS:
+        raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, of {KEPT} steps each, got {rounds}")
     if unknown := set(only) - set(ways()):
         raise ValueError(f"way must be one of {', '.join(ways())}, got '{min(unknown)}'")
 
@@ -172,7 +175,7 @@ def measure(
     Raises:
         ValueError: for a way that does not exist.
     """
-    refuse_unknown(only)
+    refuse_unknown(only, rounds)
     limit, seconds = rounds or (3 if quick else 15), 300.0 if budget is None else budget
     chosen = [way for way in ways() if way == PLAIN or not only or way in only]
     where = report.environment(device)

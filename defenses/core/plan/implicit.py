@@ -21,7 +21,9 @@ from torch import Tensor
 from .basis import leading_eigenvectors
 from .codec import Subspace
 
-_FEW = 8  # rows whose coefficients are found from the factors; for more, the basis is formed
+# Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
+# already decides nothing: the last digit of an update would depend on who looked at the step before.
+_FEW = 8
 # Of the smallest singular value to the largest: rounding of an inner product comes back divided by it.
 _LEAST_RATIO = 1e-3
 _EDGE = 1e15  # sizes between this and its inverse have squares that are float32 numbers
@@ -67,6 +69,10 @@ class OuterDirections:
         largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
         return cls(signals, inputs, (weights * largest.sign()).to(signals.dtype))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies without the basis, which may have been formed."""
+        return OuterDirections, (self.signals, self.inputs, self.weights)
+
     @property
     def rank(self) -> int:
         """Number of directions."""
@@ -86,7 +92,7 @@ class OuterDirections:
 
     def of_rows(self, rows: Float[Tensor, "rows span"]) -> Float[Tensor, "rows k"]:
         """Coefficients of any rows."""
-        if len(rows) > _FEW or "basis" in vars(self):
+        if len(rows) > _FEW:
             return rows @ self.basis.to(rows)
         wide = rows.unflatten(1, (self.signals.shape[1], self.inputs.shape[1]))
         inner = (torch.matmul(self.signals.to(rows), wide) * self.inputs.to(rows)).sum(dim=2)
@@ -94,7 +100,7 @@ class OuterDirections:
 
     def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:
         """The combinations of directions that have these coefficients."""
-        if len(coefficients) > _FEW or "basis" in vars(self):
+        if len(coefficients) > _FEW:
             return coefficients @ self.basis.to(coefficients).T
         shares = coefficients @ self.weights.to(coefficients).T
         scaled = self.signals.to(coefficients).T * shares.unsqueeze(1)  # [rows, out, m]
@@ -115,7 +121,14 @@ class ImplicitSubspace(Subspace):
     parts: tuple[Directions, ...]
 
     def __init__(self, parts: Sequence[Directions], spans: tuple[tuple[int, int], ...], dim: int) -> None:
-        """Takes what was orthonormal when it was made, as leading directions are; it is not measured again."""
+        """Takes what was orthonormal when it was made, as leading directions are; it is not measured again.
+
+        Raises:
+            ValueError: for directions that compute something of their own, of which no claim could hold.
+        """
+        for part in parts:
+            if isinstance(part, OuterDirections) and type(part) is not OuterDirections:
+                raise ValueError(f"directions must be OuterDirections itself, got its subclass {type(part).__name__}")
         # A frozen dataclass can only be filled this way.
         for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim)):
             object.__setattr__(self, name, value)
@@ -126,8 +139,8 @@ class ImplicitSubspace(Subspace):
         return tuple(part.basis if isinstance(part, OuterDirections) else part for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In files, and as a copy, it is the `Subspace` that it stands for."""
-        return Subspace, (self.bases, self.spans, self.dim)
+        """In files and copies without bases that were formed."""
+        return ImplicitSubspace, (self.parts, self.spans, self.dim)
 
     @property
     def ranks(self) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..plan import adapted, bound, codec, composed, defense, post, query
+from ..plan import adapted, bound, codec, composed, defense, implicit, post, query
 from ..privacy import ledger, strategies
 from . import sampling, transcript
 
@@ -38,6 +38,8 @@ _OURS = [
     defense.StepPlan,
     defense.NoisyPlan,
     defense.Trial,
+    implicit.ImplicitSubspace,
+    implicit.OuterDirections,
     ledger.Entry,
     post.Identity,
     post.Project,

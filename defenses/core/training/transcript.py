@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..plan.defense import NoisyPlan
+from ..plan.implicit import ImplicitSubspace
 from ..plan.layout import Layout
 
 Observer = Literal["final", "iterates", "updates"]
@@ -108,6 +109,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _tensors(part)
+    elif isinstance(value, ImplicitSubspace):
+        # Its bases would be formed to be counted.
+        yield from _tensors(value.parts)
     elif is_dataclass(value):
         for part in fields(value):
             yield from _tensors(getattr(value, part.name))

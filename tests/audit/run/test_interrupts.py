@@ -8,12 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import util
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -37,15 +32,11 @@ if __name__ == "__main__":
 COMMAND = [sys.executable, "-c", CODE]
 
 
-def run_command(text: str, folder: Path, *options: str) -> list[str]:
-    load(folder, text)
-    return ["run", str(folder / "toy.toml"), "--out", str(folder), *options]
-
-
 def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
     """The real command, in a group of its own."""
+    load(folder, text)
     return subprocess.Popen(
-        [*COMMAND, *run_command(text, folder, *options)],
+        [*COMMAND, "run", str(folder / "toy.toml"), "--out", str(folder), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,56 +45,7 @@ def start(text: str, folder: Path, *options: str, **environment: str) -> subproc
     )
 
 
-class Forked:
-    """The command in a copy of this process, in a group of its own: the runner need not import PyTorch again.
-
-    Its worker processes are started as ever. What `start` does otherwise is that of `subprocess.Popen`.
-    """
-
-    def __init__(self, text: str, folder: Path, *options: str) -> None:
-        arguments = run_command(text, folder, *options)
-        self.said = {1: folder / "out.txt", 2: folder / "err.txt"}
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if not self.pid:
-            self._work(arguments)
-
-    def _work(self, arguments: list[str]) -> NoReturn:
-        code = 70  # of a bug
-        try:
-            os.setsid()
-            for descriptor, path in self.said.items():
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-            sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False, encoding="utf-8") for n in self.said)  # noqa: SIM115
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            main(arguments)
-            code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:  # never back into pytest; what is done at exit is of processes that multiprocessing started here
-            with suppress(Exception):
-                util._exit_function()  # pyright: ignore[reportAttributeAccessIssue]
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
-
-    def communicate(self, timeout: float) -> tuple[str, str]:
-        limit = time.monotonic() + timeout
-        while self.poll() is None:
-            assert time.monotonic() < limit, self.said[2].read_text()
-            time.sleep(0.02)
-        return self.said[1].read_text(), self.said[2].read_text()
-
-
-def first_record(folder: Path, process: subprocess.Popen | Forked) -> None:
+def first_record(folder: Path, process: subprocess.Popen) -> None:
     limit = time.monotonic() + 120
     while not list(folder.glob("records/*.json")):
         assert process.poll() is None and time.monotonic() < limit
@@ -171,11 +113,11 @@ SHORT = SUITE.replace("epsilon", "noise_multiplier")
 SWEEP = SHORT.replace("seeds = [0]", "seeds = [0, 1]")
 
 
-def killed_and_resumed(text: str, folder: Path, kills: int, moment, begin: Callable) -> None:
+def killed_and_resumed(text: str, folder: Path, kills: int, moment) -> None:
     """Runs of one suite, each killed and the next going on; asserts that nothing is lost, torn or left."""
     seen: set[str] = set()
     for _ in range(kills):
-        process = begin(text, folder, "--jobs", "2")
+        process = start(text, folder, "--jobs", "2")
         moment(folder, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
@@ -198,7 +140,7 @@ def assert_as_uninterrupted(text: str, folder: Path) -> None:
 
 
 def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
-    killed_and_resumed(SHORT, tmp_path, 1, first_record, Forked)
+    killed_and_resumed(SHORT, tmp_path, 1, first_record)
     assert_as_uninterrupted(SHORT, tmp_path)
 
 
@@ -206,7 +148,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
 def test_many_kills_at_any_moment_lose_nothing(tmp_path):
     coins = random.Random(0)  # noqa: S311 -- moments, not secrets
     (tmp_path / "records").mkdir()
-    killed_and_resumed(SWEEP, tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)), start)
+    killed_and_resumed(SWEEP, tmp_path, 8, lambda *_: time.sleep(coins.uniform(0.3, 12)))
     assert_as_uninterrupted(SWEEP, tmp_path)
 
 

@@ -13,6 +13,10 @@ from torch import nn
 from defenses.core import Block, Engine, Gradient, StepPlan, Subspace, clip, seeded
 from defenses.core.plan.basis import leading_directions, orthonormality_error
 from defenses.core.plan.implicit import ImplicitSubspace, OuterDirections
+from defenses.core.training.transcript import size_of
+from defenses.pcdp import pcdp
+
+from ... import duties
 
 
 def coins(seed=0):
@@ -97,12 +101,60 @@ def test_a_subspace_of_them_is_the_subspace_with_their_bases(count):
     close(implicit.encode(rows), formed.encode(rows))
 
 
-def test_in_a_file_it_is_the_subspace_that_it_stands_for():
-    implicit, formed = subspaces()
-    again = pickle.loads(pickle.dumps(implicit))  # noqa: S301 -- our own bytes
-    assert type(again) is Subspace
+def test_in_a_file_it_has_no_basis_and_does_the_same_to_the_last_digit():
+    implicit, _ = subspaces()
     rows = torch.randn(5, 139, generator=coins(4))
-    close(again.encode(rows), formed.encode(rows))
+    expected = implicit.encode(rows)  # which forms the bases
+    again = pickle.loads(pickle.dumps(implicit))  # noqa: S301 -- our own bytes
+    assert type(again) is ImplicitSubspace and not {"bases", "basis"} & {*vars(again), *vars(again.parts[0])}
+    assert torch.equal(again.encode(rows), expected)
+
+
+def test_that_somebody_formed_a_basis_changes_no_digit():
+    (looked_at, _), (left_alone, _) = subspaces(), subspaces()
+    assert looked_at.bases
+    values = torch.randn(11, generator=coins(6))
+    assert torch.equal(looked_at.decode(values), left_alone.decode(values))
+    row = torch.randn(1, 139, generator=coins(7))
+    assert torch.equal(looked_at.project(row), left_alone.project(row))
+
+
+def test_directions_of_anothers_making_are_refused():
+    class Counting(OuterDirections):
+        """Its coefficients tell how many rows there are."""
+
+        def of_products(self, signals, inputs):
+            return super().of_products(signals, inputs) + len(signals)
+
+    own = Counting(*factors(10, 6, 20), torch.eye(10))
+    with pytest.raises(ValueError, match="must be OuterDirections itself, got its subclass Counting"):
+        ImplicitSubspace((own,), ((0, 120),), 120)
+
+
+PRIVATE = (torch.randn(60, 60, generator=coins(20)), torch.arange(60) % 3)
+PUBLIC = (torch.randn(90, 60, generator=coins(21)), torch.arange(90) % 3)
+
+
+def parts_of(step):
+    return step.plan.blocks[0].codec.parts
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+@pytest.mark.parametrize("engine", ["layerwise", "torch.func"])
+def test_a_run_that_is_interrupted_goes_on_bit_for_bit_and_its_transcript_forms_no_basis(interval, engine, tmp_path):
+    # The network of the duties is too small to have such directions.
+    world = duties.World(linear_net, PRIVATE, PUBLIC, {"engine": engine})
+    defense = pcdp(rank=6, interval=interval, noise_multiplier=1.0)
+    whole = duties.trained(defense, world)
+    resumed = duties.interrupted(pcdp(rank=6, interval=interval, noise_multiplier=1.0), tmp_path / "c", world, after=2)
+    factored = [isinstance(part, OuterDirections) for part in parts_of(whole.transcript.steps[0])]
+    assert factored == [engine == "layerwise", False, False, False]
+    duties.check_same_run(resumed, whole)
+    if engine == "layerwise":
+        again = duties.trained(pcdp(rank=6, interval=interval, noise_multiplier=1.0), world)
+        step = again.transcript.steps[0]
+        assert size_of(step) < 4 * 6 * 960  # bytes of a basis of the first weight alone
+        assert "basis" not in vars(parts_of(step)[0])
 
 
 def test_the_largest_share_in_a_direction_is_positive():
