@@ -85,7 +85,13 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
     count = Block(codec=Everything(1), bound=clip(0.5), share=0.1, query=NormWithin(norm * 1.01), updates=False)
     rest = Block(codec=Complement(globally), bound=clip(norm / 2), share=0.5)
     inside = Block(codec=globally, bound=clip(norm / 2), share=0.4)
-    return {name: StepPlan(block) for name, block in single.items()} | {"three blocks": StepPlan(rest, inside, count)}
+    # Rows that are kept for one mask serve the next one, and what no mask leaves out.
+    others = Coordinates(torch.randperm(dim, generator=coins)[: dim // 3 + 1], dim=dim)
+    masks = [Block(codec=codec, bound=tight, share=1 / 3) for codec in (kept, others, everything)]
+    return {name: StepPlan(block) for name, block in single.items()} | {
+        "three blocks": StepPlan(rest, inside, count),
+        "two masks, and none": StepPlan(*masks),
+    }
 
 
 def assert_same_sums(made: Problem, rows: Tensor, names: Collection[str], what: object = "") -> None:
@@ -130,7 +136,7 @@ def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
         monkeypatch.setattr(convolution, "cheapest", forced)
         monkeypatch.setattr(convolution, "summed_by_tiles", tiled)
         monkeypatch.setattr(linear, "cheapest", forced)
-        assert_same_sums(made, rows, ("normalize", "masked", "three blocks"), way)
+        assert_same_sums(made, rows, ("normalize", "masked", "three blocks", "two masks, and none"), way)
 
 
 @pytest.mark.parametrize("name", [n for n in KNOWN if "conv2d" in n or n == "small_resnet"])
