@@ -139,6 +139,7 @@ def assert_as_uninterrupted(text: str, folder: Path) -> None:
     assert {p.stem for p in folder.glob("records/*.parquet")} == {p.stem for p in folder.glob("records/*.json")}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(tmp_path):
     killed_and_resumed(SHORT, tmp_path, 1, first_record)
     assert_as_uninterrupted(SHORT, tmp_path)
@@ -152,13 +153,55 @@ def test_many_kills_at_any_moment_lose_nothing(tmp_path):
     assert_as_uninterrupted(SWEEP, tmp_path)
 
 
+# Only the package's path: importing the package itself takes seconds, for PyTorch.
+LIGHT = """
+import os, signal, sys, time, types
+from pathlib import Path
+audit = sys.modules["audit"] = types.ModuleType("audit")
+audit.__path__ = [os.path.join(os.environ["PROJECT"], "audit")]
+"""
+WITH_WORKERS = """
+import multiprocessing
+if os.environ["KERNEL"] == "lacks it":
+    sys.platform = "another"
+from audit.run.executors.lifeline import children_end_with_us, end_with_runner
+def work(folder):
+    end_with_runner()
+    Path(folder, f"{os.getpid()}.ready").touch()
+    time.sleep(120)
+if __name__ == "__main__":
+    with children_end_with_us():
+        for _ in range(2):
+            multiprocessing.get_context("spawn").Process(target=work, args=(sys.argv[1],)).start()
+    time.sleep(120)
+"""
+
+
+def light(folder: Path, code: str, **environment: str) -> subprocess.Popen:
+    """A process of the code, which finds the folder's path in `sys.argv[1]`."""
+    script = folder / "light.py"
+    script.write_text(LIGHT + code, encoding="utf-8")
+    variables = {**os.environ, "PROJECT": str(ROOT), **environment}
+    return subprocess.Popen([sys.executable, str(script), str(folder)], env=variables, start_new_session=True)
+
+
+@pytest.mark.parametrize("kernel", ["ends children", "lacks it"])
+def test_workers_end_with_a_runner_that_is_killed(kernel, tmp_path):
+    process = light(tmp_path, WITH_WORKERS, KERNEL=kernel)
+    limit = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.ready"))) < 2:
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    assert nobody_is_left(process.pid)
+
+
 def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
-    # Only the package's path: importing the package itself takes seconds, for PyTorch.
-    code = "import os, signal, sys, types; from pathlib import Path\n"
-    code += "audit = sys.modules['audit'] = types.ModuleType('audit'); audit.__path__ = ['audit']\n"
-    code += "from audit.run.lock import locked\n"
+    code = "from audit.run.lock import locked\n"
     code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    done = light(tmp_path, code)
+    done.wait(timeout=60)
     assert done.returncode == -signal.SIGKILL and (tmp_path / ".lock").exists()
     with locked(tmp_path):
         pass

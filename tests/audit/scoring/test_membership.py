@@ -201,12 +201,12 @@ def errors_at_95(draws: int) -> float:
     [
         (Normal(1.0), 700, 700, 0.01),
         (Normal(3.0), 1000, 1000, 0.01),
-        (Normal(3.0), 1000, 5000, 0.001),
+        pytest.param(Normal(3.0), 1000, 5000, 0.001, marks=pytest.mark.slow),
         (Values([0.99, 0.01], [0.95, 0.05]), 500, 500, 0.01),  # in most samples no true positive
         (Values([0.99, 0.01], [0.4, 0.6]), 50, 2000, 0.01),
         (Values([0.9991, 0.0009], [0.4, 0.6]), 1000, 5000, 0.001),
         (on_a_grid(5.0, 0.5), 500, 500, 0.01),
-        (on_a_grid(2.5, 1.5), 1000, 1000, 0.01),
+        pytest.param(on_a_grid(2.5, 1.5), 1000, 1000, 0.01, marks=pytest.mark.slow),
     ],
 )
 def test_the_interval_of_the_tpr_covers_whatever_is_tied(scores, p, q, level):
