@@ -6,10 +6,12 @@ files that they were writing; a worker also ends with the process that started i
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -65,7 +67,7 @@ def _here(graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple
     torch.set_num_threads(_THREADS)
     try:
         while (name := graph.take()) is not None:
-            result = work(graph.items[name])
+            result = _worked(work, graph.items[name])
             graph.finish(name)
             yield graph.items[name], result
     finally:
@@ -86,7 +88,7 @@ def _in_processes(
         """Hands over everything that is ready; the pool keeps what it has no process for."""
         with _interrupts_ignored(), children_end_with_us():  # processes start while work is handed over
             while (name := graph.take()) is not None:
-                waiting[pool.submit(work, graph.items[name])] = name
+                waiting[pool.submit(_worked, work, graph.items[name])] = name
 
     try:
         submit()
@@ -139,6 +141,24 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _worked(work: Callable[[Item], Result], item: Item) -> Result:
+    """What work makes of an item, after which this process holds no more memory than it uses."""
+    try:
+        return work(item)
+    finally:
+        give_memory_back()
+
+
+def give_memory_back() -> None:
+    """Returns to the system what was freed, where the C library is GNU's, which keeps the gaps in its heap.
+
+    Twelve trainings on 10,000 digits leave a worker with twice the memory that it needs otherwise, and more with each.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library has no such function
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _start_worker() -> None:

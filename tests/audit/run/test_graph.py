@@ -1,6 +1,9 @@
 """What waits for what: each piece once, after what it needs, wherever it is computed."""
 
 import math
+import os
+import platform
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +44,31 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
     assert sorted(done) == sorted((name, name.upper()) for name in ("cells", "left", "right", "first", "alone"))
     before = {path.name: set(path.read_text().split()) for path in tmp_path.iterdir()}
     assert {"left", "right"} <= before["cells"] and "first" in before["left"] and "first" in before["right"]
+
+
+def resident() -> float:
+    """Memory of this process that is in use, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only GNU's library keeps gaps"
+)
+def test_what_a_piece_of_work_freed_is_given_back(tmp_path):
+    kept = []
+
+    def work(_: str) -> None:
+        freed = [b"%d" % i * 20_000 for i in range(1000, 4000)]  # 240 MB in pieces that are not mapped one by one
+        kept.append(bytes(80_000) + freed[-1])  # above them: the heap does not shrink by itself
+
+    before = resident()
+    work("")
+    assert resident() - before > 150
+    graph: Graph[str] = Graph()
+    graph.add("one", "one")
+    list(Local(CPU, 1, tmp_path).run(graph, work))
+    assert resident() - before < 60
 
 
 def test_what_is_ready_comes_in_the_order_in_which_it_was_added(tmp_path):
