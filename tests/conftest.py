@@ -114,6 +114,9 @@ _import_hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
 # Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
 torch.set_num_threads(1)
 
+# What tests write need not outlast a power cut, and each call waits for the disk; tests of failures have their own.
+os.fsync = lambda _: None
+
 # No deadline: a shared machine is slow at times. The same examples every time: if a fresh clone fails, the
 # reason is in the clone.
 _FULL = 150

@@ -28,6 +28,7 @@ SMALL = {
     "final_sparsity": 0.8,
     "cooling_epochs": 2,
     "share": 0.3,
+    "buffers": 2,
     "rank": 3,
     "restart": 4,
     "rounds": 4,

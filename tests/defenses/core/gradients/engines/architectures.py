@@ -303,5 +303,5 @@ def problem(name: str) -> Problem:
     """A fresh network of this name, the same each time, with inputs and targets for it."""
     shape, build = BUILDERS[name]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return synthetic(build(), shape, EXAMPLES, soft=name == "soft_targets")
