@@ -146,6 +146,11 @@ _TABLE = (
         ),
     ),
     KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
+    KnownMetric(
+        # Of no column: it tells what training was like, and not how good it is. Higher means less noise, and more use.
+        name="successive_cosine", kind="utility", label="cosine of successive updates", short="cosine",
+        better="higher", least=-1.0, scale=(-0.1, 1.0),
+    ),
     KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
     KnownMetric(
         # The strip begins below chance, where an attack without power lands in half of all runs.

@@ -2,7 +2,7 @@
 
 Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floor, MSE
 and SSIM of the images; each with its interval. What needs more than arrays is left out: LPIPS (weights), accuracy of
-labels (which the attack guessed), an attack's objective.
+labels (which the attack guessed), an attack's objective, the cosine of successive updates (which no file keeps).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def utility(model: TrainedRun, cell: Cell) -> Finding:
         # NaN sorts above every number, so that argmax would name a class: -1, which is no label, counts as wrong.
         "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
     }
-    return Finding(score_utility(logits, test.labels), columns)
+    return Finding(score_utility(logits, test.labels) | {"successive_cosine": model.cosines.score()}, columns)
 
 
 ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {"utility": utility, "membership": membership}

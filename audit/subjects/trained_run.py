@@ -17,6 +17,7 @@ from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, t
 from ..observe import LeftOver, World
 from ..plan.build import build_model, defend, load_splits, noise_for, planned, reads_public
 from ..plan.request import TrainingRequest, seed_of_data
+from ..scoring.successive import SuccessiveCosines
 from .outcome import examples_of, pick, world_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
@@ -107,6 +108,11 @@ class TrainedRun:
         return None if self.request.secure else self.request.seed_for("sampler")
 
     @cached_property
+    def cosines(self) -> SuccessiveCosines:
+        """How alike the updates of successive steps are; filled while the run is trained."""
+        return SuccessiveCosines(self.sampling[1])
+
+    @cached_property
     def run(self) -> Run:
         """The training, computed when it is first asked for."""
         request, task = self.request, self.request.training
@@ -131,6 +137,7 @@ class TrainedRun:
                 always=[steps - 1],
                 only=None if self.every_step else watched(steps),
                 memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
+                meter=self.cosines,
             ),
         )
 

@@ -54,7 +54,7 @@ from .training.sampling import (
     shuffle,
     truncated_poisson,
 )
-from .training.settings import Execution, Recipe, Recording
+from .training.settings import Execution, Meter, Recipe, Recording
 from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
 from .training.step import Account, Stepper
 from .training.train import train
@@ -97,6 +97,7 @@ __all__ = [
     "Ledger",
     "Loss",
     "LossChange",
+    "Meter",
     "Method",
     "Noise",
     "NoiseStrategy",

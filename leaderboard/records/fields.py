@@ -20,7 +20,7 @@ class Metric:
         value: the estimate; None when it was not measured.
         low: lower end of the 95 % interval, or None.
         high: upper end, or None; both or neither.
-        n: how many examples or images the value rests on.
+        n: how many examples, images or pairs of steps the value rests on.
         better: which direction is good for the defender: accuracy "higher", auc "lower", mse "higher".
         reason: why there is no value (then required), or why there is no interval.
         detail: what belongs to the number, as {"fpr": the realised one, "fp": 3, "method": "DeLong"}.

@@ -21,7 +21,7 @@ from ..privacy import ledger, strategies
 from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"5\n"
+_MAGIC = _KIND + b"6\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     adapted.EncodedNormWithin,

@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from ..gradients.reference import Loss, cross_entropy
 from ..plan.layout import Layout
@@ -111,9 +112,35 @@ class Execution:
     device: torch.device | str | None = None
 
 
+@runtime_checkable
+class Meter(Protocol):
+    """A measurement of a run's updates that is taken as the run goes, so that no transcript need keep them.
+
+    It sees what every observer of updates sees, and so may be published wherever they are.
+    """
+
+    def add(self, step: int, update: Float[Tensor, " dim"]) -> None:
+        """Takes in the update of a step, which it may keep and must not write into.
+
+        Args:
+            step: its number; none is left out or comes twice.
+            update: the releases of the step, decoded, divided and post-processed: what the optimizer gets. A step that
+                a trial takes back has released its update all the same.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: tensors, numbers, None."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint, whose tensors are on the CPU."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What is kept of a run besides its model: a transcript, checkpoints, and word of its progress.
+    """What is kept of a run besides its model: a transcript, checkpoints, a measurement, and word of its progress.
 
     Attributes:
         observer: how much the transcript keeps of a step.
@@ -124,6 +151,7 @@ class Recording:
             can be looked into: functions of plain values, no open files.
         checkpoint_every: steps between writes; an epoch where None.
         progress: called with (steps done, steps) after each step.
+        meter: is given the update of each step; None for no measurement.
     """
 
     observer: Observer = "final"
@@ -133,6 +161,7 @@ class Recording:
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
     progress: Callable[[int, int], None] | None = None
+    meter: Meter | None = None
 
     def transcript(self, layout: Layout) -> Transcript:
         """An empty transcript.

@@ -79,7 +79,7 @@ def train(
         sampler_key: secret key of the sampler; drawn from the operating system where None.
         recipe: optimizer, momentum, schedule, loss, augmentation, averaging, features, and what sums are divided by.
         execution: engine, memory and device.
-        recording: transcript, checkpoints and progress; by default nothing but the model is kept.
+        recording: transcript, checkpoints, a measurement, progress; by default nothing but the model is kept.
 
     Returns:
         The trained model with its ledger and transcript.
@@ -208,6 +208,9 @@ class OngoingRun:
         if check:
             # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
             self.untrained.check()
+        if self.settings.recording.meter is not None:
+            # Before the step's trial, which may put the last update back to that of an earlier step.
+            self.settings.recording.meter.add(step, self.stepper.update)
         trial, undo = self.stepper.trial, None
         if trial is not None:
             undo = copy.deepcopy(self.optimizer.state_dict())
@@ -319,8 +322,10 @@ class OngoingRun:
         # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
         seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
+        # Its state is in the checkpoint, and nobody else's could go on from it.
+        meter = type(recording.meter)
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
-        settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory)
+        settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory, meter)
         return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
 
     def begin(self) -> int:
@@ -345,6 +350,8 @@ class OngoingRun:
         self.account.remarks |= saved["remarks"]
         self.transcript.load(saved["transcript"])
         self.average.value = _to(saved["average"], self.device)
+        if self.settings.recording.meter is not None:
+            self.settings.recording.meter.load(saved["meter"])
         if self.public is not None:
             self.public.used = saved["public_used"]
         # A checkpoint is loaded to the CPU, so that it opens on any machine.
@@ -369,6 +376,7 @@ class OngoingRun:
             "entries": self.account.ledger.entries,
             "transcript": self.transcript.state(),
             "average": self.average.value,
+            "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
             "remarks": dict(self.account.remarks),
             "public_used": self._public_used,
             "update": self.stepper.context.update,
