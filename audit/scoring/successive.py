@@ -52,6 +52,8 @@ class SuccessiveCosines:
         """Takes in the update of a step; of a zero update there is no direction, and no cosine on either side."""
         if self._cosines.device != update.device:
             self._cosines, self._norms = self._cosines.to(update.device), self._norms.to(update.device)
+        if step == 0:  # a run that begins anew has no earlier update
+            self._direction = None
         norm = torch.linalg.vector_norm(update)
         direction = update / norm  # NaN where the norm is 0, and so is every cosine with it
         self._norms[step] = norm
@@ -98,7 +100,7 @@ def score_successive(cosines: Float[ndarray, " pairs"], norms: Float[ndarray, " 
         return Metric(value=None, n=n, better="higher", reason=reason)
     if n < 2:
         reason = (
-            f"fewer than two pairs of successive updates that are not zero: {n} of {steps} steps, {zero} of them zero"
+            f"fewer than two pairs of successive updates that are not zero: {n} in {steps} steps, {zero} of them zero"
         )
         return Metric(value=None, n=n, better="higher", reason=reason)
     # Rounding may put a cosine of parallel updates past 1.

@@ -322,8 +322,8 @@ class OngoingRun:
         # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
         seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
-        # Its state is in the checkpoint, and nobody else's could go on from it.
-        meter = type(recording.meter)
+        # By name: it decides nothing that is released, but what it kept is in the checkpoint, for its like alone.
+        meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
         settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory, meter)
         return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)

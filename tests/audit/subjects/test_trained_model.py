@@ -147,6 +147,23 @@ def test_what_was_resolved_is_told(private):
     assert private[None].engine == "layerwise"
 
 
+def test_utility_has_the_cosine_of_successive_updates_that_the_transcript_shows(suite_of):
+    jobs = plan(suite_of(CONTROLLED)).jobs
+    for name, low, high in (("sgd", 0.1, 1.0), ("dp_sgd", -0.2, 0.2)):
+        (job,) = (
+            job
+            for job in jobs
+            if job.cells[0].request.defense.name == name and job.cells[0].request.control != "negative"
+        )
+        model = TrainedModel(job.cells, CPU)
+        cell = next(cell for cell in job.cells if cell.kind == "utility")
+        found = model.outcome(cell).metrics["successive_cosine"]
+        updates = torch.stack([torch.cat(step.noisy or ()) for step in model.model.run.transcript.steps]).double()
+        cosines = torch.cosine_similarity(updates[1:], updates[:-1])
+        assert found.n == len(cosines) == 9 and found.value == pytest.approx(float(cosines.mean()), abs=1e-5)
+        assert found.low is not None and low < found.value < high
+
+
 def test_a_cell_is_the_same_alone_and_after_others(suite_of, private):
     alone = outcomes(suite_of(CONTROLLED.replace(ATTACKS, '{ name = "loss_threshold" }')))["loss_threshold"]
     assert alone.metrics == private["loss_threshold"].metrics

@@ -305,6 +305,32 @@ def test_without_seeds_two_runs_differ_in_everything_that_is_random():
         assert one.seed != other.seed
 
 
+class Updates:
+    """A meter that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, torch.Tensor]] = []
+
+    def add(self, step, update):
+        self.kept.append((step, update))
+
+    def state(self):
+        return {"kept": self.kept}
+
+    def load(self, state):
+        self.kept = state["kept"]
+
+
+def test_a_meter_is_given_every_update_and_changes_nothing():
+    meter = Updates()
+    run, plain = (duties.trained(dp_sgd(noise_multiplier=1.0), momentum=0.0, meter=one) for one in (meter, None))
+    duties.check_same_run(run, plain)
+    assert [step for step, _ in meter.kept] == list(range(duties.STEPS))
+    for (_, update), step in zip(meter.kept, run.transcript.steps, strict=True):
+        assert step.noisy is not None
+        assert torch.equal(update, step.noisy[0] / step.expected_batch)
+
+
 def test_progress_is_told_after_every_step():
     told = []
     duties.trained(sgd(), progress=lambda done, steps: told.append((done, steps)))
