@@ -74,7 +74,7 @@ def test_intervals_cover_where_cosines_depend_on_those_before_and_an_interval_ov
     for step in range(1, steps):
         values[step] = past * values[step - 1] + shocks[step]
     found = [score_successive(row, np.ones(steps + 1)) for row in values.T.copy()]
-    covered = np.mean([metric.low <= 0 <= metric.high for metric in found])
+    covered = np.mean([(metric.low or 0.0) <= 0 <= (metric.high or 0.0) for metric in found])
     naive = abs(values.mean(axis=0)) <= stats.t.ppf(0.975, steps - 1) * values.std(axis=0, ddof=1) / math.sqrt(steps)
     assert covered > 0.89 and naive.mean() < 0.75
 
