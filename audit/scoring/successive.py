@@ -52,8 +52,6 @@ class SuccessiveCosines:
         """Takes in the update of a step; of a zero update there is no direction, and no cosine on either side."""
         if self._cosines.device != update.device:
             self._cosines, self._norms = self._cosines.to(update.device), self._norms.to(update.device)
-        if step == 0:  # a run that begins anew has no earlier update
-            self._direction = None
         norm = torch.linalg.vector_norm(update)
         direction = update / norm  # NaN where the norm is 0, and so is every cosine with it
         self._norms[step] = norm
@@ -72,6 +70,7 @@ class SuccessiveCosines:
     def score(self) -> Metric:
         """The metric `successive_cosine` of a finished run."""
         norms, cosines = (values.cpu().double().numpy() for values in (self._norms, self._cosines))
+        # The first step has none before it, in this run.
         return score_successive(cosines[1:], norms)
 
 
