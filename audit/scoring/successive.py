@@ -1,10 +1,10 @@
 """Cosine of successive updates: how alike what a step releases is to what the step before released.
 
-Liu et al., "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", 2024, rest their
-method on it: where gradients of successive steps point the same way, as they say of early training, the last release
-tells most of the next. Measured is the released update, in the space of the parameters: what an observer of updates
-decodes, whatever a step was released as. `sgd` adds no noise, so that its updates are the gradients that the claim is
-about; under noise the cosine tends to 0.
+"DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", arXiv:2406.02744, rests on
+it: where gradients of successive steps point the same way, as is said of early training, the last release tells most of
+the next. Measured is the released update, in the space of the parameters: what an observer of updates decodes, whatever
+a step was released as. `sgd` adds no noise, so that its updates are the gradients that the claim is about; independent
+noise alone has a cosine of about 0.
 
 Deviation: of a defense with noise this is how alike the releases are, and not the gradients under them, which are
 private.
