@@ -15,11 +15,16 @@ from torch import nn
 import audit
 from attacks.core import MembershipScores, Reconstruction
 from audit.catalog import methods as catalog
+from audit.plan.build import initialised
+from audit.plan.pretrain import freeze_features, pretrained
+from audit.plan.splits_cache import load_data
 from audit.run import harness
 from audit.scoring.reconstruction import score_reconstruction
 from audit.scoring.truth import GroundTruth
 from audit.scoring.utility import score_utility
 from audit.suite import suite as suites
+from audit.suite.schema import PretrainTable
+from benchmarks.core import Sizes
 from defenses.core import Block, Engine, Everything, FeatureStatistics, Layout, StepPlan, clip, cross_entropy, secure
 from defenses.core.gradients.choose import names
 from defenses.core.gradients.layerwise.engine import Layerwise
@@ -260,6 +265,20 @@ def test_statistics_views_and_averages_are_there_what_they_are_on_the_cpu_and_go
     torch.testing.assert_close(duties.parameters(there), duties.parameters(here), rtol=1e-4, atol=1e-5)
     resumed = duties.interrupted(defense, tmp_path / "c", duties.DRAWN, after=3, device=device, **settings)
     assert torch.equal(duties.parameters(resumed), duties.parameters(there))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_model_is_pretrained_and_its_features_frozen_there_as_on_the_cpu(device, kind):
+    splits = load_data("digits", 0, Sizes(public=40))
+    weights = []
+    for where in (HERE, device):
+        public = splits.to(where).public
+        model = initialised("mlp", {}, splits, 0)
+        pretrained(model, PretrainTable(epochs=2, lr=0.01, batch=20, optimizer=kind, train="last"), public, seed=1)
+        freeze_features(model, public.inputs[:2])
+        assert {parameter.device for parameter in model.parameters()} == {where}
+        weights.append(torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
 
 
 # --- attacks and scores ----------------------------------------------------------------------------------------

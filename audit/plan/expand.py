@@ -28,6 +28,7 @@ from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_
 from .artifact import Artifact
 from .build import initialised, reads_public
 from .cells import Cell, Plan
+from .pretrain import check_pretraining
 from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
@@ -91,6 +92,7 @@ def _check_fits(suite: Suite) -> None:
     _check_model(f"{suite.source}: task.model", task.model, first)
     _check_views(suite, first)
     _check_statistics(suite, first)
+    _check_pretraining(suite, first)
     if share is not None and shared is not None:
         _check_model(f"{suite.source}: share.model", share.model, shared)
 
@@ -116,6 +118,18 @@ def _check_statistics(suite: Suite, splits: Splits) -> None:
             standardised(model, statistics, torch.zeros(1, *splits.input_shape))
         except ValueError as error:
             raise SuiteError(f"{suite.source}: task.statistics: {error}") from None
+
+
+def _check_pretraining(suite: Suite, splits: Splits) -> None:
+    """Refuses pretraining without public examples, or with a last layer that is no linear one."""
+    # The task by itself, too: controls are trained on it.
+    tasks = [("task.pretrain", suite.task)]
+    tasks += [(f"pretrain of {choice.name!r}", suite.task_for(choice)) for choice in suite.defense_grid()]
+    for where, task in tasks:
+        try:
+            check_pretraining(training_of(task), splits)
+        except ValueError as error:
+            raise SuiteError(f"{suite.source}: {where}: {error}") from None
 
 
 def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
@@ -263,6 +277,7 @@ def training_of(task: TaskTable) -> Training:
         views=task.views,
         **views,
         statistics=None if task.statistics is None else task.statistics.model_dump(),
+        pretrain=None if task.pretrain is None else task.pretrain.model_dump(exclude_none=True),
     )
 
 

@@ -18,7 +18,7 @@ from defenses.core import CropAndFlip, FeatureStatistics, Recipe, seed_from
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
-from ..suite.schema import SamplingName
+from ..suite.schema import PretrainTable, SamplingName
 
 SCHEMA = 1  # of the canonical form; part of every id
 
@@ -125,6 +125,7 @@ class Training:
         crop_padding: pixels added on each side before a view is cut out.
         horizontal_flip: whether half of the views are flipped left to right.
         statistics: settings of `FeatureStatistics`; None for features as they are.
+        pretrain: settings of `PretrainTable`, on public examples; None for random weights.
     """
 
     data: str
@@ -153,6 +154,12 @@ class Training:
     horizontal_flip: bool = CropAndFlip.flip
     # A dictionary, as settings of methods are, because a request is plain content.
     statistics: dict[str, Any] | None = None
+    pretrain: dict[str, Any] | None = None
+
+    @property
+    def pretraining(self) -> PretrainTable | None:
+        """The settings of pretraining on public examples; None where there is none."""
+        return None if self.pretrain is None else PretrainTable(**self.pretrain)
 
     @property
     def recipe(self) -> Recipe:

@@ -19,11 +19,13 @@ import torch
 
 from defenses.core import Execution, keyed, seeded, train
 from leaderboard.records.files import sweep
+from leaderboard.records.labels import word
 
 from ..observe import logits_of
 from ..plan.artifact import Artifact
-from ..plan.build import build_model, defend, load_splits, planned, reads_public
+from ..plan.build import defend, load_splits, planned, reads_public
 from ..plan.expand import asked, budgets_of, training_of
+from ..plan.pretrain import starting_model
 from ..plan.request import Budget, Training, TrainingRequest, digest_of, seed_of, seed_of_data
 from ..plan.splits_cache import load_data
 from ..scoring.utility import score_utility
@@ -153,9 +155,7 @@ def _point(
         "validation": tune.validation,
         "tried": tried,
     }
-    values = ", ".join(
-        f"{key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in tried.items()
-    )
+    values = ", ".join(f"{key} {word(value)}" for key, value in tried.items())
     words = f"tune {at.name} on public data: {values}"
     return Artifact(request, words, partial(_try, asked_for, request), (asked_for.defense,))
 
@@ -225,9 +225,9 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     sizes = [len(splits.private), content["validation"]]
     own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
     sampling, steps = planned(request, len(own))
-    model = build_model(request, splits)
     run = train(
-        model,
+        # By what is left of the public examples: who judges, or is trained on, must be new to the model.
+        starting_model(request, splits, rest),
         (own.inputs, own.labels),
         defend(request, len(own))[0],
         sampling=sampling,

@@ -69,6 +69,8 @@ class TrainedModel:
             flags.append("noise_matched")
         if self.model.run.public_used and self.model.splits.in_distribution_public:
             flags.append("public_in_distribution")
+        if self.model.request.training.pretrain is not None:
+            flags.append("pretrained_on_public")
         if self.model.request.training.tuning_digest:
             flags.append("tuned_on_public")
         return Outcome(

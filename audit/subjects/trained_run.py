@@ -6,6 +6,7 @@ examples, so that it never saw a member.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -15,7 +16,8 @@ from benchmarks.core import Splits
 from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, train
 
 from ..observe import LeftOver, World
-from ..plan.build import build_model, defend, load_splits, noise_for, planned, reads_public
+from ..plan.build import defend, load_splits, noise_for, planned, reads_public
+from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
 from ..scoring.successive import SuccessiveCosines
 from .outcome import examples_of, pick, world_of
@@ -118,8 +120,9 @@ class TrainedRun:
         request, task = self.request, self.request.training
         data, public = self.trained_on, self._read
         sampling, steps = self.sampling
-        return train(
-            build_model(request, self.splits),
+        run = train(
+            # Also of the negative control, which is trained on public examples: pretrained as all others are.
+            starting_model(request, self.splits, self._public_pool),
             (data.inputs, data.labels),
             self.defense[0],
             sampling=sampling,
@@ -140,6 +143,8 @@ class TrainedRun:
                 meter=self.cosines,
             ),
         )
+        # The trainer knows of methods alone; a claim on a pretrained model assumes the same of the public examples.
+        return replace(run, public_used=run.public_used or task.pretrain is not None)
 
     @cached_property
     def world(self) -> World:

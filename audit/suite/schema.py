@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     # A value that is given twice asks for the same cells twice: a slip of the pen.
-    if len(set(values)) < len(values):
+    if any(value in values[:place] for place, value in enumerate(values)):  # no set: a table cannot be hashed
         raise ValueError(f"must be distinct, got {list(values)}")
     return values
 
@@ -86,6 +86,24 @@ class StatisticsTable(StrictTable):
     """Noise standard deviation / norm, of either release."""
 
 
+class PretrainTable(StrictTable):
+    """Training on the task's public examples before the defense's first step: without privacy, for they have none.
+
+    It reads the examples and labels that methods with public data read, and no other; those methods keep all of them.
+    """
+
+    epochs: Count
+    """Passes over the public examples, in a new order each."""
+    lr: Rate
+    """Learning rate, of the mean loss of a batch."""
+    batch: Count
+    """Public examples a step."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    train: Literal["all", "last"]
+    """What the defense trains then: `all` parameters (fine-tuning), or the `last` linear layer, behind features that
+    stay as they are (linear probing)."""
+
+
 class TaskTable(StrictTable):
     """What is trained: data, model, and how."""
 
@@ -122,6 +140,8 @@ class TaskTable(StrictTable):
     """Whether half of the views are flipped left to right; true where absent. Without views it means nothing."""
     statistics: StatisticsTable | None = None
     """Of fixed features, which are standardised by them; as the model gives them where absent."""
+    pretrain: PretrainTable | None = None
+    """On public examples, before the private training; that starts from random weights where absent."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """How clipped sums are computed; all give the same up to rounding."""
 
@@ -147,6 +167,7 @@ TRAINING: Mapping[str, Any] = {
     "views": Count,
     "crop_padding": Padding,
     "horizontal_flip": bool,
+    "pretrain": PretrainTable,
 }
 """Values of the task that a defense may override -> their types."""
 
@@ -241,6 +262,7 @@ _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
     ("task",): TaskTable,
     ("task", "statistics"): StatisticsTable,
+    ("task", "pretrain"): PretrainTable,
     ("budget",): BudgetTable,
     ("share",): ShareTable,
     ("tune",): TuneTable,
@@ -260,17 +282,30 @@ _TYPES = {
 
 
 def training_value(key: str, value: Any) -> Any:
-    """The value of a task setting that a defense overrides, as `TaskTable` would hold it.
+    """The value of a task setting that a defense overrides, as `TaskTable` would hold it; a table as plain content.
 
     Raises:
         ValueError: what is wrong with it.
     """
-    adapter = TypeAdapter(TRAINING[key], config=ConfigDict(allow_inf_nan=False))
+    kind = TRAINING[key]
+    # A table has a configuration of its own, and pydantic takes no second one.
+    adapter = TypeAdapter(kind, config=None if _is_table(kind) else ConfigDict(allow_inf_nan=False))
     try:
         # By way of JSON as whole suites are, so that a value is taken here if and only if the task would take it.
-        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+        valid = adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise ValueError(_problem(error.errors()[0])) from None
+        details = error.errors()[0]
+        where = "".join(f"{part}: " for part in details["loc"])
+        raise ValueError(where + _problem_in(kind, details)) from None
+    return valid.model_dump(exclude_none=True) if isinstance(valid, StrictTable) else valid
+
+
+def task_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that a defense overrides, as `TaskTable` holds them: tables, where they are plain content."""
+    return {
+        key: TRAINING[key].model_validate(value) if isinstance(value, dict) else value
+        for key, value in overrides.items()
+    }
 
 
 def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -282,12 +317,9 @@ def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str,
     """
     found = []
     for details in error.errors():
-        *above, key = details["loc"] or ("",)  # empty where the document as a whole is wrong
+        above = details["loc"][:-1]  # empty where the document as a whole is wrong
         table = _TABLES.get(tuple(str(part) for part in above))
-        if details["type"] == "extra_forbidden" and table:
-            found.append((path_in(raw, details["loc"]), f"unknown key; {way_out(str(key), table.model_fields)}"))
-        else:
-            found.append((path_in(raw, details["loc"]), _problem(details)))
+        found.append((path_in(raw, details["loc"]), _problem_in(table, details)))
     # A table at the top has no path of its own.
     return [(path or "top level", problem) for path, problem in found]
 
@@ -308,6 +340,17 @@ def path_in(raw: Any, location: Sequence[str | int]) -> str:
         elif isinstance(node, Mapping):
             path, node = (f"{path}.{part}" if path else part), node.get(part)
     return path
+
+
+def _is_table(kind: Any) -> TypeGuard[type[StrictTable]]:
+    return isinstance(kind, type) and issubclass(kind, StrictTable)
+
+
+def _problem_in(table: Any, details: ErrorDetails) -> str:
+    """What is wrong with a value, or with its key, for which the table's own keys are the way out."""
+    if details["type"] == "extra_forbidden" and _is_table(table):
+        return f"unknown key; {way_out(str(details['loc'][-1]), table.model_fields)}"
+    return _problem(details)
 
 
 def _problem(details: ErrorDetails) -> str:

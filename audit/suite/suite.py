@@ -24,7 +24,7 @@ from ..catalog import methods as catalog
 from ..catalog.canonical import canonical
 from ..catalog.messages import no_such
 from ..catalog.methods import MethodKind
-from .schema import TRAINING, Document, TaskTable, sentences
+from .schema import TRAINING, Document, TaskTable, sentences, task_values
 from .validate import expand, wrong_grid, wrong_names, wrong_reported
 
 
@@ -140,7 +140,7 @@ class Suite(Document):
         """The task as this defense trains it."""
         # Of another sampling, what the task's own needs is no key.
         own = {"groups": None, "largest_batch": None} if "sampling" in choice.training else {}
-        return self.task.model_copy(update=own | choice.training)
+        return self.task.model_copy(update=own | task_values(choice.training))
 
     def reported_for(
         self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None

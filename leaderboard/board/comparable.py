@@ -12,7 +12,7 @@ from ..records.record import Record
 
 TASK = (
     "model_settings", "model_digest", "private", "candidates", "non_member", "public", "optimizer", "schedule",
-    "sampling",
+    "sampling", "statistics",
 )  # fmt: skip
 """What a suite decides for all of its defenses; the rest of a task is theirs to override."""
 

@@ -35,7 +35,9 @@ FLAGS = {
     "were on trial, so the likelihood ratio of single steps is a strong test and not the most powerful one",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
     "degraded": "the attacker itself saw that it found no match",
-    "public_in_distribution": "the method reads public examples of the very data set that it trains on",
+    "public_in_distribution": "the method, or pretraining, reads public examples of the very data set that it trains "
+    "on",
+    "pretrained_on_public": "the model was trained on public examples first, without privacy",
     "tuned_on_public": "settings of the training were chosen on public data",
     "non_members_are_test": "membership tests compare training images with the official test set",
     "diverged": "parameters are not finite",

@@ -1,6 +1,7 @@
 """What a suite comes to: requests whose ids depend on nothing but themselves, checked before anything is computed."""
 
 import hashlib
+import json
 import math
 from dataclasses import replace
 
@@ -263,6 +264,53 @@ def test_views_and_averages_may_be_a_defenses_own_and_move_no_cell_of_others(sui
     # With a default written out, the same cells.
     written = suite_of(SUITE.replace('{ name = "dp_sgd" }', own.replace("views = 4", "views = 4, crop_padding = 4")))
     assert {cell.id for cell in plan(written).cells} == {cell.id for cell in cells}
+
+
+PRETRAIN = '{ epochs = 2, lr = 0.1, batch = 20, train = "last" }'
+
+
+def test_pretraining_may_be_a_defenses_own_and_moves_no_cell_of_others(suite_of):
+    plain = ids(suite_of(SUITE))
+    own = f'{{ name = "dp_sgd" }}, {{ name = "dp_sgd", pretrain = [{PRETRAIN}, {PRETRAIN.replace("last", "all")}] }}'
+    suite = suite_of(SUITE.replace('{ name = "dp_sgd" }', own))
+    cells = plan(suite).cells
+    assert plain.keys() < {cell.id for cell in cells}
+    asked = [cell.request.training.pretraining for cell in cells if cell.id not in plain]
+    assert {one.train if one else None for one in asked} == {"last", "all"}
+    # With a default written out, the same cells and the same suite.
+    written = suite_of(SUITE.replace('{ name = "dp_sgd" }', own.replace("batch", 'optimizer = "sgd", batch')))
+    assert written.digest == suite.digest and {cell.id for cell in plan(written).cells} == {cell.id for cell in cells}
+
+
+def test_pretraining_of_a_task_is_that_of_every_defense_and_control_and_may_be_overridden(suite_of):
+    text = SUITE.replace("lr = 0.5,", f"lr = 0.5, pretrain = {PRETRAIN},").replace("controls = false", "")
+    cells = plan(suite_of(text)).cells
+    assert {json.dumps(cell.request.training.pretrain) for cell in cells} == {
+        '{"epochs": 2, "lr": 0.1, "batch": 20, "optimizer": "sgd", "train": "last"}'
+    }
+    longer = f"defense.dp_sgd.pretrain={PRETRAIN.replace('epochs = 2', 'epochs = 5')}"
+    told = {
+        (cell.request.defense.name, cell.request.control): (cell.request.training.pretrain or {})["epochs"]
+        for cell in plan(suite_of(text).with_overrides([longer])).cells
+    }
+    assert told["dp_sgd", None] == 5 and set(told.values()) == {2, 5}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("lr = 0.5,", f"lr = 0.5, public = 0, pretrain = {PRETRAIN},", r"task\.pretrain: .*set task\.public"),
+        (
+            '{ name = "dp_sgd" }',
+            f'{{ name = "dp_sgd", pretrain = {PRETRAIN.replace("20", "999")} }}',
+            "pretrain of 'dp_sgd': batch must be at most 397, the public examples, got 999",
+        ),
+    ],
+)
+def test_pretraining_that_cannot_be_is_a_mistake_of_the_suite(suite_of, old, new, sentence):
+    with pytest.raises(SuiteError, match=sentence) as caught:
+        plan(suite_of(SUITE.replace(old, new)))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_with_batch_norm_is_refused_with_the_way_out(suite_of, monkeypatch):

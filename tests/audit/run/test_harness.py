@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from audit.plan import pretrain
 from audit.plan.expand import plan
 from audit.run import harness
 from audit.run.harness import pick_device
@@ -189,6 +190,29 @@ def test_only_a_deleted_record_is_computed_again_and_is_the_same(results, copied
     assert timeless(of(again, "dp_sgd", "loss_threshold")) == timeless(lost)
     assert after.keys() == before.keys()
     assert {name for name in before if before[name] != after[name]} <= {f"{lost.id}.json", f"{lost.id}.parquet"}
+
+
+PRETRAIN = 'pretrain = { epochs = 1, lr = 0.5, batch = 40, train = "last" }'
+
+
+def test_records_of_pretrained_models_are_kept_made_again_alike_and_refused_where_they_say_otherwise(
+    tmp_path, monkeypatch
+):
+    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace('{ name = "sgd" }, ', "")
+    text = text.replace("epsilon", "noise_multiplier").replace("lr = 0.5,", f"lr = 0.5, {PRETRAIN},")
+    records = run(text, tmp_path)
+    for record in records:
+        assert record.status == "ok" and record.task["pretrain"]["train"] == "last"
+        assert "pretrained_on_public" in record.flags
+    (lost,) = (record for record in records if record.kind == "utility")
+    (tmp_path / "records" / f"{lost.id}.json").unlink()
+    monkeypatch.setattr(pretrain, "_kept", {})
+    assert timeless(of(run(text, tmp_path), "dp_sgd")) == timeless(lost)
+    monkeypatch.setattr(pretrain, "pretrained", lambda *_: pytest.fail("pretrained again"))
+    assert len(run(text, tmp_path)) == 2
+    tampered(tmp_path, lost, task=lost.task | {"pretrain": lost.task["pretrain"] | {"train": "all"}})
+    with pytest.raises(RecordError, match=r"its task\.pretrain is not that of its cell"):
+        run(text, tmp_path)
 
 
 def test_another_attack_in_a_suite_changes_no_other_number(results, tmp_path):

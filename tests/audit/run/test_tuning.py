@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from audit.plan import pretrain
 from audit.plan.expand import plan
 from audit.plan.splits_cache import load_data
 from audit.run import harness, tuning
@@ -23,6 +24,7 @@ defense = [{ name = "dp_sgd" }, { name = "pcdp", rank = 3, lr = 0.2 }, { name = 
 controls = false
 tune = { validation = 50, lr = [1e-4, 0.5], clip_norm = [0.5, 1.0] }
 """
+OTHERS = '{ name = "dp_sgd" }, { name = "pcdp", rank = 3, lr = 0.2 }, '
 
 
 def quiet(done, total, what):
@@ -87,6 +89,38 @@ def test_only_public_examples_are_read_and_none_twice(suite_of, tmp_path, monkey
         assert len(read.unique(dim=0)) == len(read)
 
 
+def test_what_judges_or_is_trained_on_is_new_to_a_pretrained_model_and_pretraining_may_be_chosen(
+    suite_of, tmp_path, monkeypatch
+):
+    real, read, real_train, trained = pretrain.pretrained, [], tuning.train, []
+    monkeypatch.setattr(pretrain, "_kept", {})
+
+    def watch(model, settings, public, seed):
+        read.append((settings.epochs, public.ids))
+        return real(model, settings, public, seed)
+
+    def watch_train(model, examples, *rest, **settings):
+        trained.append(examples[0].flatten(start_dim=1))
+        return real_train(model, examples, *rest, **settings)
+
+    monkeypatch.setattr(pretrain, "pretrained", watch)
+    monkeypatch.setattr(tuning, "train", watch_train)
+    tried = [f'{{ epochs = {epochs}, lr = 0.5, batch = 20, train = "last" }}' for epochs in (1, 5)]
+    text = TUNED.replace(OTHERS, '{ name = "dp_sgd", clip_norm = 1.0, lr = 1e-4 }, ').replace(', { name = "sgd" }', "")
+    text = text.replace("lr = [1e-4, 0.5], clip_norm = [0.5, 1.0]", f"pretrain = [{', '.join(tried)}]")
+    suite = tuned(suite_of(text.replace("[1.0, 2.0]", "1.0")), tmp_path)
+    (cell,) = plan(suite).cells
+    chosen = cell.request.training.pretraining
+    assert chosen is not None and chosen.epochs == 5
+    assert settings_of(tuned(suite, tmp_path)) == settings_of(suite)
+    public = load_data(suite.task.data, suite.tune.seed, tuning._on_public(suite).sizes).public
+    assert [epochs for epochs, _ in read] == [1, 5]
+    for (_, ids), own in zip(read, trained, strict=True):
+        assert len(ids) == len(public) - 250 and torch.isin(ids, public.ids).all()
+        seen = public.inputs[torch.isin(public.ids, ids)].flatten(start_dim=1)
+        assert len(torch.cat([seen, own]).unique(dim=0)) == len(public) - 50
+
+
 def test_what_is_there_is_not_computed_again_and_a_new_grid_is(suite_of, tmp_path, monkeypatch):
     first = settings_of(tuned(suite_of(TUNED), tmp_path))
     monkeypatch.setattr(tuning, "train", lambda *_, **__: pytest.fail("trained again"))
@@ -95,7 +129,6 @@ def test_what_is_there_is_not_computed_again_and_a_new_grid_is(suite_of, tmp_pat
         tuned(suite_of(TUNED.replace("1e-4", "1e-3")), tmp_path)
 
 
-OTHERS = '{ name = "dp_sgd" }, { name = "pcdp", rank = 3, lr = 0.2 }, '
 SMALL = TUNED.replace(OTHERS, "").replace(", clip_norm = [0.5, 1.0]", "")
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from audit.plan.expand import plan
+from audit.plan.pretrain import starting_model
 from audit.run.job import compute
 from audit.scoring.allowed import gaussian_epsilon, largest_auc
 from audit.subjects import trained_run as trained
@@ -205,6 +206,56 @@ def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(su
     )
     # What proves nothing gets the noise that a bounded one would need beside the same releases.
     assert matched[None].noise_multiplier == pytest.approx(found[None].noise_multiplier, rel=1e-3)
+
+
+PRETRAIN = "pretrain = { epochs = 20, lr = 0.5, batch = 20, train = '%s' }"
+
+
+@pytest.mark.parametrize("train", ["last", "all"])
+def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsilon(suite_of, train):
+    """What follows is private; 100 public examples of the same kind tell more than epsilon 1 lets 700 private ones."""
+    # The noise of epsilon 1, whose search takes longer than everything else.
+    text = CONTROLLED.replace("epsilon = 3.0", "noise_multiplier = 1.742").replace(
+        "lr = 0.5,", "lr = 0.5, public = 100,"
+    )
+    scratch = outcomes(suite_of(text.replace(ATTACKS, "")))[None]
+    found = outcomes(suite_of(text.replace("lr = 0.5,", f"lr = 0.1, {PRETRAIN % train},")))
+    assert all(not outcome.error for outcome in found.values())
+    for outcome in found.values():
+        # No remark on the noise: it is found as claimed, also where most of the model is frozen.
+        assert remarks(outcome) == ["public_in_distribution", "pretrained_on_public"]
+        assert outcome.claim is not None and 0.99 < outcome.claim["epsilon"] <= 1
+        assert "the public examples are public, and tell nothing of the private ones" in outcome.claim["assumes"]
+    low, high = (one.metrics["accuracy"] for one in (found[None], scratch))
+    assert low.low is not None and high.high is not None and low.low > high.high + 0.2
+    assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_linear_probe_moves_the_last_layer_and_not_one_bit_of_the_others(suite_of):
+    suite = suite_of(CONTROLLED.replace("lr = 0.5,", f"lr = 0.5, {PRETRAIN % 'last'},"))
+    for name, control in (("dp_sgd", None), ("sgd", "positive"), ("sgd", "negative")):
+        (cell,) = (
+            job.cells[0]
+            for job in plan(suite).jobs
+            if (job.cells[0].request.defense.name, job.cells[0].request.control) == (name, control)
+        )
+        model = TrainedModel((cell,), CPU).model
+        before = starting_model(cell.request, model.splits, model.splits.public).state_dict()
+        after = model.run.model.state_dict()
+        moved = [key for key in before if not torch.equal(before[key], after[key])]
+        assert moved == list(before)[-2:], (name, control)
+        assert model.run.transcript.layout.dim == 8 * 10 + 10
+
+
+def test_members_of_a_pretrained_model_without_a_defense_still_show_and_a_model_that_never_saw_them_does_not_leak(
+    suite_of,
+):
+    suite = suite_of(CONTROLLED.replace("lr = 0.5,", f"lr = 0.5, {PRETRAIN % 'last'},"))
+    positive, negative = (outcomes(suite, "sgd", control) for control in ("positive", "negative"))
+    assert positive["one_step_likelihood_ratio"].metrics["auc"].value == 1.0
+    for attack in ("likelihood_ratio", "loss_threshold", "one_step_likelihood_ratio"):
+        auc = negative[attack].metrics["auc"]
+        assert auc.low is not None and auc.low <= 0.5 <= (auc.high or 0)
 
 
 def test_a_training_that_diverged_is_flagged_and_its_attacks_fail_by_themselves(suite_of, monkeypatch):

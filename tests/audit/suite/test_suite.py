@@ -176,6 +176,30 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
         ),
         (
             "lr = 0.5 }",
+            'lr = 0.5, pretrain = { epochs = 0, lr = 0.1, batch = 2.5, trian = "last" } }',
+            [
+                "task.pretrain.epochs: must be >= 1, got 0",
+                "task.pretrain.batch: must be an integer, got 2.5",
+                "task.pretrain.train: is missing",
+                "task.pretrain.trian: unknown key; did you mean 'train'?",
+            ],
+        ),
+        (
+            "batch = 128",
+            'pretrain = { epochs = 1, lr = nan, batch = 9, train = "last" }',
+            ["defense[1].pretrain: lr: must be a finite number, got nan"],
+        ),
+        (
+            "batch = 128",
+            'pretrain = [{ epochs = 1, lr = 1, batch = 9, train = "lsat" }, { epochs = 1, trian = "all" }]',
+            [
+                "defense[1].pretrain[0]: train: must be 'all' or 'last', got 'lsat'; did you mean 'last'?",
+                "defense[1].pretrain[1]: lr: is missing",
+            ],
+        ),
+        ("batch = 128", "pretrain = true", ["defense[1].pretrain: must be a table, got True"]),
+        (
+            "lr = 0.5 }",
             'lr = 0.5, sampling = "poison" }',
             [
                 "task.sampling: must be 'poisson', 'truncated_poisson', 'random_allocation', 'cyclic', 'shuffle', "

@@ -312,6 +312,7 @@ T = {"data": "digits", "model": "mlp"}
         ({"attack_settings": {"shadows": 1}}, "uneven_attacks", "attacked by more"),
         ({"task": T | {"private": 5000}}, "uneven_tasks", "same examples, with the same model"),
         ({"task": T | {"model_settings": {"hidden": 1}}}, "uneven_tasks", "same examples, with the same model"),
+        ({"task": T | {"statistics": {"of": "0"}}}, "uneven_tasks", "same examples, with the same model"),
         ({"task": T | {"digest": "another deal"}}, "uneven_tasks", "same examples, with the same model"),
         ({"provenance": provenance(source="1" * 64)}, "mixed_code", "different code"),
         ({"provenance": provenance(versions={"torch": "2.9"})}, "mixed_code", "different code"),

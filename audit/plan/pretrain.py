@@ -1,0 +1,218 @@
+"""Pretraining: the model that a private training starts from, trained on public examples first, without privacy.
+
+De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022; Tramèr & Boneh,
+"Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: features come from public data,
+and the private data move all parameters (fine-tuning) or the last linear layer alone (linear probing).
+Deviation: the public examples are those of the task, and not of another data set.
+
+Guarantee:
+    The starting model is a function of public things: the public examples with their labels, the architecture, the
+    suite's seed and settings. No private example is read, so it costs no privacy. Assumes, as a claim on it says, that
+    the public examples tell nothing of the private ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import Examples
+from benchmarks.core import Split, Splits, content_digest
+from defenses.core import Defense, Execution, Recipe, Whole, seed_from, seeded, shuffle, train, unbounded
+
+from ..suite.schema import PretrainTable
+from .build import build_model, initialised
+from .request import Training, TrainingRequest
+
+# Two: of seeds or settings that take turns. A model is smaller than the splits that it was trained on.
+_MOST = 2
+
+_kept: dict[str, dict[str, Tensor]] = {}  # the one that was used last comes last
+
+
+def starting_model(request: TrainingRequest, splits: Splits, public: Examples | Split) -> nn.Module:
+    """The model that a request's training starts from: fresh, or pretrained; the same for every defense of a seed.
+
+    Args:
+        request: names the architecture, the seed and the settings.
+        splits: decide the shape of inputs and the number of classes.
+        public: labelled examples to pretrain on; unread where the request asks for no pretraining.
+
+    Raises:
+        ValueError: there is no linear layer to train alone.
+    """
+    model, settings = build_model(request, splits), request.training.pretraining
+    if settings is None:
+        return model
+    model.load_state_dict(_pretrained(model, request, settings, public))
+    if settings.train == "last":
+        freeze_features(model.to(public.inputs.device), public.inputs[:2])
+    return model
+
+
+def check_pretraining(training: Training, splits: Splits) -> None:
+    """Refuses what could not be pretrained, before anything is computed.
+
+    Raises:
+        ValueError: there are no public examples with labels, fewer than a batch, features that are standardised
+            later, or a last layer that is no linear one.
+    """
+    settings, public = training.pretraining, splits.public
+    if settings is None:
+        return
+    if not len(public):
+        raise ValueError("pretraining must have public examples to read, got none; set task.public")
+    lowest, highest = int(public.labels.min()), int(public.labels.max())
+    if lowest < 0 or highest >= splits.classes:
+        raise ValueError(f"public labels must be in [0, {splits.classes}), got {lowest if lowest < 0 else highest}")
+    if settings.batch > len(public):
+        raise ValueError(f"batch must be at most {len(public)}, the public examples, got {settings.batch}")
+    if training.statistics is not None:
+        raise ValueError(
+            "features must be the same before and after the first step, and task.statistics standardises them in "
+            "between; leave one of the two out"
+        )
+    if settings.train == "last":
+        freeze_features(initialised(training.model, training.model_settings, splits, 0), public.inputs[:2].cpu())
+
+
+def freeze_features(model: nn.Module, inputs: Tensor) -> None:
+    """Freezes all but a model's last linear layer, in place: no gradient, and evaluation mode, as without dropout.
+
+    Args:
+        model: on the device of the inputs.
+        inputs: public examples [n, *shape] on which the layers are looked for.
+
+    Raises:
+        ValueError: the last layer with parameters is no `nn.Linear`, is used more than once, or gets other features in
+            a second pass over the same inputs.
+    """
+    with _looking(inputs):
+        head = _last_linear(model, inputs)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.requires_grad_(True)
+    model.eval()
+    head.train()
+    # Trap: `train` puts a model that is itself in evaluation mode in training mode, with all its parts.
+    model.training = True
+    with _looking(inputs):
+        first, again = (_seen_by(head, model, inputs) for _ in range(2))
+    if not torch.allclose(first, again, equal_nan=True):  # kernels of a GPU may round differently in two passes
+        raise ValueError(
+            "train = 'last' must have features that stay as they are, got others in a second pass over the same "
+            "inputs; draw nothing in evaluation mode, or take train = 'all'"
+        )
+
+
+@contextmanager
+def _looking(inputs: Tensor) -> Iterator[None]:
+    """Without gradients, and with generators put back: dropout may draw, and a look must move nothing of the run's."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        yield
+
+
+def _last_linear(model: nn.Module, inputs: Tensor) -> nn.Linear:
+    """The layer with parameters whose forward pass ends last."""
+    ran: list[nn.Module] = []
+    # A layer's own parameters: a container has those of its layers, and ends after all of them.
+    layers = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
+    hooks = [layer.register_forward_hook(lambda part, *_: ran.append(part)) for layer in layers]
+    try:
+        model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    last = ran[-1] if ran else None
+    if not isinstance(last, nn.Linear):
+        got = "none" if last is None else type(last).__name__
+        raise ValueError(f"train = 'last' must have an nn.Linear as the last layer with parameters, got {got}")
+    if ran.count(last) > 1:
+        raise ValueError(f"train = 'last' must have a last layer that is used once, got {ran.count(last)} times")
+    return last
+
+
+def _seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
+    """What a layer gets in a pass over inputs."""
+    seen: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        model(inputs)
+    finally:
+        hook.remove()
+    return seen[0]
+
+
+def _pretrained(
+    model: nn.Module, request: TrainingRequest, settings: PretrainTable, public: Examples | Split
+) -> dict[str, Tensor]:
+    """The weights after pretraining, kept for the other trainings of a seed in this process.
+
+    Args:
+        model: fresh; it is left as it is.
+        request: names the architecture and the seed.
+        settings: of pretraining.
+        public: labelled examples.
+    """
+    key = _content(request, settings, public)
+    where = f"{public.inputs.device} {key}"
+    weights = _kept.pop(where, None)  # and put back below, at the end: a dictionary keeps the order of insertion
+    if weights is None:
+        weights = pretrained(copy.deepcopy(model), settings, public, seed_from("pretraining", key)).state_dict()
+    _kept[where] = weights
+    while len(_kept) > _MOST:
+        del _kept[next(iter(_kept))]
+    return weights
+
+
+def _content(request: TrainingRequest, settings: PretrainTable, public: Examples | Split) -> str:
+    """What the pretrained weights depend on, as text.
+
+    By the public examples themselves, and not by the digest of the splits, which says who is private, too. Without
+    what is trained after it: fine-tuning and linear probing start from the same weights.
+    """
+    training = request.training
+    content = {
+        "public": content_digest(public.inputs, public.labels),
+        "model": training.model,
+        "model_settings": training.model_settings,
+        "model_digest": training.model_digest,
+        "seed": request.seed,
+        "pretrain": settings.model_dump(exclude={"train"}, exclude_none=True),
+    }
+    return json.dumps(content, sort_keys=True)
+
+
+def pretrained(model: nn.Module, settings: PretrainTable, public: Examples | Split, seed: int) -> nn.Module:
+    """Trains a model in place on public examples, by cross-entropy and without a bound or noise.
+
+    Args:
+        model: fresh; its parts keep the mode that they are in.
+        settings: epochs, learning rate, batch and optimizer.
+        public: labelled examples.
+        seed: of the order of the examples, and of dropout.
+    """
+    modes = {part: part.training for part in model.modules()}
+    # By the trainer of private data, without a defense: devices, models and dropout are treated alike.
+    train(
+        model,
+        (public.inputs, public.labels),
+        Defense(Whole(bound=unbounded()), noise_multiplier=0.0),
+        sampling=shuffle(min(1.0, settings.batch / len(public))),
+        epochs=settings.epochs,
+        lr=settings.lr,
+        noise=seeded(seed),
+        seed=seed,
+        sampler_key=seed,
+        recipe=Recipe(optimizer=settings.optimizer),
+        execution=Execution(device=public.inputs.device),
+    )
+    for part, mode in modes.items():
+        part.training = mode
+    return model

@@ -1,0 +1,198 @@
+"""Pretraining: public examples alone decide it, and what it freezes stays as it is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from audit.plan import pretrain
+from audit.plan.build import build_model
+from audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
+from audit.plan.request import Budget, MethodAsked, Training, TrainingRequest
+from audit.plan.splits_cache import load_data
+from audit.suite.schema import PretrainTable
+from benchmarks.core import Sizes, Split
+
+SPLITS = load_data("digits", 0, Sizes(private=100, non_member=50, public=60))
+SETTINGS = {"epochs": 2, "lr": 0.5, "batch": 20, "optimizer": "sgd", "train": "all"}
+INPUTS = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def asked(seed=0, model="mlp", defense="dp_sgd", **settings):
+    return TrainingRequest(
+        suite="toy",
+        defense=MethodAsked(kind="defenses", name=defense, settings={}),
+        budget=Budget(noise_multiplier=1.0, delta=1e-5),
+        control=None,
+        seed=seed,
+        training=Training(
+            data="digits", model=model, model_settings={}, private=100, candidates=None, batch=20, epochs=1, lr=0.5,
+            momentum=0.0, optimizer="sgd", schedule="constant", sampling="poisson", pretrain=SETTINGS | settings,
+        ),
+    )  # fmt: skip
+
+
+def started(request, splits=SPLITS):
+    """The weights that a training starts from."""
+    return starting_model(request, splits, splits.public).state_dict()
+
+
+def poisoned(pool: Split) -> Split:
+    """A pool in which whatever is read spoils the result."""
+    labels = torch.full_like(pool.labels, -1)
+    return Split(ids=pool.ids, inputs=torch.full_like(pool.inputs, torch.nan), labels=labels)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch):
+    monkeypatch.setattr(pretrain, "_kept", {})
+
+
+@given(seed=st.integers(0, 3), optimizer=st.sampled_from(["sgd", "adam"]), train=st.sampled_from(["all", "last"]))
+def test_no_private_example_and_no_non_member_is_read(seed, optimizer, train):
+    request = asked(seed, optimizer=optimizer, train=train, lr=0.05)
+    clean = started(request)
+    pretrain._kept.clear()
+    spoilt = replace(SPLITS, private=poisoned(SPLITS.private), non_member=poisoned(SPLITS.non_member), digest="other")
+    assert same(started(request, spoilt), clean)
+    # And it can be seen at all.
+    with pytest.raises((ValueError, IndexError)):
+        started(request, replace(SPLITS, public=poisoned(SPLITS.public)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_it_is_mean_cross_entropy_on_shuffled_batches(optimizer):
+    """One full batch an epoch has no order: plain PyTorch gives the same weights."""
+    model = build_model(asked(), SPLITS)
+    by_hand = build_model(asked(), SPLITS)
+    public = SPLITS.public
+    steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](by_hand.parameters(), lr=0.1)
+    for _ in range(3):
+        steps.zero_grad()
+        nn.functional.cross_entropy(by_hand(public.inputs), public.labels).backward()
+        steps.step()
+    table = PretrainTable(epochs=3, lr=0.1, batch=60, optimizer=optimizer, train="all")
+    pretrained(model, table, public, seed=1)
+    for mine, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_every_defense_and_both_ways_to_go_on_start_from_the_same_weights_and_a_seed_from_others():
+    first = started(asked())
+    assert same(started(asked(defense="pcdp")), first) and same(started(asked(train="last")), first)
+    assert not same(started(asked(seed=1)), first)
+    assert not same(first, build_model(asked(), SPLITS).state_dict())
+
+
+def test_it_is_trained_once_for_a_seed_and_settings(monkeypatch):
+    real, trained = pretrain.pretrained, []
+
+    def watch(model, settings, *rest):
+        trained.append(settings.lr)
+        return real(model, settings, *rest)
+
+    monkeypatch.setattr(pretrain, "pretrained", watch)
+    for lr in (0.5, 0.5, 0.4, 0.5):
+        started(asked(lr=lr))
+    assert trained == [0.5, 0.4]
+    started(asked(lr=0.3))  # the one that was used longest ago makes room
+    started(asked(lr=0.5))
+    started(asked(lr=0.4))
+    assert trained == [0.5, 0.4, 0.3, 0.4]
+
+
+def test_what_is_kept_is_nobodys_to_change():
+    before = {name: value.clone() for name, value in started(asked()).items()}
+    with torch.no_grad():
+        for parameter in starting_model(asked(), SPLITS, SPLITS.public).parameters():
+            parameter.zero_()
+    assert same(started(asked()), before)
+
+
+@pytest.mark.parametrize("model", ["mlp", "linear"])
+def test_a_linear_probe_trains_the_last_linear_layer_alone(model):
+    made = starting_model(asked(model=model, train="last"), SPLITS, SPLITS.public)
+    trained = [(name, value) for name, value in made.named_parameters() if value.requires_grad]
+    assert [value.shape[0] for _, value in trained] == [10, 10]
+    assert trained[-1][0] == list(made.state_dict())[-1]
+
+
+class Dropped(nn.Module):
+    """Features with dropout, by a layer or by a function of the model's own mode."""
+
+    def __init__(self, *, by_layer: bool) -> None:
+        super().__init__()
+        # The head is made first: the order of execution counts, and not that of definition.
+        self.head, self.features, self.drop = nn.Linear(32, 10), nn.Linear(64, 32), nn.Dropout()
+        self.by_layer = by_layer
+
+    def forward(self, x):
+        features = self.features(x.flatten(1))
+        return self.head(self.drop(features) if self.by_layer else nn.functional.dropout(features, 0.5, self.training))
+
+
+def test_features_have_no_dropout_and_the_head_is_found_by_the_order_of_execution():
+    model = Dropped(by_layer=True)
+    freeze_features(model, INPUTS)
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == ["head.weight", "head.bias"]
+    assert model.training and model.head.training and not model.drop.training and not model.features.training
+    with pytest.raises(ValueError, match="must have features that stay as they are"):
+        freeze_features(Dropped(by_layer=False), INPUTS)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(self.layer(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)), "must have an nn.Linear .* got LayerNorm"),
+        (nn.Sequential(nn.Flatten()), "got none"),
+        (Twice(), "used once, got 2 times"),
+    ],
+)
+def test_a_model_whose_last_layer_cannot_be_trained_alone_is_refused_by_it(model, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        freeze_features(model, INPUTS)
+
+
+def test_it_leaves_the_mode_of_every_part_as_it_was():
+    model = Dropped(by_layer=True)
+    model.drop.eval()
+    pretrained(model, PretrainTable(**SETTINGS), SPLITS.public, seed=0)
+    assert model.training and model.features.training and not model.drop.training
+
+
+@pytest.mark.parametrize(
+    ("splits", "changes", "sentence"),
+    [
+        (replace(SPLITS, public=poisoned(SPLITS.public)), {}, r"public labels must be in \[0, 10\), got -1"),
+        (load_data("digits", 0, Sizes(public=0)), {}, r"must have public examples .* set task\.public"),
+        (load_data("digits", 0, Sizes(public=19)), {}, "batch must be at most 19, the public examples, got 20"),
+        (SPLITS, {"statistics": {"mean_norm": 1.0, "square_norm": 1.0}}, "leave one of the two out"),
+    ],
+)
+def test_what_could_not_be_pretrained_is_refused(splits, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_pretraining(replace(asked().training, **changes), splits)
+    check_pretraining(replace(asked().training, pretrain=None, **changes), splits)
+
+
+def test_ids_of_requests_without_it_do_not_know_it():
+    request = asked()
+    assert "pretrain" not in json.dumps(replace(request, training=replace(request.training, pretrain=None)).canonical())
+    assert request.canonical()["task"]["pretrain"] == SETTINGS
