@@ -19,7 +19,6 @@ import torch
 
 from defenses.core import Execution, keyed, seeded, train
 from leaderboard.records.files import sweep
-from leaderboard.records.labels import word
 
 from ..observe import logits_of
 from ..plan.artifact import Artifact
@@ -155,7 +154,8 @@ def _point(
         "validation": tune.validation,
         "tried": tried,
     }
-    values = ", ".join(f"{key} {word(value)}" for key, value in tried.items())
+    numbers = {key: format(value, "g") for key, value in tried.items() if isinstance(value, int | float)}
+    values = ", ".join(f"{key} {value}" for key, value in (tried | numbers).items())
     words = f"tune {at.name} on public data: {values}"
     return Artifact(request, words, partial(_try, asked_for, request), (asked_for.defense,))
 

@@ -113,7 +113,7 @@ def test_what_judges_or_is_trained_on_is_new_to_a_pretrained_model_and_pretraini
     chosen = cell.request.training.pretraining
     assert chosen is not None and chosen.epochs == 5
     assert settings_of(tuned(suite, tmp_path)) == settings_of(suite)
-    public = load_data(suite.task.data, suite.tune.seed, tuning._on_public(suite).sizes).public
+    public = load_data(suite.task.data, 0, tuning._on_public(suite).sizes).public
     assert [epochs for epochs, _ in read] == [1, 5]
     for (_, ids), own in zip(read, trained, strict=True):
         assert len(ids) == len(public) - 250 and torch.isin(ids, public.ids).all()
