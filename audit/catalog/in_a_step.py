@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed
+from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed, unverified
 
 BYTES = 4  # of a number in float32
 _LAYOUT = Layout(
@@ -31,6 +31,7 @@ class InAStep:
         events: what is charged, in words.
         reason: why nothing is proved; empty where a bound and noise prove something.
         public: whether public examples are read.
+        unverified: parts that are none of this library's, a sentence each.
     """
 
     parameters: int
@@ -40,6 +41,7 @@ class InAStep:
     events: tuple[str, ...]
     reason: str
     public: bool
+    unverified: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with bytes at 4 a number."""
@@ -52,6 +54,7 @@ class InAStep:
             "events": list(self.events),
             "proves_nothing": self.reason or None,
             "reads_public": self.public,
+            "unverified": list(self.unverified),
         }
 
     def lines(self) -> list[str]:
@@ -67,9 +70,8 @@ class InAStep:
             shares = ", ".join(f"{share:.3g}" for share in self.shares)
             found.append(f"shares of 1 / sigma^2: {shares}")
         found.append("reads public examples: " + ("yes" if self.public else "no"))
-        if self.reason:
-            return [*found, f"proves nothing: {self.reason}"]
-        return [*found, *self.events]
+        found += [f"proves nothing: {self.reason}"] if self.reason else self.events
+        return [*found, *(f"unverified: {sentence}" for sentence in self.unverified)]
 
 
 def _event(entry: Entry, sigma: float) -> str:
@@ -97,7 +99,7 @@ def _sizes(plan: StepPlan) -> tuple[int, ...]:
 def in_a_step(defense: Defense) -> InAStep:
     """The facts of a defense, at a noise multiplier of 1 unless it has one."""
     sampler = poisson(1 / _PER_EPOCH)
-    account, public = Account(Ledger(sampler)), ToyRows(_LAYOUT.dim)
+    account, public = Account(Ledger(sampler), remarks=unverified(defense=defense)), ToyRows(_LAYOUT.dim)
     noisy = defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
     steps = _EPOCHS * _PER_EPOCH
     # Two: a basis a step takes seconds. What a method remembers of the first is there in the last.
@@ -113,4 +115,5 @@ def in_a_step(defense: Defense) -> InAStep:
         events=tuple(dict.fromkeys(_event(entry, noisy.calibrated_multiplier) for entry in entries)),
         reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),
         public=public.used,
+        unverified=tuple(sentence for sentence in account.remarks.values() if sentence),
     )

@@ -29,7 +29,7 @@ def epsilon(
     """Epsilon of a planned run, from the defense's own plans."""
     import torch
 
-    from defenses.core import Sampling, predict, unverified
+    from defenses.core import Sampling, predicted
 
     from ..catalog import methods as catalog
     from ..catalog.messages import in_one_line, no_such
@@ -47,16 +47,16 @@ def epsilon(
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     try:
         drawn = Sampling(sampling, sample_rate, groups, largest_batch, examples)  # pyright: ignore[reportArgumentType]  refused there by name
-        ledger = predict(made, sampling=drawn, steps=steps)
+        account = predicted(made, sampling=drawn, steps=steps)
     except Exception as error:
         if not catalog.foreign("defenses", defense):
             raise
         raise CatalogError(
             f"{catalog.origin('defenses', defense)} raised {in_one_line(error)}{place(error, defense)}"
         ) from error
-    claim = ledger.claim(delta)
+    claim = account.ledger.claim(delta)
     # Of code that is none of ours the claim takes the word, as in a record.
-    doubts = [sentence for sentence in unverified(defense=made).values() if sentence]
+    doubts = [sentence for sentence in account.remarks.values() if sentence]
     if as_json:
         print_json(_document(defense, made, claim, steps) | ({"unverified": doubts} if doubts else {}))
         return OK

@@ -223,7 +223,8 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str)
         elif key in training:
             grid[key], problems = _values(value, partial(_training, key), where)
         elif key == catalog.BUDGETED and kind == "defenses":
-            problems = [(where, "is decided by the budget, so it is no setting of a defense")]
+            way = "give it there, as budget = { noise_multiplier = 1.0, delta = 1e-5 }"
+            problems = [(where, f"is decided by the budget: {way}")]
         else:
             problems = [(where, f"unknown setting of {name!r}; {way_out(key, [*settings, *training])}")]
         wrong += problems

@@ -34,7 +34,7 @@ from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLes
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.streamed import Streamed
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
-from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, rehearsed
+from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, predicted, rehearsed
 from .privacy.keys import keyed, seed_from
 from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
@@ -168,6 +168,7 @@ __all__ = [
     "per_example_gradients",
     "poisson",
     "predict",
+    "predicted",
     "random_allocation",
     "refuse_batch_norm",
     "refuse_count",

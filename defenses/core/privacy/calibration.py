@@ -28,6 +28,7 @@ from .accounting import epsilon as proved
 from .events import Gaussian, merged
 from .ledger import Entry, Ledger, events_of
 from .noise import seeded
+from .verified import unverified
 
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
 # Two layers with biases: methods with a basis or a direction per tensor or per layer have several of them.
@@ -55,12 +56,32 @@ def predict(
         public: stands in for public data; made-up rows where None.
         before: releases on all the data before the first step, as `FeatureStatistics.plans()`.
     """
-    account = Account(Ledger(sampling))
+    return predicted(defense, sampling=sampling, steps=steps, public=public, before=before).ledger
+
+
+def predicted(
+    defense: Defense,
+    *,
+    sampling: Sampling,
+    steps: int,
+    public: PublicRows | None = None,
+    before: Sequence[NoisyPlan] = (),
+) -> Account:
+    """As `predict`, with the remarks that the run's claim will carry: what takes part and is not this library's.
+
+    Args:
+        defense: with its noise multiplier set.
+        sampling: the sampler.
+        steps: planned steps.
+        public: stands in for public data; made-up rows where None.
+        before: releases on all the data before the first step.
+    """
+    account = Account(Ledger(sampling), remarks=unverified(defense=defense))
     for plan in before:
         account.charge(plan, step=0, one_off=True)
     for _ in rehearsed(defense, account, steps=steps, public=public):
         pass
-    return account.ledger
+    return account
 
 
 def rehearsed(

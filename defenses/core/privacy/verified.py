@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import FunctionType
 
@@ -21,7 +22,7 @@ from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
 from ..plan.composed import Stacked, Stretched, Within
 from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.implicit import ImplicitSubspace
-from ..plan.post import Adaptive, Identity, Keep, Offset, Project, Rescale
+from ..plan.post import Keep, Post, Project
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
 from ..training.augment import CropAndFlip
 from ..training.sampling import Sampling
@@ -30,7 +31,8 @@ from .strategies import Banded, BandedInverse, Buffered, StrategyRow, Tree
 
 _PACKAGE = __name__.partition(".")[0]
 # With the dot: a package whose name begins like one of these is not it.
-_BY_PACKAGE = {"method": f"{_PACKAGE}.", "optimizer": "torch.optim."}
+# A map after the noise is as free as a method, and may stand in its file.
+_BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
@@ -40,7 +42,6 @@ _OURS: dict[str, tuple[type, ...]] = {
     "codec": (Everything, Coordinates, Scaled, Subspace, ImplicitSubspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
-    "post": (Identity, Project, Keep, Rescale, Offset, Adaptive),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, type(None)),
     "sampling": (Sampling,),
@@ -100,6 +101,17 @@ def unverified(**parts: object) -> dict[str, str]:
                 f"{role} {kind.__qualname__} (of {place}) is none of leakbench's: "
                 "that it does what the claim assumes of it is not checked"
             )
+    return found
+
+
+def posts_beside(defense: Defense) -> list[type]:
+    """Classes of maps after the noise in the files of a defense's methods, as far as these are ours."""
+    found = []
+    for role, part in _roles({"defense": defense}):
+        module = sys.modules[type(part).__module__]
+        if role == "method" and f"{module.__name__}.".startswith(_BY_PACKAGE["post"]):
+            own = [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]
+            found += [kind for kind in own if isinstance(kind, type) and is_dataclass(kind) and issubclass(kind, Post)]
     return found
 
 

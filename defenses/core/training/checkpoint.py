@@ -10,7 +10,9 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +86,13 @@ def save(content: dict[str, Any], path: Path) -> None:
         raise
 
 
-def load(path: Path, *, fingerprint: str) -> dict[str, Any]:
+def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str, Any]:
     """Reads a checkpoint back, through torch's restricted loader.
 
     Args:
         path: the file.
         fingerprint: of the run that wants to resume.
+        own: classes of the run's method that it may hold besides.
 
     Raises:
         ValueError: when the file is torn or changed, holds something else, or belongs to another run.
@@ -102,12 +105,13 @@ def load(path: Path, *, fingerprint: str) -> dict[str, Any]:
     if head != _MAGIC + hashlib.sha256(payload).digest():
         raise ValueError(f"checkpoint {path} must be a complete file of ours; delete it to start afresh")
     try:
-        with torch.serialization.safe_globals(_OURS):
+        with torch.serialization.safe_globals([*_OURS, *own]):
             content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"checkpoint {path} must hold tensors, numbers and classes of defenses.core only; "
-            "a run whose plans use other classes cannot keep them in it: run it with observer='final'"
+            f"checkpoint {path} must hold tensors, numbers and classes of defenses.core only, got {_named(error)}; "
+            "a run whose plans use other classes cannot keep them in it: run it with observer='final', or, as a part "
+            "of this library, list the class in defenses/core/training/checkpoint.py"
         ) from error
     if content["fingerprint"] != fingerprint:
         raise ValueError(
@@ -115,3 +119,9 @@ def load(path: Path, *, fingerprint: str) -> dict[str, Any]:
             "delete it or name another file"
         )
     return content
+
+
+def _named(error: pickle.UnpicklingError) -> str:
+    """The class that torch's loader refused; its message has it after this word."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return "something else" if found is None else found[1]

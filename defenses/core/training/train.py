@@ -33,7 +33,7 @@ from ..plan.public import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.keys import key_from, seed_from
 from ..privacy.ledger import Ledger
 from ..privacy.noise import Noise, from_os
-from ..privacy.verified import unverified
+from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors
@@ -340,7 +340,7 @@ class OngoingRun:
             self._release_statistics()
             self.stepper.start()
             return 0
-        saved = disk.load(path, fingerprint=self.mark)
+        saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
         self.key, self.coins = saved["sampler_key"], saved["seed"]
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])

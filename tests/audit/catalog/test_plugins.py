@@ -123,6 +123,29 @@ def test_a_path_is_explained_and_accounted_for(mine, capsys):
     assert explain.explain("mine/coin.py:coin").requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
 
 
+BOUND_OF_ITS_OWN = '''
+from defenses.core import Bound, Defense, Whole
+
+class Box(Bound):
+    """Cuts every coordinate off by itself."""
+
+def boxed(*, noise_multiplier=None):
+    """DP-SGD with a bound of its own, behind a method of the library."""
+    return Defense(Whole(bound=Box(kind="clip", norm=1.0)), noise_multiplier)
+'''
+
+
+def test_a_bound_of_ones_own_is_named_though_the_method_is_ours(mine, capsys):
+    (mine / "boxed.py").write_text(BOUND_OF_ITS_OWN)
+    with pytest.raises(SystemExit):
+        main(["epsilon", "--defense", "mine/boxed.py:boxed", "--noise-multiplier", "1", "--sample-rate", "0.1",
+              "--steps", "10", "--delta", "1e-5"])  # fmt: skip
+    assert "unverified: bound Box (of boxed.py)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["explain", "mine/boxed.py:boxed"])
+    assert "unverified: bound Box (of boxed.py)" in capsys.readouterr().out
+
+
 WRONG = {
     "nowhere.py:half_dp": "no file 'mine/nowhere.py' for defense",
     "half_dp.py:halfdp": "no function 'halfdp' in mine/half_dp.py; it has Half, half_dp",

@@ -247,7 +247,10 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
         (
             "final_sparsity = 0.5",
             "noise_multiplier = 1.0",
-            ["defense[2].noise_multiplier: is decided by the budget, so it is no setting of a defense"],
+            [
+                "defense[2].noise_multiplier: is decided by the budget: give it there, "
+                "as budget = { noise_multiplier = 1.0, delta = 1e-5 }"
+            ],
         ),
         ("lr = [0.1, 0.2]", "lr = [0.1, -0.2]", ["defense[1].lr[1]: must be > 0, got -0.2"]),
         ("batch = 128", "batch = 12.5", ["defense[1].batch: must be an integer, got 12.5"]),

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import importlib.util
 import os
 import pickle
 import stat
+import sys
 import threading
 from typing import Any
 
@@ -222,6 +224,52 @@ def test_a_checkpoint_runs_no_code(tmp_path):
     with pytest.raises(ValueError, match=r"must hold tensors, numbers and classes of defenses\.core only"):
         disk.load(path, fingerprint="x")
     assert not trace.exists()
+
+
+OF_ITS_OWN = """
+from dataclasses import dataclass
+from defenses.core import Block, Defense, Everything, Stateless, StepPlan, clip
+
+@dataclass(frozen=True)
+class Sign:
+    scale: float
+
+    def __call__(self, update):
+        return self.scale * update.sign()
+
+@dataclass(frozen=True, kw_only=True)
+class Signs(Stateless):
+    def plan(self, context):
+        return StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)), post=Sign(0.1))
+
+def signs():
+    return Defense(Signs(), 1.0)
+"""
+
+
+@pytest.mark.parametrize(("name", "ours"), [("defenses.signs_of_a_test", True), ("signs_of_a_test", False)])
+def test_a_map_after_the_noise_may_stand_in_the_file_of_a_method_of_ours(name, ours, tmp_path, monkeypatch):
+    (tmp_path / "signs.py").write_text(OF_ITS_OWN, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "signs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    whole = duties.trained(module.signs())
+    if ours:
+        assert whole.unverified == ()
+    else:
+        assert {"unverified_method", "unverified_post"} <= set(whole.remarks)
+    path = tmp_path / "run.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(module.signs(), checkpoint=path, progress=duties._Stop(3))
+    if ours:
+        again = duties.trained(module.signs(), checkpoint=path)
+        assert torch.equal(duties.parameters(again), duties.parameters(whole))
+        # What a file may hold is decided by whose run it is: not of another method's.
+        refused(path, rf"classes of defenses\.core only, got {name}\.Sign")
+    else:
+        refused(path, rf"classes of defenses\.core only, got {name}\.Sign", defense=module.signs())
 
 
 def test_a_crash_while_writing_leaves_the_old_file(halfway, monkeypatch):
