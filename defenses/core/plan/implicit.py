@@ -87,8 +87,13 @@ class OuterDirections:
     def of_products(
         self, signals: Float[Tensor, "rows out"], inputs: Float[Tensor, "rows in"]
     ) -> Float[Tensor, "rows k"]:
-        """Coefficients of outer products, from inner products of their factors."""
-        return ((signals @ self.signals.T) * (inputs @ self.inputs.T)) @ self.weights
+        """Coefficients of outer products, from inner products of their factors.
+
+        In float64: what cancels leaves rounding, a bound makes a row of rounding as long as any other, and products of
+        few rows round otherwise than those of many, so that without one row the others would move.
+        """
+        along = (signals.double() @ self.signals.double().T) * (inputs.double() @ self.inputs.double().T)
+        return (along @ self.weights.double()).to(signals.dtype)
 
     def of_rows(self, rows: Float[Tensor, "rows span"]) -> Float[Tensor, "rows k"]:
         """Coefficients of any rows."""

@@ -209,3 +209,25 @@ def test_our_engine_sums_coefficients_as_the_reference_whatever_is_in_a_row(bad)
     assert sums[0].isfinite().all() and sums[0].norm() > 0
     close(sums[0], sums[1], rtol=1e-4, atol=1e-5)
     assert sums[0].norm() <= 0.05 * 38 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e7, 1e10])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_what_cancels_in_a_coefficient_does_not_let_one_row_move_the_others(size, count):
+    """Huge rows at a right angle to the directions have coefficients of rounding, which differ by size of the batch."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(60, 16, bias=False))
+    nn.init.normal_(model[1].weight, std=0.1, generator=coins(3))  # pyright: ignore[reportArgumentType]
+    engine, bound = Engine(model, noise=seeded(0), engine="layerwise"), 0.05
+    turned = torch.linalg.qr(torch.randn(60, 60, generator=coins(count)).double())[0]
+    known = (torch.randn(12, 30, generator=coins(1)).double() @ turned[:30]).float()
+    rows = (size * torch.randn(count, 30, generator=coins(2)).double() @ turned[30:]).float()
+    labels, span = torch.arange(12) % 16, engine.layout.slices[0]
+    outer = engine.batch(known, labels).outer(*span)
+    assert outer is not None
+    directions = ImplicitSubspace((leading(*outer, 8),), (span,), engine.layout.dim)
+    plan = StepPlan(Block(codec=directions, bound=clip(bound), query=Gradient())).at(0.0)
+    whole = engine.run(plan, rows, labels[:count]).total
+    for gone in range(count):
+        kept = [number for number in range(count) if number != gone]
+        less = engine.run(plan, rows[kept], labels[kept]).total
+        assert float((whole - less).double().norm()) <= bound * (1 + 1e-4)
