@@ -147,7 +147,7 @@ _TABLE = (
     ),
     KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
     KnownMetric(
-        # Of no column: it tells what training was like, and not how good it is. Higher means less noise, and more use.
+        # Of no column: it tells what training was like, not how good it is; every row has to give a direction.
         name="successive_cosine", kind="utility", label="cosine of successive updates", short="cosine",
         better="higher", least=-1.0, scale=(-0.1, 1.0),
     ),
