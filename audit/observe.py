@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attacks.core import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps
+from attacks.core import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Structure
 from defenses.core import (
     Layout,
     Loss,
@@ -39,6 +39,7 @@ from defenses.core import (
 )
 
 from .subjects.candidates import Candidates, copied
+from .subjects.structure import structure
 
 _AT_ONCE = 1024  # inputs a forward pass, which bounds activations whatever the size of the pool
 _ROWS = 2**26  # numbers of per-example gradients at a time, 256 MiB in float32, where a sum allows to cut them up
@@ -145,6 +146,7 @@ def observe(
         noise_std=seen.noise_std,
         candidates=candidates,
         others_removed=others_removed,
+        structure=lambda: seen.structure(world.input_shape),
     )
 
 
@@ -226,6 +228,10 @@ class Observed:
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:
         """The model's logits, at the parameters of this step."""
         return outputs(self._model, self._layout, inputs, parameters=self._step.parameters)
+
+    def structure(self, input_shape: tuple[int, ...]) -> Structure:
+        """The equations behind this step: copies of what is public."""
+        return structure(self._plan, self._model, self._layout, self._step.parameters, self._loss, input_shape)
 
 
 def _refuse_too_many(examples: int, dim: int, width: int = 4) -> None:

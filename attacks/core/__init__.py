@@ -1,8 +1,10 @@
-"""Core of attacks: threat models, the targets that they grant, checked results, image priors, likelihood ratios."""
+"""Core of attacks: threat models, the targets that they grant, networks as equations, checked results, priors."""
 
 from .decorator import Attack, attack
+from .errors import InconsistentObservation, NotApplicable, RankDeficient
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .narrow import narrow
+from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
 from .observation import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
 from .priors import Box, total_variation
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
@@ -17,16 +19,24 @@ __all__ = [
     "Controls",
     "Evidence",
     "Examples",
+    "InconsistentObservation",
     "Knows",
     "MembershipScores",
     "ModelAccess",
+    "Network",
+    "NotApplicable",
     "Observation",
+    "Operation",
     "Participation",
+    "RankDeficient",
     "Reconstruction",
+    "ReleasedPart",
     "Requirements",
     "ResultType",
     "SeenTranscript",
+    "SharedGradient",
     "Steps",
+    "Structure",
     "Target",
     "attack",
     "checked_reconstruction",

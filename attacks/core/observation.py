@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from .network import Structure
 from .requires import Access, AccessError, Controls, Knows, Requirements
 
 Participation = Literal["known", "independent", "dependent"]
@@ -106,6 +107,8 @@ class Observation(Target):
         others_removed: () -> [candidates, m], per candidate the undivided noisy sums less what everybody else
             contributed, computed anew at each call (`Knows.OTHERS`). Each row is what an adversary of its own
             knows: rows share the noise of the step, so a score may use its own candidate's row alone.
+        structure: () -> the network's operations and parameters, and what each released number is; None where the
+            update was not made by a plan.
     """
 
     accesses: ClassVar[tuple[Access, ...]] = (Access.UPDATE,)
@@ -129,6 +132,7 @@ class Observation(Target):
     noise_std: Tensor | None = field(default=None, metadata={"needs": Knows.DEFENSE})
     candidates: Examples | None = None
     others_removed: Callable[[], Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
+    structure: Callable[[], Structure] | None = None
 
     def __post_init__(self) -> None:
         if self.released.ndim != 1 or self.released.numel() == 0 or not self.released.is_floating_point():

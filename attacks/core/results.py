@@ -33,6 +33,11 @@ class Reconstruction:
         history: [restarts, iterations], the mismatch over time, or None.
         status: `ok`; `degraded`: the attacker itself can tell that it found no match; `failed`: no finite
             objective, so `inputs` are only the start.
+        certified: bool [b], inputs that the attack proves to be in the batch, by the update alone; None where it has no
+            such proof.
+        determined: bool, in the shape of `inputs`: entries that the update decides; the rest are guesses. None for all.
+        alternatives: [any, *input_shape], other inputs that explain the update as well; never scored, because the truth
+            would pick among them.
     """
 
     inputs: Tensor
@@ -41,6 +46,9 @@ class Reconstruction:
     restarts: int = 1
     history: Tensor | None = None
     status: Status = "ok"
+    certified: Tensor | None = None
+    determined: Tensor | None = None
+    alternatives: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2 or not self.inputs.is_floating_point() or not self.inputs.isfinite().all():
@@ -63,6 +71,20 @@ class Reconstruction:
             )
         if self.status not in get_args(Status):
             raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
+        for name, flags, shape in (
+            ("certified", self.certified, self.labels.shape),
+            ("determined", self.determined, self.inputs.shape),
+        ):
+            if flags is not None and (flags.dtype != torch.bool or flags.shape != shape):
+                raise ValueError(
+                    f"{name} must be bool of shape {list(shape)}, got {flags.dtype} of shape {list(flags.shape)}"
+                )
+        others = self.alternatives
+        if others is not None and (others.shape[1:] != self.inputs.shape[1:] or not others.isfinite().all()):
+            raise ValueError(
+                f"alternatives must be finite and shaped as inputs, [any, *{list(self.inputs.shape[1:])}], "
+                f"got {list(others.shape)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +185,8 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
         labels=_copied("labels", result.labels, like),
         objective=float(result.objective),
         restarts=int(result.restarts),
-        history=None if result.history is None else _copied("history", result.history, like),
         status=result.status,
+        **{name: _copied_if_there(name, getattr(result, name), like) for name in _OPTIONAL},
     )
     # Scoring matches guesses to images by least error, so spare guesses would be chosen by the truth.
     if batch_size is not None and len(own.inputs) > batch_size:
@@ -173,6 +195,13 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
             "the truth would pick the best of them"
         )
     return own
+
+
+_OPTIONAL = ("history", "certified", "determined", "alternatives")
+
+
+def _copied_if_there(name: str, values: object, like: Tensor | None) -> Tensor | None:
+    return None if values is None else _copied(name, values, like)
 
 
 def _copied(name: str, values: object, like: Tensor | None) -> Tensor:

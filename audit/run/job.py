@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from attacks.core import NotApplicable
+
 from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import in_one_line
@@ -39,6 +41,10 @@ def compute(
             if subject is None:
                 subject = SUBJECTS[cell.subject](cells, device, read())
             outcome = subject.outcome(cell)
+        # The attack's own word that this architecture or release is not for it: not measured, which is no failure.
+        except NotApplicable as error:
+            why = " ".join(str(error).split())
+            outcome = Outcome(skipped=f"{cell.request.asked_attack.name} does not apply: {why}")
         # Whatever a method raises is the result of its cell; `sys.exit` would end the run without a word.
         except (Exception, SystemExit) as error:
             outcome = Outcome(error=_sentence(error, cell.request))

@@ -34,6 +34,7 @@ from defenses.core import (
     cross_entropy,
     from_os,
     full,
+    logistic,
     refuse_shared,
     unverified,
 )
@@ -105,7 +106,8 @@ def simulate_share(
         labels: its labels [b], int64.
         defense: with its noise multiplier set; 0 shows what the release alone hides.
         world: what everybody knows: shapes, range of inputs, loss, and a copy of the public examples where the attacker
-            gets one. None for cross-entropy, inputs in [0, 1], as many classes as outputs, and `population`.
+            gets one. None for inputs in [0, 1], `population`, and cross-entropy with as many classes as outputs; one
+            output is the logit of two classes.
         step: which step is shared; the steps before it are executed first.
         steps: planned length, which schedules refer to; `step + 1` where None.
         lr: learning rate of the client's plain SGD between steps.
@@ -128,14 +130,15 @@ def simulate_share(
         raise ValueError(f"step must be at least 0, got {step}")
     execution = execution or Execution()
     batch, past, public = _on_device(execution.device, (inputs, labels), history, population)
-    loss = cross_entropy if world is None else world.loss
-    client = _Client(model, batch, past, defense, loss, noise or from_os(), execution)
+    if world is None:
+        world = _usual_world(model, batch[0], public)
+    client = _Client(model, batch, past, defense, world.loss, noise or from_os(), execution)
     # Schedules of methods, as a sparsity that grows, refer to the planned length.
     client.start(public, steps=steps or step + 1, seed=seed)
     for earlier in range(step):
         client.step(earlier, shared=False, lr=lr)
     seen = client.step(step, shared=True, lr=lr)
-    return client.shares(seen, world or client.usual_world(public), public)
+    return client.shares(seen, world, public)
 
 
 class _Client:
@@ -238,13 +241,6 @@ class _Client:
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
         )
 
-    def usual_world(self, population: Examples | None) -> World:
-        """The world where the caller describes none: inputs in [0, 1], classes by the model's outputs."""
-        inputs = self.batch[0]
-        with torch.no_grad():
-            classes = self.model(inputs[:1]).shape[1]
-        return World(input_shape=tuple(inputs.shape[1:]), classes=classes, low=0.0, high=1.0, population=population)
-
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Per-example gradients of public examples at the current parameters."""
         return self.runner.gradients(inputs, labels)(None)
@@ -254,6 +250,16 @@ class _Client:
         # In turn, and from the start again where the history ends.
         chosen = torch.arange(step * self.size, (step + 1) * self.size) % len(inputs)
         return inputs[chosen], labels[chosen]
+
+
+def _usual_world(model: nn.Module, inputs: Tensor, population: Examples | None) -> World:
+    """The world where the caller describes none: inputs in [0, 1], classes and loss by the model's outputs."""
+    with torch.no_grad():
+        # A copy in evaluation mode, as of the client: a forward pass may change the statistics of a batch norm.
+        width = copy.deepcopy(model).to(inputs.device).eval()(inputs[:1]).shape[1]
+    loss, classes = (logistic, 2) if width == 1 else (cross_entropy, width)
+    shape = tuple(inputs.shape[1:])
+    return World(input_shape=shape, classes=classes, low=0.0, high=1.0, loss=loss, population=population)
 
 
 def _on_device(

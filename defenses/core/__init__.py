@@ -6,7 +6,7 @@ bound. A user calls `calibrate` and `train`.
 
 from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
-from .gradients.reference import Loss, cross_entropy, outputs, per_example_gradients
+from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
 from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
@@ -161,6 +161,7 @@ __all__ = [
     "group_norm_instead",
     "keyed",
     "leading_directions",
+    "logistic",
     "noise_multiplier",
     "normalize",
     "outputs",

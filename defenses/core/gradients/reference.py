@@ -26,6 +26,17 @@ def cross_entropy(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
+def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " n"]:
+    """Cross-entropy of one logit, in nats: log(1 + exp(-y f)) for y = 1 of class 1 and y = -1 of class 0.
+
+    Args:
+        outputs: the logit of class 1.
+        targets: class numbers 0 and 1 [n], or probabilities of the two classes [n, 2].
+    """
+    share = targets[:, 1] if targets.ndim == 2 else targets.to(outputs.dtype)
+    return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], share, reduction="none")
+
+
 def per_example_gradients(
     model: nn.Module,
     loss: Loss,
