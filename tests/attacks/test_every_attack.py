@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from attacks.core import (
     AccessError,
     Attack,
     Controls,
+    InconsistentObservation,
     Knows,
     MembershipScores,
     ModelAccess,
+    NotApplicable,
     Observation,
     Requirements,
     SeenTranscript,
@@ -60,6 +63,28 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
     return toys.model_target(seed=seed)
 
 
+def update_for(one: Attack) -> str:
+    """The first toy network whose updates an attack inverts; a closed form is for some networks only."""
+    for net in toys.NETS:
+        try:
+            one(toys.update_target(net=net)[0], None, **cheap(one, HASTY))
+        except NotApplicable:
+            continue
+        return net
+    raise AssertionError(f"{one.name} applies to no update of {', '.join(toys.NETS)}")
+
+
+@cache
+def attacked_net(name: str) -> str:
+    return update_for(method(name))
+
+
+def whole_target(one: Attack) -> Target:
+    if one.kind == "membership":
+        return leaky(one)[0]
+    return toys.update_target(net=attacked_net(one.name))[0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_holds_the_attack_of_its_name(name):
     one = method(name)
@@ -99,7 +124,7 @@ def test_an_update_of_one_image_gives_the_image_away(name):
     one = method(name)
     gains = []
     for seed in SEEDS[:4]:
-        target, truth = toys.update_target(seed=seed)
+        target, truth = toys.update_target(net=attacked_net(name), seed=seed)
         result = one(target, toys.generator(seed), **cheap(one))
         assert result.inputs.shape == truth.inputs.shape
         gains.append(toys.psnr(result.inputs, truth.inputs) - toys.psnr(torch.full((1,), 0.5), truth.inputs))
@@ -111,8 +136,11 @@ def test_an_update_of_one_image_gives_the_image_away(name):
 def test_an_update_of_noise_gives_nothing_away(name):
     one = method(name)
     for seed in SEEDS[:2]:
-        target, truth = toys.update_target(seed=seed, noise=1e3)
-        result = one(target, toys.generator(seed), **cheap(one))
+        target, truth = toys.update_target(net=attacked_net(name), seed=seed, noise=1e3)
+        try:
+            result = one(target, toys.generator(seed), **cheap(one))
+        except (InconsistentObservation, NotApplicable):
+            continue  # a closed form that sees that no data give this update
         grey = toys.psnr(torch.full((1,), 0.5), truth.inputs)
         assert toys.psnr(result.inputs, truth.inputs) < grey + 1
         assert result.inputs.min() >= 0 and result.inputs.max() <= 1
@@ -134,7 +162,7 @@ def test_without_access_it_is_refused_in_one_sentence(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_without_what_it_must_know_it_is_refused_and_told_the_field(name):
     one = method(name)
-    whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]
+    whole = whole_target(one)
     assert one.check(whole) is None
     for need in one.requires.knows:
         poorer = without(whole, need)
@@ -151,7 +179,7 @@ def test_without_what_it_must_know_it_is_refused_and_told_the_field(name):
 def test_it_does_not_read_what_it_did_not_declare(name):
     """Runs on a target stripped of everything undeclared, and finds the same as on a full one."""
     one = method(name)
-    whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]
+    whole = whole_target(one)
     poorer = whole
     for need in Knows:
         if need not in one.requires.knows:
@@ -166,7 +194,7 @@ def test_it_does_not_read_what_it_did_not_declare(name):
 @pytest.mark.long
 def test_equal_coins_give_equal_results_and_global_randomness_is_left_alone(name):
     one = method(name)
-    whole = leaky(one)[0] if one.kind == "membership" else toys.update_target()[0]
+    whole = whole_target(one)
     slot = "scores" if one.kind == "membership" else "inputs"
     before = torch.random.get_rng_state()
     first = one(whole, toys.generator(3), **cheap(one, HASTY))

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from attacks.core import Examples, ModelAccess, Observation, SeenTranscript
+from attacks.core import (
+    Examples,
+    ModelAccess,
+    Network,
+    Observation,
+    Operation,
+    ReleasedPart,
+    SeenTranscript,
+    Structure,
+)
 
 CLASSES = 4
 
@@ -39,6 +48,54 @@ def conv_net(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
         nn.Linear(6 * 16, CLASSES),
     )
     return _drawn(net.to(dtype), seed)
+
+
+def relu_net(
+    shape: tuple[int, ...], *, width: int = 48, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """A linear layer, a ReLU and another linear layer, on the flattened input."""
+    size = int(torch.tensor(shape).prod())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(size, width), nn.ReLU(), nn.Linear(width, CLASSES)).to(dtype)
+    return _drawn(net, seed)
+
+
+def described(model: nn.Module, encoder: Tensor, input_shape: tuple[int, ...]) -> Structure:
+    """The equations of a chain of layers and of a release: coordinates, directions, or something else."""
+    assert isinstance(model, nn.Sequential)
+    operations = [Operation(name="input", kind="input", inputs=(), shape=input_shape, words="the input")]
+    passing = torch.zeros(1, *input_shape, dtype=next(model.parameters()).dtype)
+    for name, layer in model.named_children():
+        passing = layer(passing)
+        kind = {nn.Conv2d: "conv2d", nn.Linear: "linear", nn.Flatten: "flatten", nn.Tanh: "tanh", nn.ReLU: "relu"}
+        about: dict[str, object] = {}
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            about = {"weight": f"{name}.weight", "bias": f"{name}.bias"}
+        if isinstance(layer, nn.Conv2d):
+            plain = ("kernel_size", "stride", "padding", "dilation", "groups")
+            about["settings"] = {key: getattr(layer, key) for key in plain}
+        operations.append(
+            Operation(
+                name=name,
+                kind=kind[type(layer)],
+                inputs=(operations[-1].name,),
+                shape=tuple(passing.shape[1:]),
+                words=name,
+                **about,  # type: ignore[arg-type]
+            )
+        )
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    network = Network(operations=tuple(operations), parameters=values, loss="cross_entropy")
+    single = bool((encoder.count_nonzero(dim=1) == 1).all()) and bool((encoder.sum(dim=1) == 1).all())
+    gram = encoder @ encoder.T
+    if single:
+        part = ReleasedPart(start=0, stop=len(encoder), kind="coordinates", coordinates=encoder.argmax(dim=1))
+    elif torch.allclose(gram, torch.eye(len(gram), dtype=gram.dtype), atol=1e-4):
+        spans = ((0, encoder.shape[1]),)
+        part = ReleasedPart(start=0, stop=len(encoder), kind="directions", spans=spans, bases=(encoder.T.clone(),))
+    else:
+        part = ReleasedPart(start=0, stop=len(encoder), kind="other")
+    shapes = tuple(tuple(value.shape) for value in values.values())
+    return Structure(network=network, names=tuple(values), shapes=shapes, parts=(part,))
 
 
 def rows(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -106,6 +163,7 @@ class Step:
             classes=CLASSES,
             step=0,
             expected_batch=self.expected_batch,
+            structure=lambda: described(self.model, self.encoder, tuple(self.batch.inputs.shape[1:])),
             **granted,  # type: ignore[arg-type]
         )
 
@@ -165,9 +223,17 @@ def everything(step: Step, **extra: object) -> dict[str, object]:
     }
 
 
-def update_target(*, seed: int = 0, noise: float = 0.0) -> tuple[Observation, Examples]:
-    """One conv-net update of a batch of one, and the truth: that batch."""
-    model = conv_net(seed=seed)
+NETS: dict[str, Callable[..., nn.Module]] = {
+    "conv": conv_net,
+    "relu": lambda seed: relu_net((1, 8, 8), seed=seed),
+    "linear": lambda seed: linear_net((1, 8, 8), seed=seed),
+}
+"""Networks of single updates; a closed form inverts some of them."""
+
+
+def update_target(*, net: str = "conv", seed: int = 0, noise: float = 0.0) -> tuple[Observation, Examples]:
+    """One update of a batch of one, and the truth: that batch."""
+    model = NETS[net](seed=seed)
     dim = sum(p.numel() for p in model.parameters())
     batch = examples(1, (1, 8, 8), seed=seed)
     step = Step(model=model, batch=batch, encoder=torch.eye(dim), noise_std=torch.full((dim,), noise), seed=seed)
