@@ -245,7 +245,7 @@ def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
     # Without a name it was raised by hand, and tells of no extra; one of our own modules that is missing is a bug.
     ours = not error.name or error.name.partition(".")[0] in plugins.OURS
     if ours and foreign(kind, name):
-        return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}")
+        return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}{plugins.place(error, name)}")
     return error if ours else MissingExtra(f"{KINDS[kind]} {name!r} {missing_module(error)}")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import OK, Json, print_json
+from .options import FAILED, OK, Json, print_json
 
 
 def list_(
@@ -48,9 +48,12 @@ def explain(
     from ..catalog import explain as about
 
     what = about.explain(name)
+    # A method that has all that it asks for and cannot take a step is broken; a script must not miss that.
+    broken = isinstance(what.in_a_step, str) and not any(setting.required for setting in what.settings)
+    code = FAILED if broken else OK
     if as_json:
         print_json(what.to_dict())
-        return OK
+        return code
     print(f"{what.name} ({what.kind})\n\n{what.about}")
     if what.requires:
         print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in what.requires.items() if v))
@@ -63,5 +66,6 @@ def explain(
         print("\nsettings:")
         for setting in what.to_dict()["settings"]:
             default = "required" if setting.get("required") else f"default {setting.get('default')}"
-            print(f"  {setting['name']} ({setting['type']}, {default}): {setting.get('about', '')}")
-    return OK
+            about_it = f": {setting['about']}" if setting.get("about") else ""
+            print(f"  {setting['name']} ({setting['type']}, {default}){about_it}")
+    return code

@@ -65,7 +65,7 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
     if spoiled := [record for record in records if record.status == "failed"]:
         said.append(
             f"INCOMPLETE: {len(spoiled)} of {len(records)} records failed or are not their scores', "
-            "so worst cases are at least what is shown; run the same command again."
+            "so worst cases are at least what is shown; once what they say is mended, run the same command again."
         )
     loose = len(complete.uncovered(records))
     if loose == len(records):

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..gradients.executor import Release
 from ..plan.codec import Coordinates
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
+from ..plan.post import Post
 from ..privacy.ledger import Ledger
 from ..privacy.verified import unverified
 from .sampling import Sampling, poisson
@@ -175,8 +176,21 @@ class Stepper:
         noisy_plan = NoisyPlan(plan, self.defense.calibrated_multiplier)
         out = execute(noisy_plan)
         account.charge(noisy_plan, step=step)
-        update = plan.post(out.total / context.expected_batch)
+        update = _posted(plan.post, out.total / context.expected_batch)
         self.state = self.defense.observe(state, context, out.noisy, update)
         self.context = replace(context, update=update)  # a function of releases, so the next plan may read it
         rate = account.ledger.sampling.rate
         return Step(step, parameters, noisy_plan.noise_multiplier, context.expected_batch, rate, noisy_plan, out.noisy)
+
+
+def _posted(post: Post, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+    """What a plan's map makes of an update.
+
+    Raises:
+        ValueError: it is no update any more; a map of somebody's own is tried here for the first time.
+    """
+    after = post(update)
+    if not isinstance(after, Tensor) or after.shape != update.shape:
+        got = list(after.shape) if isinstance(after, Tensor) else type(after).__name__
+        raise ValueError(f"post must return an update as long as it was given, {list(update.shape)}, got {got}")
+    return after

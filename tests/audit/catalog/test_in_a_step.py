@@ -64,6 +64,29 @@ def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_and_says_why(t
     assert "a step cannot be rehearsed at the default settings: CatalogError: defense" in capsys.readouterr().out
 
 
+def test_a_method_of_others_that_breaks_in_a_step_is_named_and_the_command_fails(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        '"""Shortens the update."""\n'
+        "from defenses.core import Block, Context, Defense, Everything, Stateless, StepPlan, clip\n\n"
+        "class Shortens(Stateless):\n"
+        "    def plan(self, context: Context) -> StepPlan:\n"
+        "        block = Block(codec=Everything(context.dim), bound=clip(1.0))\n"
+        "        return StepPlan(block, post=lambda update: update[1:])\n\n"
+        "def mine(*, noise_multiplier=None, rate=1.0):\n"
+        "    return Defense(Shortens(), noise_multiplier=noise_multiplier)\n"
+    )
+    with pytest.raises(SystemExit) as exit_:
+        main(["explain", f"{tmp_path / 'mine.py'}:mine"])
+    assert exit_.value.code == 1
+    text = capsys.readouterr().out
+    assert "post must return an update as long as it was given, [26010], got [26009]" in text
+    assert "default 1.0)\n" in text  # no colon where there is nothing to say
+    (tmp_path / "wrong.py").write_text("import torch\n\nfrom defenses.core import no_such_thing\n")
+    with pytest.raises(SystemExit) as exit_:
+        main(["explain", f"{tmp_path / 'wrong.py'}:wrong"])
+    assert exit_.value.code == 2 and "line 3" in capsys.readouterr().err
+
+
 def test_events_are_relative_to_the_noise_multiplier_that_a_method_has_of_its_own():
     own = defense("dp_sgd", noise_multiplier=2.0)
     assert in_a_step(own).events == ("a step is charged: a Gaussian on its batch, at the noise multiplier",)
