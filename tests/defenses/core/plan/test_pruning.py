@@ -31,6 +31,19 @@ def test_overall_the_weakest_layer_goes_first_but_for_its_best_entry():
     assert left(drop_overall(LAYOUT, 0.0, SCORES)) == [10, 2, 4, 12]
 
 
+def test_ties_infinities_and_nan_fall_as_a_stable_sort_has_them():
+    coins = torch.Generator().manual_seed(0)
+    layout = Layout(("weight",), ((6, 5),))
+    for _ in range(200):
+        scores = torch.randint(0, 4, (30,), generator=coins).float()
+        for odd in (float("nan"), float("inf"), -float("inf")):
+            scores[torch.rand(30, generator=coins) < 0.1] = odd
+        dropped = int(torch.randint(0, 30, (1,), generator=coins))
+        expected = torch.ones(30, dtype=torch.bool)
+        expected[scores.argsort(stable=True)[:dropped]] = False
+        assert torch.equal(drop_in_each(layout, (dropped + 0.5) / 30, scores), expected)
+
+
 def test_a_layout_without_weights_loses_nothing():
     flat = Layout.flat(5)
     assert bool(drop_in_each(flat, 0.9, torch.zeros(5)).all()) and bool(drop_overall(flat, 0.9, torch.zeros(5)).all())
