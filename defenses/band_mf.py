@@ -63,12 +63,38 @@ def coefficients(steps: int, bands: int) -> tuple[float, ...]:
         return ()
     # Of the full square root of the prefix sums' matrix, where the search begins.
     root = np.cumprod(1 - 0.5 / np.arange(1, bands))
-    found = optimize.minimize(_loss, root, args=(steps,), jac=True, method="L-BFGS-B", options={"ftol": 1e-13})
-    return tuple(float(c) for c in found.x)
+    # The first step of a search is as long as its unit. In a long run most columns so far off have a noise that grows
+    # without bound, and a search that begins there ends at once: so there are three, and the best is kept.
+    found = [_search(root, steps, unit) for unit in (1.0, 0.1, 0.01)]
+    return tuple(float(c) for c in min(found, key=lambda behind: _loss(behind, steps)[0]))
+
+
+def _search(start: np.ndarray, steps: int, unit: float) -> np.ndarray:
+    """The column with the least error that L-BFGS finds from a start, in variables of this unit."""
+
+    def scaled(moved: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slopes = _loss(start + unit * moved, steps)
+        return value, unit * slopes
+
+    options = {"ftol": 1e-13}
+    found = optimize.minimize(scaled, np.zeros_like(start), jac=True, method="L-BFGS-B", options=options)
+    return start + unit * found.x
+
+
+_UNSTABLE = 1e300
+"""Loss of a column under which noise grows beyond what float64 holds; a line search turns back from it."""
 
 
 def _loss(behind: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
     """Logarithm of the mean squared error of prefix sums at fixed privacy, and its gradient."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        value, slopes = _error(behind, steps)
+    stable = np.isfinite(value) and bool(np.isfinite(slopes).all())
+    return (value, slopes) if stable else (_UNSTABLE, np.zeros_like(behind))
+
+
+def _error(behind: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
+    """As `_loss`, not finite where the noise grows beyond float64."""
     column = np.concatenate([[1.0], behind])
     impulse = np.zeros(steps)
     impulse[0] = 1.0

@@ -37,6 +37,23 @@ def test_more_bands_leave_less_noise_on_the_sums():
     assert found[0] == pytest.approx(65 / 2)  # independent noise
 
 
+def test_a_long_run_has_a_column_that_is_at_least_locally_the_best():
+    """At 100,000 steps a search from the usual first step ends at once, in a column whose noise overflows beside it."""
+    steps, coins = 100_000, np.random.default_rng(0)
+    behind = np.array(coefficients(steps, 8))
+
+    def error(column: np.ndarray) -> float:
+        return float((prefix_errors(column, steps) ** 2).mean() * (column @ column))
+
+    found = error(np.array([1.0, *behind]))
+    root = error(np.array([1.0, *np.cumprod(1 - 0.5 / np.arange(1, 8))]))
+    assert np.log(found / root) < -0.3255  # one search from the usual first step stops at -0.3244
+    for _ in range(6):
+        moved = behind + 0.01 * coins.standard_normal(7)
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert not error(np.array([1.0, *moved])) < found
+
+
 def test_one_band_is_dp_sgd_with_the_same_draws():
     ours, theirs = duties.trained(band_mf(bands=1, noise_multiplier=1.0)), duties.trained(dp_sgd(noise_multiplier=1.0))
     assert torch.equal(duties.parameters(ours), duties.parameters(theirs))
