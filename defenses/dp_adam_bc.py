@@ -4,6 +4,13 @@ Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless
 The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known: without
 it, Adam scales coordinates by their gradients again, and not all alike.
 Guarantee: as of DP-SGD, one Gaussian a step: multiplier, clip norm and expected batch are public.
+Caveat: after n steps (of which beta2 = 0.999 remembers 2000 at most) what is left of the second moment errs by
+sqrt(2 / n) (sigma C / B)^2. Where squared gradients are less than that, noise alone decides it: half of the
+coordinates lie on the floor, take nearly the whole step, and take it as DP-SGD with momentum at a rate of lr /
+stabiliser. So the learning rate goes with the stabiliser, far below Adam's: the authors' command for CIFAR-10 has 5e-6
+with a gamma' of 1e-9. Measured on 10,000 digits at sigma 14, C 1, B 1000 and 200 steps: squared gradients of 2e-7, an
+error of 2e-5, 51 % of the coordinates on the floor with 99.9 % of the squared step; an accuracy of 0.12 at lr 0.003,
+0.8 at 3e-5 and, with a stabiliser near the noise's 0.014, 0.85 at lr = stabiliser = 0.01.
 """
 
 from __future__ import annotations
@@ -28,8 +35,8 @@ def dp_adam_bc(
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
         beta1: decay of the average of updates, a step.
         beta2: decay of the average of their squares, a step.
-        stabiliser: least root of the corrected second moment, in gradient units; the paper tunes its square, 1e-8 to
-            1e-9, on which the largest step of a coordinate depends.
+        stabiliser: least root of the corrected second moment, in gradient units; the paper tunes its square, gamma',
+            1e-8 to 1e-9. A coordinate on this floor moves by lr / stabiliser times its average: tune both together.
         bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
             or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
