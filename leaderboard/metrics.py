@@ -74,6 +74,7 @@ class KnownMetric:
         least: end of the range of its values.
         most: other end.
         digits: behind the point, on the page and in sentences.
+        saturates: value that stands for itself and all beyond, shown as "≥120.0"; None where there is none.
         chance: value of an attack that knows nothing; None where that is no single number.
         floor: what takes the place of chance where it differs from record to record.
         over_attacks: "worst" over the attacks tried, or of the "leading" one, for what no attack decides.
@@ -93,6 +94,7 @@ class KnownMetric:
     least: float = 0.0
     most: float = 1.0
     digits: int = 3
+    saturates: float | None = None
     chance: float | None = None
     floor: Floor | None = None
     over_attacks: Literal["worst", "leading"] = "worst"
@@ -126,9 +128,19 @@ class KnownMetric:
         """The value, moved into the range where it is outside."""
         return min(max(value, self.least), self.most)
 
+    def number(self, value: float, digits: int | None = None) -> str:
+        """The value in words, as "7.7"; "≥120.0" where the metric tells no more.
+
+        Args:
+            value: to be written.
+            digits: behind the point; the metric's own where None.
+        """
+        words = f"{value:.{self.digits if digits is None else digits}f}"
+        return f"≥{words}" if self.saturates is not None and value >= self.saturates else words
+
     def words(self, value: float) -> str:
         """The value with its unit, as "7.7 dB"."""
-        return self.with_unit(f"{value:.{self.digits}f}")
+        return self.with_unit(self.number(value))
 
     def with_unit(self, words: str) -> str:
         """A number in words, and its unit."""
@@ -191,7 +203,7 @@ _TABLE = (
     KnownMetric(
         name="psnr", kind="reconstruction", label="PSNR", unit="dB", better="lower", most=math.inf, digits=1,
         # 3 dB is half the error of the mean public image.
-        floor=Floor(metric="psnr_floor", of="the mean public image", margin=3.0), pictured=True,
+        floor=Floor(metric="psnr_floor", of="the mean public image", margin=3.0), pictured=True, saturates=120.0,
         columns=(
             BoardColumn(
                 key="psnr_free", field="psnr_without_noise", variant="none", header=("PSNR, dB,", "no noise"), digits=1,
@@ -207,10 +219,32 @@ _TABLE = (
     ),
     KnownMetric(
         name="psnr_floor", kind="reconstruction", label="PSNR of the mean public image", unit="dB", better="lower",
-        most=math.inf, digits=1, over_attacks="leading", reported=False,
+        most=math.inf, digits=1, over_attacks="leading", reported=False, saturates=120.0,
         columns=(BoardColumn(key="floor", field="psnr_floor", digits=1),),
     ),
+    KnownMetric(
+        # Of as many public images as the attack had restarts, the best for each image.
+        name="psnr_match", kind="reconstruction", label="PSNR of the best public match", unit="dB", better="lower",
+        most=math.inf, digits=1, over_attacks="leading", reported=False, saturates=120.0,
+    ),
+    # Paired by image. A leak exceeds both floors; which attack does is told in a sentence a defense, not in a column.
+    KnownMetric(
+        name="gain_over_mean", kind="reconstruction", label="PSNR gained over the mean public image", unit="dB",
+        better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
+    ),
+    KnownMetric(
+        name="gain_over_match", kind="reconstruction", label="PSNR gained over the best public match", unit="dB",
+        better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
+    ),
+    KnownMetric(
+        name="leak", kind="reconstruction", label="better than both floors", better="lower", digits=2,
+        reported=False,
+    ),
     # Directions are the defender's: a large error of a reconstruction is good.
+    KnownMetric(
+        # What no clamping flatters: of reconstructions as the attack returned them.
+        name="mse_raw", kind="reconstruction", label="MSE, not clamped", better="higher", most=math.inf, digits=4,
+    ),
     KnownMetric(name="mse", kind="reconstruction", label="MSE", better="higher", most=math.inf, digits=4),
     # Below 0 where patches are anticorrelated.
     KnownMetric(name="ssim", kind="reconstruction", label="SSIM", better="lower", least=-1.0, pictured=True),
@@ -221,6 +255,12 @@ _TABLE = (
     KnownMetric(
         name="label_accuracy", kind="reconstruction", label="labels", better="lower", digits=2, pictured=True
     ),
+    KnownMetric(
+        # Chance is 1 / |D|, which is in the metric's detail.
+        name="iip", kind="reconstruction", label="identified", better="lower", digits=2, pictured=True,
+    ),
+    KnownMetric(name="coverage", kind="reconstruction", label="pixels decided", better="lower", pictured=True),
+    KnownMetric(name="certified", kind="reconstruction", label="images proved", better="lower", pictured=True),
     KnownMetric(
         # What the attack minimised, so its unit and range are the attack's; comparable among its restarts alone.
         name="objective", kind="reconstruction", label="objective", better="higher", least=-math.inf, most=math.inf,

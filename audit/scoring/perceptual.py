@@ -12,10 +12,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from leaderboard.records.record import Metric
-
 from ..catalog.methods import missing_module
-from .utility import mean_metric
+from .images import ImageValues, absent
 
 LPIPS_WEIGHTS = "LEAKBENCH_LPIPS_WEIGHTS"
 """Environment variable that names the file of AlexNet weights for LPIPS."""
@@ -25,7 +23,7 @@ LPIPS_SIDE = 32
 """Least side of images for LPIPS, in pixels: of much smaller ones AlexNet's pooling leaves nothing."""
 
 
-def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"]) -> Metric:
+def ssim_values(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"]) -> ImageValues:
     """Structural similarity: Gaussian window of 11x11 with sigma 1.5, per channel, where the window fits.
 
     Args:
@@ -33,11 +31,11 @@ def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
         truth: on [0, 1], aligned.
     """
     if reason := _not_images(truth, SSIM_WINDOW):
-        return Metric(value=None, n=len(truth), better="lower", reason=f"SSIM needs {reason}")
+        return absent(len(truth), f"SSIM needs {reason}")
     try:
         from torchmetrics.functional import image  # pyright: ignore[reportMissingImports] -- an extra
     except ImportError as error:
-        return Metric(value=None, n=len(truth), better="lower", reason=f"SSIM {missing_module(error)}")
+        return absent(len(truth), f"SSIM {missing_module(error)}")
     _, local = image.structural_similarity_index_measure(
         images, truth, sigma=1.5, reduction="none", data_range=1.0, k1=0.01, k2=0.03, return_full_image=True
     )
@@ -45,10 +43,12 @@ def ssim_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
     # windows reach over reflected pixels.
     edge = SSIM_WINDOW // 2
     values = local[..., edge:-edge, edge:-edge].flatten(1).mean(dim=1)
-    return mean_metric(values.double().numpy(), better="lower", one="one image", least=-1.0, most=1.0)
+    return ImageValues(n=len(truth), values=values.double().numpy())
 
 
-def lpips_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"], weights: str | None) -> Metric:
+def lpips_values(
+    images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"], weights: str | None
+) -> ImageValues:
     """Learned perceptual distance; only ever with weights that the user supplies, never with random ones.
 
     Args:
@@ -61,23 +61,22 @@ def lpips_metric(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *sha
         ValueError: the file is named but cannot be read, or holds other weights.
     """
     # Never downloaded: a number must not depend on the network, nor on what a host serves today.
-    path = weights or os.environ.get(LPIPS_WEIGHTS)
+    path, n = weights or os.environ.get(LPIPS_WEIGHTS), len(truth)
     if reason := _not_images(truth, LPIPS_SIDE):
-        return _no_lpips(truth, f"LPIPS needs {reason}")
+        return absent(n, f"LPIPS needs {reason}")
     if not path:
-        return _no_lpips(truth, f"LPIPS weights are not here: {LPIPS_WEIGHTS} can name a file of AlexNet weights")
+        return absent(n, f"LPIPS weights are not here: {LPIPS_WEIGHTS} can name a file of AlexNet weights")
     if truth.shape[1] not in (1, 3):
-        return _no_lpips(truth, f"LPIPS needs 1 or 3 channels, got {truth.shape[1]}")
+        return absent(n, f"LPIPS needs 1 or 3 channels, got {truth.shape[1]}")
     try:
-        values = _lpips_values(images, truth, Path(path))
+        values = _lpips(images, truth, Path(path))
     except ImportError as error:
-        return _no_lpips(truth, f"LPIPS {missing_module(error)}")
-    metric = mean_metric(values, better="higher", one="one image", least=0.0)
-    metric.detail.update(weights_sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(), version="0.1")
-    return metric
+        return absent(n, f"LPIPS {missing_module(error)}")
+    checksum = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return ImageValues(n=n, values=values, detail={"weights_sha256": checksum, "version": "0.1"})
 
 
-def _lpips_values(images: Tensor, truth: Tensor, path: Path) -> ndarray:
+def _lpips(images: Tensor, truth: Tensor, path: Path) -> ndarray:
     from lpips import LPIPS  # pyright: ignore[reportMissingImports] -- an extra
 
     try:
@@ -110,7 +109,3 @@ def _not_images(truth: Tensor, side: int) -> str | None:
     if min(truth.shape[2:]) < side:
         return f"sides of at least {side} pixels, got {truth.shape[2]}x{truth.shape[3]}"
     return None
-
-
-def _no_lpips(truth: Tensor, reason: str) -> Metric:
-    return Metric(value=None, n=len(truth), better="higher", reason=reason)

@@ -55,6 +55,8 @@ def _reconstruction(result: Reconstruction, truth: GroundTruth, delta: float | N
         low=truth.low,
         high=truth.high,
         floor_image=truth.floor,
+        public_images=truth.public,
+        other_images=truth.others,
         labels_given=truth.labels_given,
     )
 

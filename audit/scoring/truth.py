@@ -22,6 +22,8 @@ class GroundTruth:
         low: smallest valid input, in model-input units.
         high: largest valid input.
         floor: mean public image, the best guess without looking at the update; None without public data.
+        public: public images in an order that no truth decided; the best of a few for each input is the second floor.
+        others: images that the inputs have to be told from, chosen without looking at them.
         labels_given: whether the attacker was told the labels.
     """
 
@@ -32,6 +34,8 @@ class GroundTruth:
     low: float = 0.0
     high: float = 1.0
     floor: Tensor | None = None
+    public: Tensor | None = None
+    others: Tensor | None = None
     labels_given: bool = True
 
     def __post_init__(self) -> None:

@@ -1,8 +1,9 @@
 """Verification of a record (`--verify`): its metrics computed again from the per-example arrays beside it.
 
-Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floor, MSE
-and SSIM of the images; each with its interval. What needs more than arrays is left out: LPIPS (weights), accuracy of
-labels (which the attack guessed), an attack's objective, the cosine of successive updates (which no file keeps).
+Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floors,
+the gains over them with the verdict, MSE and SSIM of the images; each with its interval. What needs more than arrays is
+left out: LPIPS (weights), accuracy of labels, coverage and certificates (which the attack said), identifiability (the
+other images), an attack's objective, the cosine of successive updates (which no file keeps).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from leaderboard.records.files import read_bytes
 from leaderboard.records.record import Metric, Record
 
 from .allowed import clopper_pearson
+from .images import summed_up
 from .membership import score_membership
-from .reconstruction import averaged, pictures_again
+from .reconstruction import compare_pictures
 from .utility import mean_loss
 
 TOLERANCE = 1e-6
@@ -84,20 +86,25 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
         there = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
         return torch.from_numpy(np.stack(there) if there else np.zeros((0, math.prod(shape)), "f4")).reshape(-1, *shape)
 
+    def _all(images: torch.Tensor, rows: int) -> torch.Tensor | None:
+        return images if len(images) == rows else None
+
     # One image for all targets, in the first row.
     guess = pictures(table["floor"])
     scored = [
-        pictures_again(
+        compare_pictures(
             pictures(group["reconstruction"]),
             pictures(group["original"]),
             low=low,
             high=high,
             floor_image=guess[0] if len(guess) else None,
+            # Without public images the column is empty.
+            match_images=_all(pictures(group["public_match"]), len(group)),
             failed="failed" in record.flags,  # of one target or more: then there is no mean over all to compare
         )
         for _, group in table.groupby("target", sort=True)
     ]
-    return averaged(scored)
+    return summed_up(scored)
 
 
 AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {

@@ -17,28 +17,34 @@ from torch import Tensor
 from attacks.core import Knows, Reconstruction, checked_reconstruction
 from benchmarks.core import Splits
 from defenses.core import Defense, Execution, Noise, keyed
-from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
 from ..plan.build import build_model, defend, load_splits, noise_for
 from ..plan.cells import Cell
 from ..plan.request import seed_of_data
-from ..scoring.reconstruction import averaged
-from ..scoring.score import score
-from ..scoring.truth import GroundTruth
+from ..scoring.images import ImageValues, summed_up
+from ..scoring.reconstruction import best_match, compare
 from .outcome import Outcome, column, finite_claim, world_of
 from .simulate import Shared, simulate_share
+
+CROWD = 1000
+"""Most images that a truth has to be told from, for identifiability; the metric states how many there were."""
 
 
 @dataclass(frozen=True)
 class _Attacked:
-    """One target batch, the update that was shared of it, and the attack's reconstruction with its metrics."""
+    """One target batch, the update that was shared of it, and the attack's reconstruction with its metrics.
+
+    Attributes:
+        match: for each input the best of some public images; None without any.
+    """
 
     inputs: Tensor
     labels: Tensor
     shared: Shared
     result: Reconstruction
-    metrics: dict[str, Metric]
+    match: Tensor | None
+    values: dict[str, ImageValues]
 
 
 class SharedUpdates:
@@ -73,7 +79,7 @@ class SharedUpdates:
         if matched and noisy:
             flags.append("noise_matched")
         return Outcome(
-            metrics=averaged([one.metrics for one in seen]),
+            metrics=summed_up([one.values for one in seen]),
             task={
                 "digest": splits.digest,
                 "parameters": self._parameters(),
@@ -115,15 +121,28 @@ class SharedUpdates:
         found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))
         # By the true size, also where the attack was not told: of more guesses the truth would pick the best.
         result: Reconstruction = checked_reconstruction(found, len(inputs), inputs)
-        truth = GroundTruth(
-            inputs=inputs,
-            labels=labels,
-            low=splits.low,
-            high=splits.high,
-            floor=shared.truth.floor,
+        low, high = splits.low, splits.high
+        public = None
+        if world.population is not None:
+            # In another order for each target, which nothing private decides.
+            order = torch.randperm(
+                len(world.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
+            )
+            public = world.population.inputs[order.to(self._device)]
+        matched = best_match(public, inputs, result.restarts, low=low, high=high)
+        values = compare(
+            result,
+            inputs,
+            labels,
+            low=low,
+            high=high,
+            floor_image=shared.truth.floor,
+            match_images=matched,
+            # None of them is a target, and no attacker is given any.
+            other_images=splits.non_member.inputs[:CROWD],
             labels_given=Knows.LABELS in knows,
         )
-        return _Attacked(inputs, labels, shared, result, score(result, truth))
+        return _Attacked(inputs, labels, shared, result, matched, values)
 
     def _batch(self, image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Target number `image`; for the negative control also another batch, which is shared in its place."""
@@ -161,7 +180,9 @@ def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
     The floor, the best guess without any update, is one image for all: it is in the first row alone.
     """
     found: list[list[float] | None] = []
+    matches: list[list[float] | None] = []
     for one in seen:
+        matches += [None] * len(one.inputs) if one.match is None else [column(x.flatten()).tolist() for x in one.match]
         here = [column(x.flatten()).tolist() for x in one.result.inputs[: len(one.inputs)]]
         found += here + [None] * (len(one.inputs) - len(here))
     return {
@@ -169,5 +190,6 @@ def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
         "label": [int(label) for one in seen for label in one.labels],
         "original": [column(x.flatten()).tolist() for one in seen for x in one.inputs],
         "reconstruction": found,
+        "public_match": matches,
         "floor": [*([] if floor is None else [column(floor.flatten()).tolist()]), *[None] * len(found)][: len(found)],
     }

@@ -226,13 +226,14 @@ class _Client:
         known = world if world.population is None else replace(world, population=copied(world.population))
         observation = observe(seen, self.model, self.runner.layout, known, labels=labels, batch_size=self.size)
         # Also where the attacker gets no public examples: anybody might have looked at them.
-        floor = None if population is None else population.inputs.mean(dim=0)
+        public = None if population is None else population.inputs
+        floor = None if public is None else public.mean(dim=0)
         remarks = self.account.remarks
         if self.runner.unverified:
             remarks["unverified_model"] = self.runner.unverified
         return Shared(
             observation,
-            GroundTruth(inputs=inputs, labels=labels, low=world.low, high=world.high, floor=floor),
+            GroundTruth(inputs=inputs, labels=labels, low=world.low, high=world.high, floor=floor, public=public),
             self.account.ledger,
             self.runner.name,
             noise=self.noise.kind if self.sigma > 0 else "none",

@@ -82,7 +82,8 @@ class Estimate:
         """
         if self.value is None:
             return "n/a"
-        value = f"{self.value:.{digits}f}"
+        known = METRICS.get(self.metric)
+        value = f"{self.value:.{digits}f}" if known is None else known.number(self.value, digits)
         return value if self.ends is None else f"{value} [{self.ends[0]:.{digits}f}, {self.ends[1]:.{digits}f}]"
 
 

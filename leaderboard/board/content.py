@@ -196,9 +196,9 @@ def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -
     estimate, digits = row.estimates[column.key], column.digits
     if estimate.value is None:
         return page.mark(("n/a",), estimate.reason)
-    value = f"{estimate.value:.{digits}f}"
+    value = metric.number(estimate.value, digits)
     if metric.of_attack and at_least(row, estimate):
-        value = f"≥{value}"
+        value = f"≥{value.removeprefix('≥')}"
     if estimate.low is None or estimate.high is None:
         return page.mark((value,), estimate.reason)
     return page.mark((value, f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"), estimate.reason)

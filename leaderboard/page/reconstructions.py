@@ -225,7 +225,7 @@ def _collect(
             for pair in pairs:
                 # With its pixels, because both variants show one original only where they attacked the same one.
                 key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
-                made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else f"{pair.psnr:.1f} dB"
+                made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else METRICS["psnr"].words(pair.psnr)
     remarks += [
         f"no pictures of seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, {why}"
         for why, seeds in unshown.items()

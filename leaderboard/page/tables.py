@@ -225,7 +225,8 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
         low, high = (None, None) if estimate.ends is None else map(scale.place, estimate.ends)
         mark = None if scale.mark is None else scale.place(scale.mark)
         strip = Strip(value=scale.place(estimate.value), low=low, high=high, mark=mark)
-    text = f"{'≥' if lower_end else ''}{estimate.value:.{digits}f}"
+    written = METRICS[estimate.metric].number(estimate.value, digits)
+    text = f"≥{written.removeprefix('≥')}" if lower_end else written
     return Value(text=text, ends=ends, note=note, reason=reason, order=estimate.value, strip=strip)
 
 

@@ -7,10 +7,13 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.ndimage import gaussian_filter
 
 from attacks.core import Reconstruction
-from audit.scoring.reconstruction import match, psnr, score_reconstruction
+from audit.scoring.images import ImageValues, absent, gain_metric, share_metric, summed_up
+from audit.scoring.reconstruction import best_match, match, psnr, score_reconstruction
+from leaderboard.metrics import METRICS
 
 IMAGES = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([3, 1, 1, 7])
@@ -67,12 +70,12 @@ def test_the_order_of_the_reconstructions_does_not_matter():
 
 def test_matching_minimises_the_total_error_where_greedy_matching_does_not():
     truth = torch.tensor([[0.0], [0.5]])
-    recovered, matched = match(torch.tensor([[0.45], [1.0]]), truth, None)
+    recovered, rows, columns = match(torch.tensor([[0.45], [1.0]]), truth, None)
     assert recovered.tolist() == [
         [pytest.approx(0.45)],
         [1.0],
     ]  # greedy pairs 0.45 with 0.5 and pays 1 for the rest
-    assert matched == 2
+    assert (rows.tolist(), columns.tolist()) == ([0, 1], [0, 1])
 
 
 def test_an_error_of_a_tenth_is_20_db_whatever_the_units_of_the_inputs():
@@ -137,6 +140,8 @@ def test_labels_are_compared_as_a_multiset():
 def test_a_failed_attack_recovered_nothing():
     metrics = score(IMAGES, status="failed", floor_image=IMAGES[0])
     assert {name for name, metric in metrics.items() if metric.value is not None} == {"psnr_floor"}
+    assert metrics.keys() == {name for name, metric in METRICS.items() if metric.kind == "reconstruction"}
+    assert metrics.keys() == score(IMAGES).keys()
     assert "only the random start" in str(metrics["psnr"].reason)
 
 
@@ -215,3 +220,142 @@ def test_a_truth_that_does_not_fit_is_refused():
         score(IMAGES, IMAGES[:, :1])
     with pytest.raises(ValueError, match=r"low must be below high, got 1.0 and 1.0"):
         score(IMAGES, low=1.0)
+
+
+def result_of(inputs, **fields):
+    return Reconstruction(
+        inputs=inputs, labels=torch.zeros(len(inputs), dtype=torch.int64), objective=0.25, **{"restarts": 2, **fields}
+    )
+
+
+def scored(result, truth=IMAGES, **settings):
+    return score_reconstruction(result, truth, LABELS[: len(truth)], low=0.0, high=1.0, **settings)
+
+
+def test_what_the_attack_says_of_its_own_pixels_and_images_follows_them_to_their_truths():
+    decided = torch.zeros(3, 3, 16, 16, dtype=torch.bool)
+    decided[0], decided[1, 0] = True, True
+    certified = torch.tensor([True, False, False])
+    result = result_of(IMAGES[[2, 0, 1]], determined=decided, certified=certified)
+    metrics = scored(result, floor_image=torch.full((3, 16, 16), 0.5))
+    assert metrics["coverage"].value == pytest.approx((1 + 1 / 3) / 4)  # one truth is left without
+    assert (metrics["certified"].value, metrics["certified"].detail["count"]) == (0.25, 1)
+    assert metrics["certified"].detail["largest_mse_certified"] == 0
+    silent = scored(result_of(IMAGES))
+    assert silent["coverage"].value is silent["certified"].value is None
+    assert "does not say which pixels" in str(silent["coverage"].reason)
+
+
+def test_a_certificate_that_the_truth_contradicts_is_seen():
+    wrong = scored(result_of(1 - IMAGES, certified=torch.ones(4, dtype=torch.bool)))["certified"]
+    assert wrong.value == 1 and float(wrong.detail["largest_mse_certified"] or 0) > 0.1
+
+
+def test_an_image_is_identified_where_it_is_nearer_to_its_truth_than_to_any_other():
+    others = torch.rand(50, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    blurred = 0.5 * IMAGES + 0.5 * others[:4]  # as near to one of the others as to the truth
+    near, off = 0.6 * IMAGES + 0.4 * others[:4], 0.4 * IMAGES + 0.6 * others[:4]
+    metric = scored(result_of(near), other_images=others)["iip"]
+    assert (metric.value, metric.detail["size_of_d"], metric.detail["reconstructions"]) == (1.0, 54, 4)
+    assert metric.low == pytest.approx(0.025 ** (1 / 4)) and metric.high == 1
+    assert scored(result_of(off), other_images=others)["iip"].value == 0
+    assert scored(result_of(blurred[:1]), IMAGES[:1], other_images=IMAGES[:1])["iip"].value == 0  # a tie is no hit
+    assert scored(result_of(IMAGES))["iip"].value is None
+    # Both found the first truth: one of them is matched to the second, which it does not identify.
+    assert scored(result_of(IMAGES[[0, 0]]), IMAGES[:2], other_images=others)["iip"].value == 0.5
+
+
+def test_identification_by_chance_is_one_in_the_size_of_the_crowd():
+    draw = torch.Generator().manual_seed(2)
+    truth, others = torch.rand(400, 1, 4, 4, generator=draw), torch.rand(3, 1, 4, 4, generator=draw)
+    hits = [
+        number(scored(result_of(torch.rand(1, 1, 4, 4, generator=draw)), one[None], other_images=others)["iip"].value)
+        for one in truth
+    ]
+    assert np.mean(hits) == pytest.approx(0.25, abs=0.07)
+
+
+def test_errors_are_kept_without_clamping_too():
+    truth = torch.ones(2, 3, 8, 8)
+    metrics = scored(result_of(truth + 0.5), truth)
+    assert (metrics["mse"].value, metrics["mse_raw"].value) == (0, pytest.approx(0.25))
+
+
+def test_the_second_floor_is_the_best_of_as_many_public_images_as_there_were_restarts():
+    public = torch.stack([IMAGES[0] * 0 + 0.5, IMAGES[0], IMAGES[1], IMAGES[2], IMAGES[0] * 0])
+    one = scored(result_of(IMAGES[:1], restarts=1), IMAGES[:1], public_images=public)["psnr_match"]
+    assert one.value == pytest.approx(float(-10 * (IMAGES[0] - 0.5).square().mean().log10()), abs=1e-3)
+    two = scored(result_of(IMAGES[:1], restarts=2), IMAGES[:1], public_images=public)["psnr_match"]
+    assert (two.value, two.detail["of"]) == (120, 2)
+    chosen = best_match(public, IMAGES[[2, 1]], 2, low=0.0, high=1.0)
+    assert chosen is not None and torch.equal(chosen[1], IMAGES[1])  # of the third and the fourth
+    assert best_match(public, IMAGES, 999, low=0.0, high=1.0) is not None
+    assert scored(result_of(IMAGES))["psnr_match"].value is None
+
+
+def made(gains, floor=12.0):
+    """Targets of one image with these PSNRs above both floors."""
+    return [
+        {
+            name: ImageValues(n=1, values=np.array([value]))
+            for name, value in (
+                ("psnr", floor + gain),
+                ("psnr_floor", floor),
+                ("psnr_match", floor - 1),
+                ("gain_over_mean", gain),
+                ("gain_over_match", gain + 1),
+            )
+        }
+        for gain in gains
+    ]
+
+
+def test_a_leak_exceeds_both_floors():
+    assert summed_up(made([2.0, 3.0, 2.5, 4.0, 3.0, 1.0, 2.0]))["leak"].value == 1
+    mixed = summed_up(made([-0.5, 0.5, -0.3, 0.4, -0.1, 0.2, 0.0]))  # above the match, not above the mean
+    assert number(mixed["gain_over_match"].low) > 0 > number(mixed["gain_over_mean"].low)
+    assert mixed["leak"].value == 0
+    one = summed_up(made([30.0]))["leak"]
+    assert (one.value, one.reason) == (None, "one image: a paired test needs two or more")
+    public = scored(result_of(IMAGES))["leak"]
+    assert (public.value, public.reason) == (None, "there are no public images to guess from")
+
+
+@pytest.mark.parametrize("n", [2, 4, 6, 10])
+def test_a_guess_is_called_a_leak_as_rarely_as_promised_and_a_real_gain_is_found(n):
+    draw = np.random.default_rng(n)
+    runs = 250
+    noise = draw.normal(size=(runs, n))
+    false = np.mean([number(gain_metric(one).low) > 0 for one in noise])
+    assert false <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / runs)
+    # A gain as large as the one that is said to be detectable, with sd 1.
+    one = math.sqrt(1 / n) * (stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1))
+    found = np.mean([number(gain_metric(row + one).low) > 0 for row in noise])
+    assert 0.65 < found < 0.95
+
+
+def test_a_bootstrap_of_a_few_images_would_call_luck_a_leak():
+    """Why fewer than six are left to Student: of four gains that are all positive no resample is negative."""
+    lucky = gain_metric(np.array([0.1, 5.0, 0.3, 9.0]))
+    assert number(lucky.low) < 0 and lucky.detail["method"] == "t interval"
+    assert "bootstrap" in str(gain_metric(np.arange(6.0)).detail["method"])
+
+
+def test_targets_are_counted_and_not_their_images():
+    """Images of one update share its noise."""
+    pair = {"psnr": ImageValues(n=2, values=np.array([10.0, 20.0]), detail={"matched": 2, "status": "ok"})}
+    other = {"psnr": ImageValues(n=2, values=np.array([30.0, 50.0]), detail={"matched": 1, "status": "degraded"})}
+    metric = summed_up([pair, other])["psnr"]
+    assert (metric.value, metric.n) == (27.5, 2)
+    assert [metric.detail[key] for key in ("min", "median", "max")] == [10, 25, 50]
+    assert (metric.detail["matched"], metric.detail["status"]) == (3, "degraded")
+    certain = share_metric([np.ones(5), np.ones(5)])
+    assert certain.n == 2 and certain.low == pytest.approx(0.025**0.5)
+
+
+def test_one_target_that_failed_leaves_no_mean_over_the_easy_ones():
+    failed = {name: absent(1, "the attack failed") for name in ("psnr", "gain_over_mean", "gain_over_match")}
+    floors = {name: made([1.0])[0][name] for name in ("psnr_floor", "psnr_match")}
+    metrics = summed_up([*made([5.0, 6.0]), failed | floors])
+    assert metrics["psnr"].value is metrics["leak"].value is None
+    assert metrics["psnr_floor"].value == 12 and metrics["leak"].reason == "the attack failed"

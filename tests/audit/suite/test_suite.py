@@ -469,7 +469,8 @@ def test_a_paper_can_report_every_metric_that_is_scored():
         | set(score_utility(torch.eye(2), torch.tensor([0, 1])))
         | set(score_reconstruction(found, found.inputs, found.labels, low=0.0, high=1.0))
     )
-    assert scored - set(reported()) == {"objective", "psnr_floor"}  # ours alone
+    ours = {"objective", "psnr_floor", "psnr_match", "gain_over_mean", "gain_over_match", "leak"}
+    assert scored - set(reported()) == ours
     assert scored <= set(METRICS)
 
 

@@ -1,0 +1,195 @@
+"""Numbers of single images, before they are summed up over one target or several.
+
+An image of one update shares that update's noise with the others, so where there are several targets, they are what is
+counted: means of targets are averaged, and intervals are over targets. Of one target they are over its images, and
+conditional on its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy import ndarray
+from scipy import stats
+
+from leaderboard.metrics import METRICS
+from leaderboard.records.record import Metric
+
+from .utility import mean_metric
+
+ONE_IMAGE = "one image"
+"""Reason of an absent interval: it would be over images."""
+
+MSE_RESOLUTION = 1e-12
+"""A smaller MSE is a PSNR of 120 dB, reported as ">=120": it is below what float32 pixels can tell."""
+
+RESAMPLES = 9999
+"""Of the bootstrap; odd, so that both ends are order statistics."""
+
+LEAST_FOR_BOOTSTRAP = 6
+"""With n gains that are all positive every resample has a positive mean, and chance makes them so in 2^-n of cases:
+above the 2.5 % of one side for n < 6."""
+
+POWER = 0.8
+"""Chance with which a gain as large as `detectable` would have been found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageValues:
+    """One metric on the images of one target, or why it has none.
+
+    Attributes:
+        n: images, whether or not they were measured.
+        values: one an image, or one for the whole target; None where it was not measured.
+        reason: why there are no values, or no interval.
+        detail: what belongs to the number.
+    """
+
+    n: int
+    values: ndarray | None = None
+    reason: str = ""
+    detail: dict[str, float | int | str | None] = field(default_factory=dict)
+
+
+def absent(n: int, reason: str) -> ImageValues:
+    """A metric that was not measured."""
+    return ImageValues(n=n, reason=reason)
+
+
+def summed_up(targets: Sequence[dict[str, ImageValues]]) -> dict[str, Metric]:
+    """Every metric of some targets, and the verdict whether they leak.
+
+    Args:
+        targets: metric -> its values, for each target; all with the same metrics, at least one target.
+    """
+    found = {name: _summary(name, [target[name] for target in targets]) for name in targets[0]}
+    if {"gain_over_mean", "gain_over_match"} <= found.keys():
+        found["leak"] = leak_verdict(found["gain_over_mean"], found["gain_over_match"])
+    return found
+
+
+def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
+    """1 where both floors are exceeded significantly, 0 where not, n/a where that cannot be told.
+
+    Both must be exceeded, each at its own 95 %: that needs no correction for two tests (intersection-union).
+
+    Args:
+        over_mean: PSNR gained over the mean public image.
+        over_match: PSNR gained over the best public match.
+    """
+    for gain in (over_mean, over_match):
+        if gain.value is None or gain.low is None:
+            reason = gain.reason or "no interval"
+            if gain.value is not None:
+                reason = f"{reason}: a paired test needs two or more"
+            return Metric(value=None, n=gain.n, better="lower", reason=reason)
+    lows = [gain.low for gain in (over_mean, over_match) if gain.low is not None]
+    return Metric(
+        value=float(min(lows) > 0),
+        n=over_mean.n,
+        better="lower",
+        reason="a verdict",
+        detail={"gain_over_mean": over_mean.value, "gain_over_match": over_match.value},
+    )
+
+
+def gain_metric(values: ndarray) -> Metric:
+    """Mean of paired differences, with a 95 % interval and the smallest mean that so many would have shown.
+
+    From `LEAST_FOR_BOOTSTRAP` on the interval is a bootstrap over images, by percentiles at levels that make up for
+    the narrowness of small samples (Hesterberg 2015, "expanded percentile"); below it is Student's t.
+
+    Args:
+        values: one difference an image, in dB; at least one, finite.
+    """
+    n, value = len(values), float(np.mean(values))
+    if n == 1:
+        return Metric(value=value, n=1, better="lower", reason=ONE_IMAGE)
+    error = float(np.std(values, ddof=1) / np.sqrt(n))
+    quantile = float(stats.t.ppf(0.975, n - 1))
+    # Two-sided at 95 %, found with chance POWER: both quantiles are of the same standard error.
+    detail: dict[str, float | int | str | None] = {
+        "detectable": (quantile + float(stats.t.ppf(POWER, n - 1))) * error,
+        "power": POWER,
+        "min": float(np.min(values)),
+        "median": float(np.median(values)),
+        "max": float(np.max(values)),
+    }
+    if n < LEAST_FOR_BOOTSTRAP:
+        ends, method = (value - quantile * error, value + quantile * error), "t interval"
+    else:
+        # A fixed seed: the same images give the same verdict, also when a record is verified.
+        chosen = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+        level = float(stats.norm.cdf(-np.sqrt(n / (n - 1)) * quantile))
+        ends = np.quantile(values[chosen].mean(axis=1), [level, 1 - level])
+        method = f"paired bootstrap, {RESAMPLES} resamples"
+    low, high = min(float(ends[0]), value), max(float(ends[1]), value)
+    return Metric(value=value, low=low, high=high, n=n, better="lower", detail=detail | {"method": method})
+
+
+def share_metric(parts: Sequence[ndarray]) -> Metric:
+    """A share of images with its Clopper-Pearson interval.
+
+    Args:
+        parts: for each target, 1 for an image that counts, else 0.
+    """
+    hits, images = float(sum(part.sum() for part in parts)), sum(len(part) for part in parts)
+    value = hits / images
+    # Images of one update share its noise: of several targets each counts once, however many images it has.
+    n = images if len(parts) == 1 else len(parts)
+    low = 0.0 if value == 0 else float(stats.beta.ppf(0.025, value * n, (1 - value) * n + 1))
+    high = 1.0 if value == 1 else float(stats.beta.ppf(0.975, value * n + 1, (1 - value) * n))
+    detail: dict[str, float | int | str | None] = {"count": round(hits), "of": images, "method": "Clopper-Pearson"}
+    return Metric(value=value, low=low, high=high, n=n, better="lower", detail=detail)
+
+
+def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
+    known = METRICS[name]
+    # A mean over the targets that worked would be one over the easy ones.
+    if missing := next((part for part in parts if part.values is None), None):
+        return Metric(value=None, n=sum(part.n for part in parts), better=known.better, reason=missing.reason)
+    values = [part.values for part in parts if part.values is not None]
+    means = np.array([part.mean() for part in values])
+    several = len(parts) > 1
+    if name in _OF_TARGET and not several:
+        only = parts[0]
+        return Metric(value=float(means[0]), n=only.n, better=known.better, reason=only.reason, detail=only.detail)
+    if name in _SHARES:
+        metric = share_metric(values)
+    elif name in _GAINS:
+        metric = gain_metric(means if several else values[0])
+    else:
+        counted = means if several else values[0]
+        most = -10 * np.log10(MSE_RESOLUTION) if known.unit == "dB" else known.most
+        metric = mean_metric(counted, better=known.better, one=ONE_IMAGE, least=known.least, most=float(most))
+    images = np.concatenate(values)
+    if several and name not in _SHARES:
+        # Of single images, also where a target has several.
+        metric.detail.update(min=float(images.min()), median=float(np.median(images)), max=float(images.max()))
+    metric.detail.update(_joined([part.detail for part in parts]))
+    return metric
+
+
+def _joined(details: Sequence[dict[str, float | int | str | None]]) -> dict[str, float | int | str | None]:
+    """Details of all targets: counts add up, and of the others the largest, or worst, stands for all."""
+    found: dict[str, float | int | str | None] = {}
+    for key in dict.fromkeys(key for detail in details for key in detail):
+        values = [value for detail in details if (value := detail.get(key)) is not None]
+        numbers = [value for value in values if not isinstance(value, str)]
+        # Of words there is the status, of which the worse one counts, and what is the same for all.
+        words = [value for value in values if isinstance(value, str)]
+        found[key] = (
+            next((word for word in words if word != "ok"), words[0])
+            if words
+            else (sum(numbers) if key in _ADDED else max(numbers))
+            if numbers
+            else None
+        )
+    return found
+
+
+_ADDED = ("matched", ">=120", "reconstructions")
+_SHARES, _GAINS = ("iip", "certified"), ("gain_over_mean", "gain_over_match")
+_OF_TARGET = ("label_accuracy", "objective")
