@@ -1,0 +1,90 @@
+"""A network's forward and backward pass from its description alone: what every operation gives, on data of one's own."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..errors import NotApplicable
+from ..network import Network, Operation
+
+
+def doubled(network: Network) -> dict[str, Tensor]:
+    """The parameters in float64: a single constant in float32 costs ten digits of an inversion."""
+    return {n: v.double() if v.is_floating_point() else v for n, v in network.parameters.items()}
+
+
+def results(network: Network, inputs: Tensor) -> dict[str, Tensor]:
+    """What every operation gives.
+
+    Args:
+        network: whose operations all have a name.
+        inputs: [b, *shape], float64.
+
+    Raises:
+        NotApplicable: an operation is of no kind that is known.
+    """
+    values, found = doubled(network), {}
+    for one in network.operations:
+        found[one.name] = inputs if one.kind == "input" else _result(one, [found[n] for n in one.inputs], values)
+    return found
+
+
+def _result(one: Operation, given: list[Tensor], values: dict[str, Tensor]) -> Tensor:
+    x, s = given[0], one.settings
+    weight = None if one.weight is None else values[one.weight]
+    bias = None if one.bias is None else values[one.bias]
+    match one.kind:
+        case "linear" if weight is not None:
+            return functional.linear(x, weight, bias)
+        case "conv2d" if weight is not None:
+            return functional.conv2d(x, weight, bias, s["stride"], s["padding"], s["dilation"], s["groups"])
+        case "avg_pool2d":
+            return functional.avg_pool2d(x, s["kernel_size"], s["stride"], s["padding"])
+        case "batch_norm":
+            mean, variance = values[s["mean"]], values[s["variance"]]
+            return functional.batch_norm(x, mean, variance, weight, bias, eps=s["eps"])
+        case "flatten":
+            return x.flatten(1)
+        case "leaky_relu":
+            return functional.leaky_relu(x, s["slope"])
+        case "relu" | "tanh" | "sigmoid":
+            return getattr(torch, one.kind)(x)
+        case "identity":
+            return x
+        case "add":
+            return given[0] + given[1]
+    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+
+
+def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tensor]:
+    """The loss's derivative by the result of every operation, of one example.
+
+    Args:
+        network: of cross-entropy or a logistic loss.
+        inputs: [1, *shape], float64.
+        label: class number.
+    """
+    found = results(network, inputs.clone().requires_grad_())
+    logits = found[network.operations[-1].name]
+    if logits.shape[1] == 1:
+        loss = functional.softplus(logits[0, 0] * (1 - 2 * label))
+    else:
+        loss = functional.cross_entropy(logits, torch.tensor([label], device=logits.device))
+    names = list(found)
+    slopes = torch.autograd.grad(loss, [found[name] for name in names], allow_unused=True)
+    # An operation that the logits do not depend on has none.
+    return {n: torch.zeros_like(found[n][0]) if g is None else g[0] for n, g in zip(names, slopes, strict=True)}
+
+
+def drawn_inputs(shape: tuple[int, ...], count: int, low: float, high: float, like: Tensor) -> Tensor:
+    """Smooth random inputs in [low, high], [count, *shape]: where there are no public ones."""
+    coins = torch.Generator().manual_seed(0)
+    if len(shape) == 3 and min(shape[1:]) >= 4:
+        coarse = (shape[0], math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))
+        drawn = torch.rand(count, *coarse, generator=coins, dtype=torch.float64)
+        drawn = functional.interpolate(drawn, size=shape[1:], mode="bilinear")
+    else:
+        drawn = torch.rand(count, *shape, generator=coins, dtype=torch.float64)
+    return (low + (high - low) * drawn).to(like.device)

@@ -1,0 +1,416 @@
+"""The recursion: from the result of the last operation to the input, one operation after another, backwards.
+
+For every tensor of the network the walk collects equations from the layers that take it: their output, once that is
+known, and the gradient of their weight, which needs only the derivatives k behind them. It solves them when all takers
+have been seen. At a sum, one summand is found by its own layer's gradient, and the other is the rest (skip
+connections whose activation follows the sum). R-GAP, Algorithm 1, for graphs; K = k (x) . and the recursion
+k <- (W^T k) * phi' are the paper's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import InconsistentObservation, NotApplicable, RankDeficient
+from ..network import Network, Operation
+from .activations import invert
+from .convolution import Convolved, Geometry, WeightGradient, pooled
+from .forward import doubled
+from .least_squares import Equations, Solution, boxed, solve, with_prior
+from .maps import Coefficients, Dense, Factors, Identity, LinearMap, OuterProduct, Reshaped, Then
+from .shown import LayerGradient
+
+Solver = Literal["ls", "gls", "map"]
+
+ACTIVATIONS = ("identity", "leaky_relu", "relu", "tanh", "sigmoid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of a tensor.
+
+    Attributes:
+        value: in its shape.
+        where: bool, the entries that are known; None for all.
+        variance: of each entry's error; None where nobody counts.
+    """
+
+    value: Tensor
+    where: Tensor | None = None
+    variance: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belief:
+    """A Gaussian prior on the entries of one tensor.
+
+    Attributes:
+        centre: mean, in the tensor's shape.
+        spread: standard deviation of an entry.
+    """
+
+    centre: Tensor
+    spread: float
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """One walk from the head to the input, for one explanation of the head.
+
+    Attributes:
+        network: of which every operation has an inverse.
+        gradients: what is shown of each layer, in units of one example's gradient.
+        solver: `ls`: least squares; `gls`: weighted by the noise and by the errors of the layer behind; `map`: with a
+            Gaussian prior on every tensor, and a box around the input.
+        allow_min_norm: whether undetermined tensors get the shortest solution instead of an error.
+        priors: by name of the operation whose result they are about, for `map`.
+        box: (low, high) of the input, for `map`.
+        solutions: by layer, in the order in which they were found.
+        largest_residual: of them.
+        degraded: why the result is no exact one; empty if it is.
+        units: how many results of activations were inverted.
+        clamped: how many of them lay outside of the activation's range.
+    """
+
+    network: Network
+    gradients: Mapping[str, LayerGradient]
+    solver: Solver = "ls"
+    allow_min_norm: bool = False
+    priors: Mapping[str, Belief] = field(default_factory=dict)
+    box: tuple[float, float] = (0.0, 1.0)
+    solutions: list[tuple[int, Solution]] = field(default_factory=list)
+    largest_residual: float = 0.0
+    degraded: list[str] = field(default_factory=list)
+    units: int = 0
+    clamped: int = 0
+
+    def __post_init__(self) -> None:
+        self.values = doubled(self.network)
+        self.by_name = {one.name: one for one in self.network.operations}
+        layers = [one for one in self.network.operations if one.kind in ("linear", "conv2d")]
+        self.layer = {one.name: number for number, one in enumerate(layers, start=1)}
+        self.known: dict[str, Known] = {}
+        self.slopes: dict[str, Tensor] = {}
+        self.equations: dict[str, list[Equations]] = {}
+        self.passed: set[str] = set()
+        self.sums: dict[str, Known] = {}
+
+    def begin(self, x: Tensor, slopes: Tensor, variance: float | None = None) -> None:
+        """Starts below the head: its input and the derivatives by it are known."""
+        (below,) = self.network.operations[-1].inputs
+        shape = self.by_name[below].shape
+        spread = None if variance is None else torch.full(shape, variance, dtype=x.dtype, device=x.device)
+        self._learn(below, Known(value=x.view(shape), variance=spread))
+        self.slopes[below] = slopes.view(shape)
+
+    def steps(self) -> list[Operation]:
+        """The operations that are still to be passed, in order."""
+        return [one for one in reversed(self.network.operations[:-1])]
+
+    def step(self, one: Operation) -> None:
+        """Passes one operation.
+
+        Raises:
+            NotApplicable: it has no inverse.
+            RankDeficient: the tensor in front of it is not determined.
+        """
+        if one.name not in self.slopes and one.name not in self.known:
+            return  # the logits do not depend on it
+        self._find(one)
+        self.passed.add(one.name)
+        if one.kind == "input":
+            return
+        if one.kind == "add":
+            self._pass_sum(one)
+        elif one.kind in ACTIVATIONS:
+            self._pass_activation(one)
+        else:
+            self._pass_linear(one)
+
+    def input(self) -> Tensor:
+        """The network's input, when all operations are passed."""
+        (first,) = (one.name for one in self.network.operations if one.kind == "input")
+        if first not in self.known:
+            raise NotApplicable("the logits must depend on the input")
+        return self.known[first].value
+
+    # --- what is known of a tensor
+
+    def _find(self, one: Operation) -> None:
+        """Solves for an operation's result, unless its equations are better passed on."""
+        equations = self.equations.get(one.name, [])
+        if one.name in self.known or not equations:
+            return
+        linear = one.kind not in (*ACTIVATIONS, "input", "add")
+        if one.kind == "flatten" or (linear and any(e.map.lossy for e in equations)):
+            return
+        self._learn(one.name, self._solved(one, equations))
+
+    def _solved(self, one: Operation, equations: list[Equations]) -> Known:
+        if self.solver == "map" and one.name in self.priors:
+            prior = self.priors[one.name]
+            equations = with_prior(equations, prior.centre, prior.spread)
+        found = solve(equations, weighted=self.solver != "ls")
+        number = equations[0].layer
+        if found.deficit > 0:
+            if not self.allow_min_norm:
+                raise RankDeficient(
+                    f"the equations of layer {number} must determine its input, and they leave {found.deficit} of its "
+                    f"{equations[0].map.unknowns} dimensions open; allow_min_norm takes the shortest input",
+                    layer=number,
+                    deficit=found.deficit,
+                )
+            self.degraded.append(f"layer {number}: {found.deficit} dimensions are open")
+        if not found.converged:
+            self.degraded.append(f"layer {number}: the iteration did not converge")
+        x = found.x
+        if self.solver == "map" and one.kind == "input":
+            x = boxed(equations, x, *self.box)
+        self.solutions.append((number, replace(found, x=x)))
+        self.largest_residual = max(self.largest_residual, found.residual)
+        variance = None if found.variance is None else torch.full_like(x, found.variance)
+        return Known(value=x, variance=variance)
+
+    def _learn(self, name: str, known: Known) -> None:
+        """Takes down a result; operations that were passed without it have something to say now."""
+        self.known[name] = known
+        if name in self.passed:
+            one = self.by_name[name]
+            if one.kind in ("linear", "conv2d"):
+                self._pose_output(one, known)
+            elif one.kind == "batch_norm":
+                self._learn(one.inputs[0], self._before_norm(one, known))
+            else:
+                raise NotApplicable(f"a summand must be a layer's output, and {one.words or name} is none")
+        # Whoever takes it and was passed with an unknown result has that now.
+        for taker in self.network.operations:
+            if name in taker.inputs and taker.name in self.passed and taker.name not in self.known:
+                self._forward(taker)
+
+    def _forward(self, one: Operation) -> None:
+        """Computes the result of an operation that was passed before its input was known, up to the sum behind it."""
+        if one.kind not in ("linear", "conv2d", "batch_norm"):
+            return
+        given = self.known[one.inputs[0]].value
+        linear, shift = self._linear(one)
+        self._learn_summand(one.name, linear.apply(given[None])[0] + shift)
+
+    def _learn_summand(self, name: str, value: Tensor) -> None:
+        # Not `_learn`: its own equations would say nothing that is not known.
+        self.known[name] = Known(value=value)
+        for taker in self.network.operations:
+            if name not in taker.inputs or taker.name not in self.passed:
+                continue
+            if taker.name in self.sums:
+                whole, other = self.sums[taker.name], next(n for n in taker.inputs if n != name)
+                if other not in self.known:
+                    self._learn_rest(other, replace(whole, value=whole.value - value))
+            elif taker.name not in self.known:
+                self._forward(taker)
+
+    def _learn_rest(self, name: str, rest: Known) -> None:
+        """What is left of a sum is the other summand."""
+        if name in self.passed:
+            self._learn(name, rest)
+            return
+        # The tensor of an identity skip has other takers, whose equations join.
+        shape = tuple(rest.value.shape)
+        self._pose(name, Identity(shape, rest.value), rest, source="branch", layer=self._below(name))
+
+    # --- passing operations
+
+    def _pass_activation(self, one: Operation) -> None:
+        if one.name not in self.known:
+            raise NotApplicable(
+                f"a sum must come before its activation, and {one.words or one.name} is a summand whose value is unknown"
+            )
+        known = self.known[one.name]
+        found = invert(one, known.value)
+        self.units += known.value.numel()
+        self.clamped += found.clamped
+        if known.where is not None and found.known is not None:
+            raise NotApplicable(f"one ReLU must not follow another directly, as {one.words or one.name} does")
+        where = known.where if found.known is None else found.known
+        variance = None if known.variance is None else known.variance * found.slope_of_inverse.square()
+        self._add_slope(one.inputs[0], self.slopes[one.name] * found.slope)
+        self._learn(one.inputs[0], Known(value=found.before, where=where, variance=variance))
+
+    def _pass_sum(self, one: Operation) -> None:
+        if one.name not in self.known or len(set(one.inputs)) != 2:
+            raise NotApplicable("a sum must be of two tensors, with an activation or a layer behind it")
+        self.sums[one.name] = self.known[one.name]
+        for name in one.inputs:
+            self._add_slope(name, self.slopes[one.name])
+
+    def _pass_linear(self, one: Operation) -> None:
+        linear, _ = self._linear(one)
+        below, slopes = one.inputs[0], self.slopes[one.name]
+        known = self.known.get(one.name)
+        if one.kind in ("linear", "conv2d"):
+            self._pose_gradient(one, linear, slopes)
+        self._add_slope(below, linear.adjoint(slopes[None])[0])
+        if known is None:
+            for equations in self.equations.get(one.name, []):
+                self._pass_on(one, linear, equations)
+        elif one.kind == "batch_norm":
+            self._learn(below, self._before_norm(one, known))
+        elif one.kind == "flatten":
+            shape = self.by_name[below].shape
+            self._learn(
+                below,
+                Known(
+                    value=known.value.view(shape),
+                    where=None if known.where is None else known.where.view(shape),
+                    variance=None if known.variance is None else known.variance.view(shape),
+                ),
+            )
+        else:
+            self._pose_output(one, known)
+
+    def _pass_on(self, one: Operation, linear: LinearMap, equations: Equations) -> None:
+        """Equations of a linear operation's result are equations of its argument."""
+        _, shift = self._linear(one)
+        if one.kind == "flatten":
+            own: LinearMap = Reshaped(equations.map, linear.shape_in)
+        else:
+            own = Then(linear, equations.map)
+        target = equations.target - equations.map.apply(shift.expand(equations.map.shape_in)[None])[0]
+        self.equations.setdefault(one.inputs[0], []).append(replace(equations, map=own, target=target))
+
+    def _pose_output(self, one: Operation, known: Known) -> None:
+        """W x = z - b."""
+        linear, shift = self._linear(one)
+        self._pose(one.inputs[0], linear, replace(known, value=known.value - shift), "output", self._number(one))
+
+    def _pose(
+        self, name: str, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
+    ) -> None:
+        weights = None if known.where is None else known.where.to(known.value)
+        if self.solver != "ls":
+            variance = torch.zeros_like(known.value) if known.variance is None else known.variance
+            # What is known exactly has no variance; rounding is what is left.
+            floor = 1e-24 * float(known.value.square().mean()) + 1e-30
+            weights = (variance + floor).reciprocal() if weights is None else weights / (variance + floor)
+        value = known.value if weights is None else torch.where(weights > 0, known.value, 0.0)
+        own = Equations(map=linear, target=value, weights=weights, layer=layer, source=source)
+        self.equations.setdefault(name, []).append(own)
+
+    def _pose_gradient(self, one: Operation, linear: LinearMap, slopes: Tensor) -> None:
+        """K x = g, and the bias's gradient as a check of k."""
+        own = self.gradients[one.name]
+        if isinstance(linear, Convolved):
+            in_bias = slopes.flatten(1).sum(dim=1)
+
+            def gradient(seen: Tensor | None) -> LinearMap:
+                return WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
+        else:
+            in_bias = slopes
+
+            def gradient(seen: Tensor | None) -> LinearMap:
+                return OuterProduct(slopes, linear.unknowns, seen)
+
+        maps: list[tuple[LinearMap, Tensor, Tensor]] = []
+        if own.seen is None or bool(own.seen.any()):
+            maps.append((gradient(own.seen), own.weight, own.std))
+        for direction in own.directions:
+            if direction.of_weight is not None:
+                shift = 0.0 if direction.of_bias is None else in_bias @ direction.of_bias
+                maps.append((Coefficients(gradient(None), direction.of_weight), direction.values - shift, direction.std))
+        for each, target, std in maps:
+            weights = None
+            if self.solver != "ls":
+                floor = 1e-24 * float(target.square().mean()) + 1e-30
+                weights = (std.square() + floor).reciprocal()
+                if own.seen is not None and isinstance(each, WeightGradient | OuterProduct):
+                    weights = weights * own.seen
+            made = Equations(map=each, target=target, weights=weights, layer=self._number(one), source="gradient")
+            self.equations.setdefault(one.inputs[0], []).append(made)
+        if own.bias is not None and float(own.bias.norm()) > 0:
+            misfit = float((own.bias - in_bias).norm() / own.bias.norm())
+            if self.solver == "ls":
+                self.largest_residual = max(self.largest_residual, misfit)
+
+    def _before_norm(self, one: Operation, known: Known) -> Known:
+        linear, shift = self._linear(one)
+        assert isinstance(linear, Factors)
+        if not bool((linear.factors != 0).all()):
+            raise NotApplicable(f"the weights of {one.words or one.name} must not be 0: they hide what comes in")
+        variance = None if known.variance is None else known.variance / linear.factors.square()
+        return replace(known, value=(known.value - shift) / linear.factors, variance=variance)
+
+    # --- small things
+
+    def _add_slope(self, name: str, slope: Tensor) -> None:
+        self.slopes[name] = self.slopes[name] + slope if name in self.slopes else slope
+
+    def _number(self, one: Operation) -> int:
+        return self.layer.get(one.name, 0)
+
+    def _below(self, name: str) -> int:
+        """Number of the first layer that takes a tensor."""
+        takers = (one.name for one in self.network.operations if name in one.inputs)
+        return min((self.layer[taker] for taker in takers if taker in self.layer), default=0)
+
+    def _linear(self, one: Operation) -> tuple[LinearMap, Tensor]:
+        """The linear part of an operation, and what it adds."""
+        below = self.by_name[one.inputs[0]].shape
+        like = next(iter(self.slopes.values()))
+        weight = None if one.weight is None else self.values[one.weight]
+        bias = None if one.bias is None else self.values[one.bias]
+        zero = like.new_zeros(())
+        match one.kind:
+            case "linear" if weight is not None and len(below) == 1:
+                return Dense(weight, below), zero if bias is None else bias
+            case "conv2d" if weight is not None:
+                geometry = Geometry(one.settings, below, one.shape, like.device)
+                return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
+            case "avg_pool2d":
+                return pooled(one.settings, below, one.shape, like), zero
+            case "flatten":
+                return Reshaped(Identity(one.shape, like), below), zero
+            case "batch_norm":
+                spread = (self.values[one.settings["variance"]] + one.settings["eps"]).sqrt()
+                factor = spread.reciprocal() if weight is None else weight / spread
+                shift = -self.values[one.settings["mean"]] * factor + (0.0 if bias is None else bias)
+                by_channel = (-1, *[1] * (len(below) - 1))
+                return Factors(factor.view(by_channel), below), shift.view(by_channel)
+        raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+
+
+def walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
+    """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
+
+    Args:
+        walks: of one network, each begun.
+        tolerance: relative residual above which an explanation is dropped, if another one fits a hundred times as well;
+            where none is below it, the update is of no example.
+
+    Returns:
+        Those that are left, best first.
+
+    Raises:
+        InconsistentObservation: all contradict one layer.
+        RankDeficient: a layer's input is not determined.
+    """
+    for one in walks[0].steps():
+        left: list[Walk] = []
+        for walk in walks:
+            try:
+                walk.step(one)
+                left.append(walk)
+            except RankDeficient:
+                # Of a wrong explanation it says nothing, so it counts only where no other is left.
+                if walk is walks[-1] and not left:
+                    raise
+        walks = left
+        best = min(walk.largest_residual for walk in walks)
+        if best > tolerance:
+            raise InconsistentObservation(
+                f"the update must be that of one example, and no input of the layer at {one.words or one.name} "
+                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise"
+            )
+        walks = [walk for walk in walks if walk.largest_residual <= max(100 * best, 1e-9)]
+    return sorted(walks, key=lambda walk: walk.largest_residual)

@@ -1,0 +1,95 @@
+"""R-GAP: the input of a network from one example's gradient, by linear equations from the last layer to the first.
+
+Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algorithm 1.
+Behind every layer the derivatives k by its output are known, so that the gradient of its weight is linear in its input,
+and so is its output. Both together determine the input where their rank is full; nothing is searched for.
+
+Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum, average pooling and
+batch norms of evaluation; masks and bases of single layers; padded pixels are deleted instead of being equations; both
+roots of the scalar equation, and for three classes or more its solution without labels and under an unknown clip factor.
+The last layer's gaps are filled by its rank of one alone, not by the layer before. The spec's order of work, least
+squares on dense matrices, is replaced by normal matrices from the structure of convolutions, in float64.
+"""
+
+from typing import Literal, get_args
+
+import torch
+
+from .core import Access, InconsistentObservation, Knows, NotApplicable, Observation, Reconstruction, attack, granted
+from .core.recursion.invert import inverted, layers_of
+from .core.recursion.shown import shown
+from .core.recursion.walk import Solver
+
+Mode = Literal["single", "combination"]
+ClipFactor = Literal["auto", "one", "unknown"]
+
+
+@attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
+def r_gap(
+    target: Observation,
+    coins: torch.Generator,
+    *,
+    solver: str = "ls",
+    mode: str = "single",
+    clip_factor: str = "auto",
+    allow_min_norm: bool = False,
+) -> Reconstruction:
+    """Solves for the input, layer by layer from the logits, in closed form.
+
+    Args:
+        target: one shared update and the model it was taken at.
+        coins: not used: nothing is drawn.
+        solver: `ls`: least squares; `gls`: weighted by the variances of the noise and of the layer behind; `map`: with
+            a Gaussian prior on every layer's input, from random inputs, and a box around the input. Without noise
+            all are `ls`.
+        mode: `single`: a batch of one example; `combination`: one input for the whole batch, which mixes them.
+        clip_factor: `one`: the gradient was not shortened; `unknown`: it may have been, by a factor that is solved for,
+            refused where it cannot be; `auto`: solved for where it can be, else taken for one.
+        allow_min_norm: whether a layer whose input is not determined gets the shortest one, and the result is
+            `degraded`, instead of an error.
+
+    Returns:
+        The input, clamped to the valid range, and its label, both from the update alone; the relative misfit of its
+        own update as objective. `alternatives` has the inputs that explain the update as well; the first is chosen by
+        the range of inputs.
+
+    Raises:
+        NotApplicable: a layer, loss, batch or release that it does not invert.
+        RankDeficient: the equations of a layer leave its input open.
+        InconsistentObservation: no example gives this update.
+    """
+    for name, value, known in (
+        ("solver", solver, get_args(Solver)),
+        ("mode", mode, get_args(Mode)),
+        ("clip_factor", clip_factor, get_args(ClipFactor)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    batch, noise = granted(target.batch_size), granted(target.noise_std)
+    if batch != 1 and mode == "single":
+        raise NotApplicable(f"the batch must be one example, got {batch}; mode = 'combination' gives one for all")
+    structure = granted(target.structure)()
+    network = structure.known_network()
+    sums = target.released.double() * target.expected_batch
+    found = inverted(
+        network,
+        shown(structure, sums, noise.double(), layers_of(network)),
+        solver=next(one for one in get_args(Solver) if one == solver),
+        clipped={"auto": None, "one": False, "unknown": True}[clip_factor],
+        combination=mode == "combination",
+        allow_min_norm=allow_min_norm,
+        box=(target.input_low, target.input_high),
+    )
+    if not all(bool(one.x.isfinite().all()) for one in found):
+        raise InconsistentObservation("the input must be finite, and the equations give none that is")
+    inputs = torch.stack([one.x for one in found]).to(target.released).clamp(target.input_low, target.input_high)
+    best, labels = inputs[:1], torch.tensor([found[0].label], device=target.released.device)
+    with torch.no_grad():
+        left = target.released - target.simulate(best, labels)
+    return Reconstruction(
+        inputs=best,
+        labels=labels,
+        objective=float(left.norm() / target.released.norm()),
+        status="degraded" if found[0].degraded else "ok",
+        alternatives=inputs[1:] if len(inputs) > 1 else None,
+    )
