@@ -45,9 +45,6 @@ def invert(operation: Operation, result: Tensor) -> Inverted:
         NotApplicable: it is not one to one.
     """
     match operation.kind:
-        case "identity":
-            one = torch.ones_like(result)
-            return Inverted(before=result, slope=one, slope_of_inverse=one)
         case "leaky_relu" if (a := float(operation.settings["slope"])) > 0:
             # Two Python numbers in `where` would meet in float32.
             slope = torch.where(result > 0, torch.ones_like(result), a)

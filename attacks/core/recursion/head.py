@@ -221,7 +221,9 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
         t = length
     factor = length / (t * float(_slopes(slope * t + head.bias, label).norm()))
     if abs(factor - 1) < POLISHED:
-        exact = _polished(t, slope, head.bias, label, u * length)
+        # What the gradient lacks of rank one and of a sum of 0 says how exact its numbers are.
+        rounding = 1e-12 + 100 * max(rank_one, abs(float(u.sum())))
+        exact = _polished(t, slope, head.bias, label, u * length, rounding)
         if exact is not None:
             t, factor = exact, 1.0
     slopes = _slopes(slope * t + head.bias, label)
@@ -231,7 +233,9 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
     return HeadCandidate(x=t * v, slopes=slopes, label=label, factor=factor)
 
 
-def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor) -> float | None:
+def _polished(
+    t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor, rounding: float
+) -> float | None:
     """Gauss-Newton on t k(t) = u s, all classes at once, for a factor of 1; None where that does not fit."""
     for _ in range(20):
         p = (slope * t + bias).softmax(dim=0)
@@ -240,7 +244,7 @@ def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor)
         derivative = k + t * p * (slope - p @ slope)
         t -= float(left @ derivative / derivative.square().sum())
     left = t * _slopes(slope * t + bias, label) - shared
-    return t if t > 0 and _misfit(left, shared) < 1e-5 else None
+    return t if t > 0 and _misfit(left, shared) < rounding else None
 
 
 def _slopes(logits: Tensor, label: int) -> Tensor:

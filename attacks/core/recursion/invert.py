@@ -13,7 +13,7 @@ from .forward import doubled, drawn_inputs, results
 from .head import HeadCandidate, HeadGradient, candidates
 from .least_squares import Solution
 from .shown import LayerGradient
-from .walk import Belief, Solver, Walk, walked
+from .walk import Belief, Solver, Walk, walked, without_identities
 
 TOLERANCE = 0.03
 """Relative residual of a layer above which no example explains a noise-free update; float32 stays below 1e-3."""
@@ -50,7 +50,7 @@ def layers_of(network: Network) -> tuple[Operation, ...]:
         NotApplicable: the last operation is not a linear layer.
     """
     found = tuple(one for one in network.operations if one.kind in ("linear", "conv2d"))
-    last = network.operations[-1]
+    last = without_identities(network).operations[-1]
     if last.kind != "linear":
         raise NotApplicable(f"the last operation must be a linear layer, got {last.words or last.kind}")
     return found
@@ -83,12 +83,13 @@ def inverted(
         RankDeficient: the equations of a layer leave its input open.
         InconsistentObservation: no example explains the gradient.
     """
+    network = without_identities(network)
     head = layers_of(network)[-1]
     noisy = any(float(one.std.max()) > 0 for one in gradients.values())
     if solver != "ls" and not noisy:
         # Exact equations have no weights; a prior would only bias them.
         solver = "ls"
-    strict = not (noisy or combination)
+    strict = not (noisy or combination or allow_min_norm)
     shown, uncertain = _head_gradient(network, head, gradients[head.name], allow_min_norm, len(layers_of(network)))
     explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
     homogeneous = _homogeneous(network)

@@ -143,12 +143,13 @@ def condition(gram: Tensor, factor: Tensor) -> float:
     return math.sqrt(top * bottom)
 
 
-def solve(equations: Sequence[Equations], *, weighted: bool = False) -> Solution:
+def solve(equations: Sequence[Equations], *, weighted: bool = False, shortest: bool = True) -> Solution:
     """Weighted least squares.
 
     Args:
         equations: of one tensor, at least one set.
         weighted: the weights are inverse variances, whose scale means something; else sets are balanced.
+        shortest: whether the shortest solution is computed where there are many; else it is 0.
     """
     direct = None if weighted else _direct(equations)
     if direct is not None:
@@ -158,6 +159,9 @@ def solve(equations: Sequence[Equations], *, weighted: bool = False) -> Solution
     gram, factors = normal_matrix(equations, balanced=not weighted)
     made = factored(gram)
     inverse = None
+    if made.rank < made.size and not shortest:
+        nothing = gram.new_zeros(equations[0].map.shape_in)
+        return Solution(x=nothing, residual=1.0, deficit=made.size - made.rank)
     if made.factor is None:
         values, vectors = torch.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)

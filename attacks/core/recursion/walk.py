@@ -25,7 +25,7 @@ from .shown import LayerGradient
 
 Solver = Literal["ls", "gls", "map"]
 
-ACTIVATIONS = ("identity", "leaky_relu", "relu", "tanh", "sigmoid")
+ACTIVATIONS = ("leaky_relu", "relu", "tanh", "sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ class Walk:
     clamped: int = 0
 
     def __post_init__(self) -> None:
+        self.network = without_identities(self.network)
         self.values = doubled(self.network)
         self.by_name = {one.name: one for one in self.network.operations}
         layers = [one for one in self.network.operations if one.kind in ("linear", "conv2d")]
@@ -153,7 +154,7 @@ class Walk:
         if self.solver == "map" and one.name in self.priors:
             prior = self.priors[one.name]
             equations = with_prior(equations, prior.centre, prior.spread)
-        found = solve(equations, weighted=self.solver != "ls")
+        found = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
         number = equations[0].layer
         if found.deficit > 0:
             if not self.allow_min_norm:
@@ -347,7 +348,9 @@ class Walk:
         self.slopes[name] = self.slopes[name] + slope if name in self.slopes else slope
 
     def _number(self, one: Operation) -> int:
-        return self.layer.get(one.name, 0)
+        """Number of a layer; of an operation between layers, that of the next one."""
+        after = self.network.operations[[each.name for each in self.network.operations].index(one.name) :]
+        return min((self.layer[each.name] for each in after if each.name in self.layer), default=0)
 
     def _below(self, name: str) -> int:
         """Number of the first layer that takes a tensor."""
@@ -378,6 +381,19 @@ class Walk:
                 by_channel = (-1, *[1] * (len(below) - 1))
                 return Factors(factor.view(by_channel), below), shift.view(by_channel)
         raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+
+
+def without_identities(network: Network) -> Network:
+    """The network less its operations that do nothing, so that no sum has one of them between."""
+    instead: dict[str, str] = {}
+    kept = []
+    for one in network.operations:
+        inputs = tuple(instead.get(name, name) for name in one.inputs)
+        if one.kind == "identity":
+            instead[one.name] = inputs[0]
+        else:
+            kept.append(replace(one, inputs=inputs))
+    return replace(network, operations=tuple(kept))
 
 
 def walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:

@@ -1,0 +1,236 @@
+"""What is particular to R-GAP: the networks of its paper, twins, masks, clipping, noise, and what it refuses."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import audit
+from attacks.core import (
+    InconsistentObservation,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+    Reconstruction,
+    granted,
+)
+from attacks.core.recursion.invert import InvertedInput, inverted, layers_of
+from attacks.core.recursion.shown import shown
+from attacks.r_gap import r_gap
+from benchmarks import models
+from defenses.core import Defense
+from defenses.dp_sgd import dp_sgd
+from defenses.per_layer import per_layer
+from defenses.random_sparsification import random_sparsification
+from defenses.rpdp import rpdp
+
+from .recursion_cases import mse
+
+OPEN = dp_sgd(clip_norm=1e9, noise_multiplier=0.0)
+
+
+def update(
+    model: nn.Module, shape: tuple[int, ...], defense: Defense = OPEN, *, seed: int = 0, count: int = 1, label: int = 0, **more
+) -> tuple[Observation, torch.Tensor]:
+    """A shared update of random inputs of one label, in float64, and these inputs."""
+    coins = torch.Generator().manual_seed(100 + seed)
+    x = torch.rand(count, *shape, generator=coins, dtype=torch.float64)
+    labels = torch.full((count,), label)
+    return audit.share_update(model.double(), x, labels, defense, **more)[0], x
+
+
+def built(name: str, shape: tuple[int, ...], seed: int = 0, classes: int = 1) -> nn.Module:
+    return models.build(name, input_shape=shape, classes=classes, seed=seed)
+
+
+def ten_classes(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1, stride=2, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(12, 20, 3, padding=1, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(20, 24, 3, padding=1, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.Flatten(),
+        nn.Linear(24 * 36, 10, bias=False),
+    )
+
+
+SMALL = (3, 12, 12)
+
+
+def explanations(result: Reconstruction) -> torch.Tensor:
+    """All inputs that the attack says explain the update."""
+    return result.inputs if result.alternatives is None else torch.cat([result.inputs, result.alternatives])
+
+
+def raw(observation: Observation) -> list[InvertedInput]:
+    """The inputs before they are clamped, best first."""
+    structure = granted(observation.structure)()
+    network = structure.known_network()
+    sums = observation.released.double() * observation.expected_batch
+    return inverted(network, shown(structure, sums, granted(observation.noise_std).double(), layers_of(network)))
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_fcn3_gives_its_input_away_to_the_last_digit(label):
+    observation, x = update(built("fcn3", (1, 28, 28)), (1, 28, 28), label=label)
+    result = r_gap(observation)
+    assert mse(result.inputs, x) < 1e-20
+    assert result.labels.tolist() == [label] and result.status == "ok" and result.objective < 1e-12
+
+
+def test_small_images_of_cnn6_are_found():
+    observation, x = update(built("cnn6", (3, 16, 16)), (3, 16, 16), label=1)
+    result = r_gap(observation)
+    assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [1]
+
+
+@pytest.mark.long
+def test_cnn6_gives_its_image_away():
+    observation, x = update(built("cnn6", (3, 32, 32)), (3, 32, 32))
+    assert mse(r_gap(observation).inputs, x) < 1e-15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_cnn6_gives_every_image_away_at_every_start(seed):
+    observation, x = update(built("cnn6", (3, 32, 32), seed), (3, 32, 32), seed=seed, label=seed % 2)
+    result = r_gap(observation)
+    assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [seed % 2]
+
+
+@pytest.mark.long
+def test_the_narrow_cnn6_leaves_280_dimensions_of_its_second_layer_open():
+    observation, _ = update(built("cnn6_d", (3, 32, 32)), (3, 32, 32))
+    with pytest.raises(RankDeficient) as refused:
+        r_gap(observation)
+    assert (refused.value.layer, refused.value.deficit) == (2, 280)
+
+
+def test_ten_classes_and_three_convolutions_clipped_or_not():
+    for defense in (OPEN, dp_sgd(clip_norm=0.01, noise_multiplier=0.0)):
+        observation, x = update(ten_classes(), SMALL, defense, label=7)
+        result = r_gap(observation)
+        assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [7] and result.alternatives is None
+
+
+def test_a_correct_answer_of_one_logit_has_a_twin_that_shares_the_same_update():
+    model, found = built("fcn3", (1, 8, 8)).double(), []
+    for label in (0, 1):
+        observation, x = update(model, (1, 8, 8), label=label)
+        # The range of inputs tells the twins apart; the attack itself gives both.
+        result = r_gap(replace(observation, input_low=-1e9, input_high=1e9))
+        found.append(len(explanations(result)))
+        for twin in explanations(result):
+            again = observation.simulate(twin[None], result.labels)
+            assert float((again - observation.released).norm() / observation.released.norm()) < 1e-10
+        assert min(mse(twin, x[0]) for twin in explanations(result)) < 1e-20
+        assert mse(r_gap(observation).inputs, x) < 1e-20
+    # One of the two labels is the model's own answer.
+    assert sorted(found) == [1, 2]
+
+
+def scalar(observation: Observation, h: float, size: int) -> Observation:
+    """The observation with the last layer's gradient scaled so that <W, dL/dW> = h."""
+    weight = granted(observation.structure)().known_network().parameters["5.weight"].flatten()
+    assert len(weight) == size
+    own = float(weight @ observation.released[-size:])
+    return replace(observation, released=observation.released * (h / own))
+
+
+def test_the_scalar_of_the_head_decides_how_many_inputs_explain_it():
+    observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8))
+    assert len(explanations(r_gap(scalar(observation, -0.2, 100)))) == 2
+    assert len(explanations(r_gap(scalar(observation, 0.2, 100)))) == 1
+    with pytest.raises(InconsistentObservation, match="got -0.3"):
+        r_gap(scalar(observation, -0.3, 100))
+
+
+def test_the_gradient_of_a_linear_model_has_an_input_for_either_label():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 1, bias=False))
+    observation, x = update(model, (1, 4, 4), label=1)
+    result = r_gap(observation)
+    # Of the signs only one has pixels in the range.
+    assert mse(result.inputs, x) < 1e-25 and result.labels.tolist() == [1]
+    assert len(explanations(result)) in (2, 4)
+
+
+@pytest.mark.parametrize("sparsity", [0.3, 0.6])
+def test_through_a_mask_it_is_exact_or_says_which_layer_is_left_open(sparsity):
+    defense = random_sparsification(clip_norm=1e9, final_sparsity=sparsity, noise_multiplier=0.0)
+    observation, x = update(ten_classes(), SMALL, defense, label=3, step=3, steps=4)
+    assert observation.released.numel() < (1.01 - sparsity) * 15_700
+    if sparsity == 0.3:
+        result = r_gap(observation)
+        assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [3]
+        return
+    with pytest.raises(RankDeficient) as refused:
+        r_gap(observation)
+    assert (refused.value.layer, refused.value.deficit > 0) == (4, True)
+    result = r_gap(observation, allow_min_norm=True)
+    assert result.status == "degraded"
+
+
+def test_one_logit_behind_a_mask_leaves_what_was_dropped_open():
+    defense = random_sparsification(clip_norm=1e9, final_sparsity=0.5, noise_multiplier=0.0)
+    observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8), defense, step=3, steps=4)
+    seen = int(granted(observation.structure)().gradients(observation.released)["5.weight"].seen.sum())
+    with pytest.raises(RankDeficient) as refused:
+        r_gap(observation)
+    assert (refused.value.layer, refused.value.deficit) == (3, 100 - seen)
+
+
+def test_a_rate_that_is_not_the_true_one_is_noticed():
+    observation, _ = update(ten_classes(), SMALL)
+    with pytest.raises(InconsistentObservation, match="2 times as long"):
+        r_gap(replace(observation, released=2 * observation.released))
+    with pytest.raises(InconsistentObservation, match=re.escape("it is 0.5 times as long")):
+        r_gap(replace(observation, released=0.5 * observation.released), clip_factor="one")
+    # Half of it might be a clipped one.
+    assert mse(r_gap(replace(observation, released=0.5 * observation.released)).inputs, r_gap(observation).inputs) < 1e-15
+
+
+def test_layers_that_are_clipped_apart_are_refused_and_taken_as_they_are_where_nothing_is_clipped():
+    observation, x = update(ten_classes(), SMALL, per_layer(clip_norm=1e9, noise_multiplier=0.0), label=1)
+    assert mse(r_gap(observation).inputs, x) < 1e-15
+    clipped, _ = update(ten_classes(), SMALL, per_layer(clip_norm=0.01, noise_multiplier=0.0), label=1)
+    with pytest.raises(NotApplicable, match="bounded together"):
+        r_gap(clipped)
+
+
+def test_several_examples_are_refused_or_give_one_input_between_them():
+    observation, x = update(ten_classes(), SMALL, count=3, label=2)
+    with pytest.raises(NotApplicable, match="must be one example, got 3; mode = 'combination'"):
+        r_gap(observation)
+    result = r_gap(observation, mode="combination")
+    assert result.status == "degraded" and result.inputs.shape == (1, *SMALL) and result.labels.tolist() == [2]
+
+
+def test_a_last_layer_in_a_basis_is_refused():
+    observation, _ = update(ten_classes(), SMALL, rpdp(clip_norm=1.0, rank=20, noise_multiplier=0.0))
+    with pytest.raises(NotApplicable, match="must be released in entries"):
+        r_gap(observation)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"solver": "qr"}, "solver must be one of ls, gls, map, got 'qr'"),
+        ({"mode": "all"}, "mode must be one of single, combination, got 'all'"),
+        ({"clip_factor": "two"}, "clip_factor must be one of auto, one, unknown, got 'two'"),
+    ],
+)
+def test_a_setting_out_of_its_list_is_refused(setting, sentence):
+    observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        r_gap(observation, **setting)
+
+
+def test_the_clip_factor_of_one_logit_without_bias_cannot_be_told():
+    observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8))
+    with pytest.raises(NotApplicable, match="it is not identifiable"):
+        r_gap(observation, clip_factor="unknown")

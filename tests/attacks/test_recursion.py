@@ -1,0 +1,450 @@
+"""The machinery of recursive inversion: maps and their normal matrices, least squares, heads, walks over networks."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from attacks.core import InconsistentObservation, NotApplicable, RankDeficient, ReleasedPart
+from attacks.core.network import Operation
+from attacks.core.recursion import least_squares
+from attacks.core.recursion.activations import invert
+from attacks.core.recursion.completion import completed
+from attacks.core.recursion.convolution import Convolved, Geometry, WeightGradient, pooled
+from attacks.core.recursion.forward import drawn_inputs, results
+from attacks.core.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
+from attacks.core.recursion.invert import inverted
+from attacks.core.recursion.least_squares import Equations, factored, solve
+from attacks.core.recursion.maps import Coefficients, Dense, Factors, Identity, LinearMap, OuterProduct, Reshaped, Then
+
+from .recursion_cases import case, mse
+
+LEAKY = nn.LeakyReLU
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- maps
+
+CONVOLUTIONS = {
+    "padded": (nn.Conv2d(2, 3, 3, padding=1, bias=False), (2, 5, 6)),
+    "strided": (nn.Conv2d(2, 3, (4, 3), stride=(2, 1), padding=(2, 0), bias=False), (2, 7, 5)),
+    "dilated": (nn.Conv2d(2, 3, 3, padding=2, dilation=2, stride=2, bias=False), (2, 6, 6)),
+    "groups": (nn.Conv2d(4, 6, (2, 3), groups=2, bias=False), (4, 4, 5)),
+    "leaves pixels out": (nn.Conv2d(1, 2, 2, stride=3, bias=False), (1, 7, 7)),
+}
+
+
+def equations_of(name: str) -> tuple[nn.Conv2d, Convolved, WeightGradient, torch.Tensor]:
+    """A convolution, its maps, and derivatives by its output."""
+    layer, shape = CONVOLUTIONS[name]
+    layer = layer.double()
+    with torch.no_grad():
+        layer.weight.copy_(drawn(*layer.weight.shape, seed=3))
+        out = tuple(layer(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+    settings = {k: getattr(layer, k) for k in ("kernel_size", "stride", "padding", "dilation", "groups")}
+    geometry = Geometry(settings, shape, out, torch.device("cpu"))
+    k = drawn(*out, seed=4)
+    seen = drawn(*layer.weight.shape, seed=5) > -0.3
+    return layer, Convolved(layer.weight.detach(), geometry), WeightGradient(k, geometry, tuple(layer.weight.shape), seen), k
+
+
+def assert_consistent(one: LinearMap) -> None:
+    """Adjoint and normal matrices agree with what the map does, column by column."""
+    x, y = drawn(2, *one.shape_in, seed=6), drawn(2, *one.shape_out, seed=7)
+    assert one.apply(x).shape == y.shape and one.adjoint(y).shape == x.shape
+    inner = (one.apply(x) * y).flatten(1).sum(dim=1)
+    torch.testing.assert_close(inner, (one.adjoint(y) * x).flatten(1).sum(dim=1))
+    columns, weights = LinearMap.columns(one), drawn(*one.shape_out, seed=8).abs()
+    torch.testing.assert_close(one.gram(), columns @ columns.T, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(one.gram(weights), (columns * weights.flatten()) @ columns.T, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_normal_matrices_of_a_convolution_are_those_of_its_equations(name):
+    layer, output, gradient, k = equations_of(name)
+    assert_consistent(output)
+    assert_consistent(gradient)
+    assert_consistent(WeightGradient(k, output.geometry, gradient.shape_out, None))
+    x = drawn(1, *output.shape_in, seed=9)
+    z = layer(x)
+    torch.testing.assert_close(output.apply(x), z.detach())
+    (expected,) = torch.autograd.grad((z[0] * k).sum(), layer.weight)
+    torch.testing.assert_close(gradient.apply(x)[0], expected * (gradient.seen if gradient.seen is not None else 1))
+
+
+def test_normal_matrices_of_other_maps_are_those_of_their_equations():
+    like = torch.zeros((), dtype=torch.float64)
+    dense = Dense(drawn(5, 12), (3, 2, 2))
+    pool = pooled({"kernel_size": (2, 2), "stride": (2, 2), "padding": (0, 0)}, (3, 4, 4), (3, 2, 2), like)
+    outer = OuterProduct(drawn(4), 6, drawn(4, 6, seed=1) > 0)
+    assert pool.lossy and Then(pool, dense).lossy and not dense.lossy
+    for one in (
+        dense,
+        pool,
+        outer,
+        OuterProduct(drawn(4), 6, None),
+        Identity((2, 3), like),
+        Factors(drawn(3, 1, 1), (3, 2, 2)),
+        Reshaped(outer, (2, 3)),
+        Then(pool, dense),
+        Coefficients(OuterProduct(drawn(4), 6, None), drawn(24, 5)),
+    ):
+        assert_consistent(one)
+
+
+def test_gradient_and_output_of_a_convolution_repeat_each_other_once_for_every_pair_of_filters():
+    """sum W[f', c, a] (K x)[f, c, a] = sum over positions of k[f] (W x)[f']: the stacked rows are never all independent."""
+    for name in ("padded", "strided", "dilated", "leaves pixels out"):
+        _, output, gradient, k = equations_of(name)
+        whole = WeightGradient(k, output.geometry, gradient.shape_out, None)
+        x = drawn(1, *output.shape_in, seed=10)
+        left = torch.einsum("gcab,fcab->fg", output.weight, whole.apply(x)[0])
+        right = torch.einsum("fhw,ghw->fg", k, output.apply(x)[0])
+        assert float((left - right).abs().max()) < 1e-12 * max(1.0, float(left.abs().max()))
+
+
+def test_deleting_padded_pixels_is_the_system_with_an_equation_for_each_of_them():
+    layer, output, gradient, k = equations_of("strided")
+    whole = WeightGradient(k, output.geometry, gradient.shape_out, None)
+    x = drawn(*output.shape_in, seed=11)
+    equations = [Equations(map=one, target=one.apply(x[None])[0]) for one in (whole, output)]
+    found = solve(equations)
+    # The same layer without padding on the padded input: more unknowns, and a row for each padded pixel.
+    pad = (0, 0, 2, 2)
+    wide = functional.pad(x, pad)
+    settings = {"kernel_size": layer.kernel_size, "stride": layer.stride, "padding": (0, 0)}
+    geometry = Geometry(settings, tuple(wide.shape), output.shape_out, torch.device("cpu"))
+    inside = functional.pad(torch.ones_like(x), pad).flatten() > 0
+    rows = [
+        WeightGradient(k, geometry, gradient.shape_out, None).columns().T,
+        Convolved(output.weight, geometry).columns().T,
+        torch.eye(wide.numel(), dtype=torch.float64)[~inside],
+    ]
+    targets = [*(one.target.flatten() for one in equations), torch.zeros(int((~inside).sum()), dtype=torch.float64)]
+    augmented = torch.linalg.lstsq(torch.cat(rows), torch.cat(targets)[:, None], driver="gelsd").solution[:, 0]
+    assert found.deficit == 0
+    torch.testing.assert_close(found.x.flatten(), augmented[inside], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.x, x, rtol=1e-10, atol=1e-10)
+
+
+# --- least squares
+
+
+def test_many_unknowns_are_solved_by_iteration_to_the_same_solution(monkeypatch):
+    for name in ("padded", "strided"):
+        _, output, gradient, k = equations_of(name)
+        x = drawn(*output.shape_in, seed=12)
+        whole = WeightGradient(1e-4 * k, output.geometry, gradient.shape_out, None)
+        weights = torch.ones(output.shape_out, dtype=torch.float64)
+        weights[0, 0, 0] = 0.0
+        equations = [
+            Equations(map=whole, target=whole.apply(x[None])[0]),
+            Equations(map=output, target=output.apply(x[None])[0], weights=weights),
+        ]
+        monkeypatch.setattr(least_squares, "LARGEST_GRAM", 6000)
+        exact = solve(equations)
+        monkeypatch.setattr(least_squares, "LARGEST_GRAM", 10)
+        found = solve(equations)
+        assert found.converged and found.deficit == -1
+        assert float((found.x - exact.x).abs().max()) < 1e-8
+        assert mse(exact.x, x) < 1e-25
+
+
+def test_rank_is_that_of_the_spectrum_and_the_shortest_solution_is_found():
+    tall = drawn(30, 4) @ drawn(4, 9, seed=1)
+    made = factored(tall.T @ tall)
+    assert (made.rank, made.factor) == (4, None)
+    x = drawn(9, seed=2)
+    found = solve([Equations(map=Dense(tall, (9,)), target=tall @ x)])
+    assert found.deficit == 5
+    torch.testing.assert_close(found.x, torch.linalg.pinv(tall) @ tall @ x, rtol=1e-7, atol=1e-9)
+
+
+def test_posterior_variance_is_that_of_weighted_least_squares():
+    matrix, std = drawn(8, 3), torch.linspace(0.1, 0.4, 8, dtype=torch.float64)
+    equations = [Equations(map=Dense(matrix, (3,)), target=drawn(8, seed=1), weights=std**-2)]
+    expected = torch.linalg.inv(matrix.T @ torch.diag(std**-2) @ matrix)
+    found = solve(equations, weighted=True)
+    assert found.variance == pytest.approx(float(expected.diagonal().mean()))
+    torch.testing.assert_close(found.x, expected @ (matrix.T @ (drawn(8, seed=1) * std**-2)))
+
+
+# --- heads
+
+
+@pytest.mark.parametrize("mu", [-30.0, -1.0, -1e-6, 0.3, 1.0, 1.27, 1.4, 5.0, 40.0])
+def test_the_margin_of_one_logit_is_among_the_roots(mu):
+    h = -mu / (1 + math.exp(mu))
+    found = margins(h)
+    assert len(found) == (1 if h > 0 else 2)
+    # Near the turn the function is flat, and a root has half the digits.
+    near = 1e-13 if abs(mu - TURN) > 0.1 else 1e-9
+    assert min(abs(one - mu) for one in found) < near * abs(mu)
+    assert LEAST == pytest.approx(-0.2784645, abs=1e-7) and TURN == pytest.approx(1.2784645, abs=1e-7)
+
+
+def test_a_scalar_below_the_least_is_of_no_example():
+    assert len(margins(-0.2)) == 2 and len(margins(0.2)) == 1 and margins(0.0) == [0.0]
+    with pytest.raises(InconsistentObservation, match="must be at least -0.278465 for one example, got -0.3"):
+        margins(-0.3)
+
+
+def head_case(classes: int, *, bias: bool, factor: float, seed: int, shown: bool = True) -> tuple[HeadGradient, torch.Tensor, int]:
+    """A random head, its gradient, its input and label."""
+    coins = torch.Generator().manual_seed(seed)
+    weight = torch.randn(classes, 30, generator=coins, dtype=torch.float64) / 30**0.5
+    shift = torch.randn(classes, generator=coins, dtype=torch.float64) * bias
+    x = torch.randn(30, generator=coins, dtype=torch.float64)
+    label = int(torch.randint(classes, (1,), generator=coins))
+    k = (weight @ x + shift).softmax(dim=0)
+    k[label] -= 1
+    gradient = factor * k[:, None] * x
+    shared = factor * k if bias and shown else None
+    return HeadGradient(weight=weight, bias=shift, gradient=gradient, bias_gradient=shared, has_bias=bias), x, label
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+@pytest.mark.parametrize(("bias", "shown"), [(False, False), (True, True), (True, False)])
+@pytest.mark.parametrize("factor", [1.0, 0.9995, 0.2])
+def test_a_softmax_head_gives_its_input_its_label_and_the_clip_factor(classes, bias, shown, factor):
+    for seed in range(20):
+        head, x, label = head_case(classes, bias=bias, factor=factor, seed=seed, shown=shown)
+        (found,) = candidates(head, loss="cross_entropy", clipped=None)
+        assert found.label == label
+        # The scale rests on a difference of logits of two classes, which may be small for three classes.
+        assert float((found.x - x).norm() / x.norm()) < (1e-12 if factor == 1 else 1e-9)
+        assert found.factor == pytest.approx(factor, rel=1e-9)
+
+
+def test_two_classes_are_one_logit_with_its_two_roots_and_signs():
+    twins = 0
+    for seed in range(20):
+        head, x, label = head_case(2, bias=False, factor=1.0, seed=seed)
+        found = candidates(head, loss="cross_entropy", clipped=None)
+        assert len(found) in (2, 4)
+        twins += len(found) == 4
+        assert min(float((one.x - x).norm() / x.norm()) for one in found if one.label == label) < 1e-7
+    assert 0 < twins < 20
+    with pytest.raises(NotApplicable, match="not identifiable"):
+        candidates(head_case(2, bias=False, factor=1.0, seed=0)[0], loss="cross_entropy", clipped=True)
+
+
+def test_a_factor_above_one_is_of_no_clipping():
+    head, _, _ = head_case(5, bias=False, factor=1.5, seed=1)
+    with pytest.raises(InconsistentObservation, match=re.escape("it is 1.5 times as long")):
+        candidates(head, loss="cross_entropy", clipped=None)
+    shorter, _, _ = head_case(5, bias=True, factor=0.5, seed=1)
+    with pytest.raises(InconsistentObservation, match=re.escape("it is 0.5 times as long")):
+        candidates(shorter, loss="cross_entropy", clipped=False)
+
+
+def test_a_gradient_of_two_examples_is_no_head_of_one():
+    (one, _, _), (other, _, _) = (head_case(5, bias=False, factor=1.0, seed=seed) for seed in (1, 2))
+    both = HeadGradient(
+        weight=one.weight, bias=one.bias, gradient=one.gradient + other.gradient, bias_gradient=None, has_bias=False
+    )
+    with pytest.raises(InconsistentObservation, match="must be that of one example"):
+        candidates(both, loss="cross_entropy", clipped=None)
+    nothing = HeadGradient(
+        weight=one.weight, bias=one.bias, gradient=0 * one.gradient, bias_gradient=None, has_bias=False
+    )
+    with pytest.raises(InconsistentObservation, match="must not vanish"):
+        candidates(nothing, loss="cross_entropy", clipped=None)
+
+
+def test_gaps_of_a_rank_one_matrix_are_filled_where_they_are_connected():
+    matrix = drawn(4, 1) @ drawn(1, 40, seed=1)
+    seen = torch.rand(4, 40, generator=torch.Generator().manual_seed(2)) < 0.4
+    seen[:, 7] = False
+    found, follows = completed(matrix, seen)
+    assert torch.equal(follows, seen.any(dim=0))
+    torch.testing.assert_close(found[:, follows], matrix[:, follows], rtol=1e-12, atol=1e-12)
+    assert not found[:, ~follows].any()
+
+
+# --- activations
+
+
+@pytest.mark.parametrize("kind", ["leaky_relu", "relu", "tanh", "sigmoid"])
+def test_activations_are_inverted_with_their_slopes(kind):
+    before = drawn(50).requires_grad_()
+    operation = Operation(name="a", kind=kind, inputs=("x",), shape=(50,), settings={"slope": 0.1})
+    after = functional.leaky_relu(before, 0.1) if kind == "leaky_relu" else getattr(torch, kind)(before)
+    found = invert(operation, after.detach())
+    where = torch.ones(50, dtype=torch.bool) if found.known is None else found.known
+    torch.testing.assert_close(found.before[where], before.detach()[where], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.slope, torch.autograd.grad(after.sum(), before)[0], rtol=1e-12, atol=1e-12)
+    assert int(where.sum()) == (50 if kind != "relu" else int((before > 0).sum()))
+
+
+def test_results_out_of_range_are_clamped_and_counted():
+    operation = Operation(name="a", kind="tanh", inputs=("x",), shape=(3,))
+    found = invert(operation, torch.tensor([0.5, 1.5, -1.0], dtype=torch.float64))
+    assert found.clamped == 2 and bool(found.before.isfinite().all())
+
+
+# --- walks
+
+
+class Skip(nn.Module):
+    """A block whose activation follows the sum, with an identity or a projection beside it."""
+
+    def __init__(self, activation: type[nn.Module], *, projection: bool, norm: bool, before: bool = False) -> None:
+        super().__init__()
+        width = 12 if projection else 4
+        self.first, self.one, self.two = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, width, 3)
+        self.pad = nn.Conv2d(4, width, 3) if projection else nn.Identity()
+        if not projection:
+            self.two = nn.Conv2d(6, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
+        self.act, self.mid, self.last = activation(), activation(), activation()
+        self.before, self.out = before, nn.Linear(width * (16 if projection else 36), 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.act(self.first(x))
+        inner = self.norm(self.two(self.mid(self.one(x))))
+        x = self.last(inner) + self.pad(x) if self.before else self.last(inner + self.pad(x))
+        return self.out(torch.flatten(x, 1))
+
+
+def conv(*layers: nn.Module, features: int, classes: int = 4, bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, classes, bias=bias))
+
+
+NETWORKS = {
+    "ten classes, three convolutions": lambda: conv(
+        nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        LEAKY(0.2),
+        nn.Conv2d(8, 12, 3, padding=1, bias=False),
+        LEAKY(0.2),
+        nn.Conv2d(12, 16, 3, padding=1, bias=False),
+        LEAKY(0.2),
+        features=16 * 36,
+        classes=10,
+        bias=False,
+    ),
+    "biases and strides": lambda: conv(
+        nn.Conv2d(1, 8, 3, padding=1), LEAKY(0.2), nn.Conv2d(8, 12, 3, stride=2, padding=1), LEAKY(0.2), features=108
+    ),
+    "tanh": lambda: conv(
+        nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 40, 3, stride=2, padding=1), nn.Tanh(), features=360
+    ),
+    "sigmoid": lambda: conv(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), features=8 * 36),
+    "dilation and groups": lambda: conv(
+        nn.Conv2d(1, 8, 3, padding=2, dilation=2), LEAKY(0.2), nn.Conv2d(8, 32, 3, padding=1, groups=2), features=32 * 36
+    ),
+    "relu, convolutions": lambda: conv(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), features=32 * 36
+    ),
+    "relu, linear": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 60), nn.ReLU(), nn.Identity(), nn.Linear(60, 30), nn.ReLU(), nn.Linear(30, 4)
+    ),
+    "average pooling before the activation": lambda: conv(
+        nn.Conv2d(1, 16, 3, padding=1), nn.AvgPool2d(2), LEAKY(0.2), features=16 * 9
+    ),
+    "batch norm": lambda: conv(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), LEAKY(0.2), features=16 * 36),
+    "no activation": lambda: conv(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3), features=8 * 16),
+    "identity skip": lambda: Skip(nn.Tanh, projection=False, norm=False),
+    "identity skip, leaky ReLU, batch norm": lambda: Skip(LEAKY, projection=False, norm=True),
+    "projection skip": lambda: Skip(nn.Tanh, projection=True, norm=False),
+    "projection skip, batch norm": lambda: Skip(LEAKY, projection=True, norm=True),
+}
+
+
+def built(name: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = NETWORKS[name]()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for values in (module.running_mean, module.running_var, module.weight, module.bias):
+                assert values is not None
+                nn.init.uniform_(values, 0.5, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_inverted_from_one_gradient(name):
+    made = case(built(name), (1, 6, 6))
+    found = inverted(made.network, made.gradients)[0]
+    assert mse(found.x, made.x) < 1e-20 and found.label == made.label and not found.degraded
+    # float32 constants, as a slope of 0.2, would leave 1e-9 here.
+    assert found.residual < 1e-10
+
+
+@pytest.mark.parametrize("name", ["biases and strides", "ten classes, three convolutions", "projection skip"])
+def test_an_unknown_clip_factor_is_found(name):
+    made = case(built(name), (1, 6, 6), factor=0.01)
+    found = inverted(made.network, made.gradients)[0]
+    assert found.factor == pytest.approx(0.01, rel=1e-9) and mse(found.x, made.x) < 1e-15
+    with pytest.raises(InconsistentObservation, match="times as long"):
+        inverted(made.network, made.gradients, clipped=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (lambda: conv(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), features=16), "has none|is not"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Tanh()), "the last operation must be a linear layer"),
+        (lambda: Skip(nn.Tanh, projection=False, norm=False, before=True), "a sum must come before its activation"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 4)), "must not follow"),
+    ],
+)
+def test_what_has_no_inverse_is_refused(model, sentence):
+    torch.manual_seed(0)
+    with pytest.raises(NotApplicable, match=sentence):
+        made = case(model(), (1, 6, 6))
+        inverted(made.network, made.gradients)
+
+
+def test_a_layer_that_leaves_its_input_open_is_refused_with_its_number_and_deficit():
+    torch.manual_seed(0)
+    model = conv(nn.Conv2d(1, 16, 3, padding=1), LEAKY(0.2), nn.AvgPool2d(2), features=16 * 9)
+    made = case(model, (1, 6, 6))
+    with pytest.raises(RankDeficient) as refused:
+        inverted(made.network, made.gradients)
+    assert (refused.value.layer, refused.value.deficit) == (2, 16 * 27)
+    found = inverted(made.network, made.gradients, allow_min_norm=True, combination=True)[0]
+    assert "432 dimensions are open" in found.degraded[0] and mse(found.x, made.x) > 1e-6
+
+
+def test_the_wrong_mask_is_noticed():
+    model = built("ten classes, three convolutions")
+    coins = torch.Generator().manual_seed(3)
+    dim = sum(p.numel() for p in model.parameters())
+    keep = torch.rand(dim, generator=coins) < 0.8
+    made = case(model, (1, 6, 6), keep=keep)
+    assert mse(inverted(made.network, made.gradients)[0].x, made.x) < 1e-18
+    # Two of the kept coordinates are taken for two of the dropped ones.
+    wrong = keep[torch.randperm(dim, generator=coins)]
+    wrong = (torch.cumsum(wrong, 0) <= int(keep.sum())) & wrong
+    short = int(keep.sum() - wrong.sum())
+    wrong[(~wrong).nonzero()[:short, 0]] = True
+    part = ReleasedPart(start=0, stop=int(wrong.sum()), kind="coordinates", coordinates=wrong.nonzero()[:, 0])
+    misread = case_of(made, part)
+    with pytest.raises((InconsistentObservation, RankDeficient)):
+        inverted(made.network, misread)
+
+
+def case_of(made, part):
+    """The same numbers under another mask."""
+    from dataclasses import replace
+
+    from attacks.core.recursion.invert import layers_of
+    from attacks.core.recursion.shown import shown
+
+    other = replace(made.structure, parts=(part,))
+    return shown(other, made.released, torch.zeros_like(made.released), layers_of(made.network))
+
+
+def test_random_inputs_and_the_described_forward_pass_are_those_of_the_model():
+    model = built("batch norm").double().eval()
+    made = case(model, (1, 6, 6))
+    inputs = drawn_inputs((1, 6, 6), 3, -1.0, 2.0, made.x)
+    assert float(inputs.min()) >= -1 and float(inputs.max()) <= 2 and float(inputs.std()) > 0.3
+    torch.testing.assert_close(results(made.network, inputs)[made.network.operations[-1].name], model(inputs).detach())
