@@ -5,10 +5,10 @@ Behind every layer the derivatives k by its output are known, so that the gradie
 and so is its output. Both together determine the input where their rank is full; nothing is searched for.
 
 Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum, average pooling and
-batch norms of evaluation; masks and bases of single layers; padded pixels are deleted instead of being equations; both
-roots of the scalar equation, and for three classes or more its solution without labels and under an unknown clip factor.
-The last layer's gaps are filled by its rank of one alone, not by the layer before. The spec's order of work, least
-squares on dense matrices, is replaced by normal matrices from the structure of convolutions, in float64.
+batch norms of evaluation; masks and bases of single layers. Padded pixels are deleted instead of being equations. Both
+roots of the scalar equation are found, and for three classes or more its solution without labels and under an unknown
+clip factor. Normal matrices come from the structure of convolutions, in float64, where the authors' code has dense
+matrices in float32. Gaps of the last layer's gradient are filled by its rank of one alone.
 """
 
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""Single gradients with their equations, by autograd alone: no defense is between, so that batch norms are allowed too."""
+"""Single gradients with their equations, by autograd: no defense is between, so that batch norms are allowed too."""
 
 from dataclasses import dataclass
 

@@ -13,12 +13,21 @@ from attacks.core.network import Operation
 from attacks.core.recursion import least_squares
 from attacks.core.recursion.activations import invert
 from attacks.core.recursion.completion import completed
-from attacks.core.recursion.convolution import Convolved, Geometry, WeightGradient, pooled
+from attacks.core.recursion.convolution import Convolved, KernelGeometry, WeightGradient, pooled
 from attacks.core.recursion.forward import drawn_inputs, results
 from attacks.core.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
 from attacks.core.recursion.invert import inverted
 from attacks.core.recursion.least_squares import Equations, factored, solve
-from attacks.core.recursion.maps import Coefficients, Dense, Factors, Identity, LinearMap, OuterProduct, Reshaped, Then
+from attacks.core.recursion.maps import (
+    Coefficients,
+    Dense,
+    Factors,
+    IdentityMap,
+    LinearMap,
+    OuterProduct,
+    Reshaped,
+    Then,
+)
 
 from .recursion_cases import case, mse
 
@@ -48,10 +57,15 @@ def equations_of(name: str) -> tuple[nn.Conv2d, Convolved, WeightGradient, torch
         layer.weight.copy_(drawn(*layer.weight.shape, seed=3))
         out = tuple(layer(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
     settings = {k: getattr(layer, k) for k in ("kernel_size", "stride", "padding", "dilation", "groups")}
-    geometry = Geometry(settings, shape, out, torch.device("cpu"))
+    geometry = KernelGeometry(settings, shape, out, torch.device("cpu"))
     k = drawn(*out, seed=4)
     seen = drawn(*layer.weight.shape, seed=5) > -0.3
-    return layer, Convolved(layer.weight.detach(), geometry), WeightGradient(k, geometry, tuple(layer.weight.shape), seen), k
+    return (
+        layer,
+        Convolved(layer.weight.detach(), geometry),
+        WeightGradient(k, geometry, tuple(layer.weight.shape), seen),
+        k,
+    )
 
 
 def assert_consistent(one: LinearMap) -> None:
@@ -89,7 +103,7 @@ def test_normal_matrices_of_other_maps_are_those_of_their_equations():
         pool,
         outer,
         OuterProduct(drawn(4), 6, None),
-        Identity((2, 3), like),
+        IdentityMap((2, 3), like),
         Factors(drawn(3, 1, 1), (3, 2, 2)),
         Reshaped(outer, (2, 3)),
         Then(pool, dense),
@@ -99,7 +113,7 @@ def test_normal_matrices_of_other_maps_are_those_of_their_equations():
 
 
 def test_gradient_and_output_of_a_convolution_repeat_each_other_once_for_every_pair_of_filters():
-    """sum W[f', c, a] (K x)[f, c, a] = sum over positions of k[f] (W x)[f']: the stacked rows are never all independent."""
+    """sum W[f', c, a] (K x)[f, c, a] = sum over positions of k[f] (W x)[f']: the rows are never all independent."""
     for name in ("padded", "strided", "dilated", "leaves pixels out"):
         _, output, gradient, k = equations_of(name)
         whole = WeightGradient(k, output.geometry, gradient.shape_out, None)
@@ -119,7 +133,7 @@ def test_deleting_padded_pixels_is_the_system_with_an_equation_for_each_of_them(
     pad = (0, 0, 2, 2)
     wide = functional.pad(x, pad)
     settings = {"kernel_size": layer.kernel_size, "stride": layer.stride, "padding": (0, 0)}
-    geometry = Geometry(settings, tuple(wide.shape), output.shape_out, torch.device("cpu"))
+    geometry = KernelGeometry(settings, tuple(wide.shape), output.shape_out, torch.device("cpu"))
     inside = functional.pad(torch.ones_like(x), pad).flatten() > 0
     rows = [
         WeightGradient(k, geometry, gradient.shape_out, None).columns().T,
@@ -186,16 +200,20 @@ def test_the_margin_of_one_logit_is_among_the_roots(mu):
     # Near the turn the function is flat, and a root has half the digits.
     near = 1e-13 if abs(mu - TURN) > 0.1 else 1e-9
     assert min(abs(one - mu) for one in found) < near * abs(mu)
-    assert LEAST == pytest.approx(-0.2784645, abs=1e-7) and TURN == pytest.approx(1.2784645, abs=1e-7)
+    assert pytest.approx(-0.2784645, abs=1e-7) == LEAST and pytest.approx(1.2784645, abs=1e-7) == TURN
 
 
 def test_a_scalar_below_the_least_is_of_no_example():
     assert len(margins(-0.2)) == 2 and len(margins(0.2)) == 1 and margins(0.0) == [0.0]
-    with pytest.raises(InconsistentObservation, match="must be at least -0.278465 for one example, got -0.3"):
+    with pytest.raises(
+        InconsistentObservation, match=re.escape("must be at least -0.278465 for one example, got -0.3")
+    ):
         margins(-0.3)
 
 
-def head_case(classes: int, *, bias: bool, factor: float, seed: int, shown: bool = True) -> tuple[HeadGradient, torch.Tensor, int]:
+def head_case(
+    classes: int, *, bias: bool, factor: float, seed: int, shown: bool = True
+) -> tuple[HeadGradient, torch.Tensor, int]:
     """A random head, its gradient, its input and label."""
     coins = torch.Generator().manual_seed(seed)
     weight = torch.randn(classes, 30, generator=coins, dtype=torch.float64) / 30**0.5
@@ -298,7 +316,11 @@ class Skip(nn.Module):
     def __init__(self, activation: type[nn.Module], *, projection: bool, norm: bool, before: bool = False) -> None:
         super().__init__()
         width = 12 if projection else 4
-        self.first, self.one, self.two = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, width, 3)
+        self.first, self.one, self.two = (
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Conv2d(4, 6, 3, padding=1),
+            nn.Conv2d(6, width, 3),
+        )
         self.pad = nn.Conv2d(4, width, 3) if projection else nn.Identity()
         if not projection:
             self.two = nn.Conv2d(6, width, 3, padding=1)
@@ -337,7 +359,10 @@ NETWORKS = {
     ),
     "sigmoid": lambda: conv(nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), features=8 * 36),
     "dilation and groups": lambda: conv(
-        nn.Conv2d(1, 8, 3, padding=2, dilation=2), LEAKY(0.2), nn.Conv2d(8, 32, 3, padding=1, groups=2), features=32 * 36
+        nn.Conv2d(1, 8, 3, padding=2, dilation=2),
+        LEAKY(0.2),
+        nn.Conv2d(8, 32, 3, padding=1, groups=2),
+        features=32 * 36,
     ),
     "relu, convolutions": lambda: conv(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), features=32 * 36
@@ -392,7 +417,10 @@ def test_an_unknown_clip_factor_is_found(name):
         (lambda: conv(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), features=16), "has none|is not"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Tanh()), "the last operation must be a linear layer"),
         (lambda: Skip(nn.Tanh, projection=False, norm=False, before=True), "a sum must come before its activation"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 4)), "must not follow"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 4)),
+            "must not follow",
+        ),
     ],
 )
 def test_what_has_no_inverse_is_refused(model, sentence):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def completed(matrix: Tensor, seen: Tensor, column: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """u v^T from the entries that are seen, by spreading from one row over what is connected to it.
+    """U v^T from the entries that are seen, by spreading from one row over what is connected to it.
 
     Args:
         matrix: [rows, columns].

@@ -19,7 +19,7 @@ from torch.nn import functional
 from .maps import LinearMap
 
 
-class Geometry:
+class KernelGeometry:
     """Stride, padding, dilation and groups of a convolution on inputs of one shape, and its map of indices.
 
     Attributes:
@@ -64,7 +64,7 @@ class Geometry:
 class Convolved(LinearMap):
     """The output of a convolution without its bias."""
 
-    def __init__(self, weight: Tensor, geometry: Geometry, *, lossy: bool = False) -> None:
+    def __init__(self, weight: Tensor, geometry: KernelGeometry, *, lossy: bool = False) -> None:
         super().__init__(geometry.shape_in, geometry.shape_out, weight)
         self.weight, self.geometry, self.lossy = weight, geometry, lossy
 
@@ -87,7 +87,9 @@ class Convolved(LinearMap):
         kernels = self.weight.reshape(g.groups, -1, width, g.pixel.shape[0])
         filters = kernels.shape[1]
         diagonal = None if weights is None else weights.reshape(g.groups, filters, g.positions)
-        total = self.like.new_zeros(channels, pixels, channels, pixels) if g.groups > 1 else None
+        total = self.like.new_zeros(0)
+        if g.groups > 1:
+            total = self.like.new_zeros(channels, pixels, channels, pixels)
         for group in range(g.groups):
             own = kernels[group]
             flat = own.permute(0, 2, 1).reshape(filters, -1)  # [filters, offsets * channels]
@@ -105,18 +107,19 @@ class Convolved(LinearMap):
                 chosen = products[0].permute(1, 0, 2)[offset] if diagonal is None else products[position, :, offset]
                 sums.index_add_(0, target, chosen.reshape(-1, width * width))
             block = sums.view(pixels, pixels, width, width).permute(2, 0, 3, 1)
-            if total is None:
+            if g.groups == 1:
                 return block.reshape(self.unknowns, self.unknowns)
             channel = slice(group * width, (group + 1) * width)
             total[channel, :, channel] = block
-        assert total is not None
         return total.view(self.unknowns, self.unknowns)
 
 
 class WeightGradient(LinearMap):
     """What the gradient of a convolution's weight says of its input, as far as it is seen."""
 
-    def __init__(self, slopes: Tensor, geometry: Geometry, filters_shape: tuple[int, ...], seen: Tensor | None) -> None:
+    def __init__(
+        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], seen: Tensor | None
+    ) -> None:
         """From the derivatives by the convolution's output.
 
         Args:
@@ -179,8 +182,10 @@ class WeightGradient(LinearMap):
         return total.view(self.unknowns, self.unknowns)
 
 
-def pooled(settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tuple[int, ...], like: Tensor) -> Convolved:
-    """Average pooling: a convolution of each channel by itself, which forgets where the kernel's windows do not overlap.
+def pooled(
+    settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tuple[int, ...], like: Tensor
+) -> Convolved:
+    """Average pooling: a convolution of each channel by itself, which forgets what its windows average out.
 
     Args:
         settings: `kernel_size`, `stride` and `padding`.
@@ -190,5 +195,5 @@ def pooled(settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tu
     """
     channels, (height, width) = shape_in[0], settings["kernel_size"]
     weight = like.new_full((channels, 1, height, width), 1.0 / (height * width))
-    geometry = Geometry({**settings, "groups": channels}, shape_in, shape_out, like.device)
+    geometry = KernelGeometry({**settings, "groups": channels}, shape_in, shape_out, like.device)
     return Convolved(weight, geometry, lossy=True)

@@ -1,4 +1,4 @@
-"""A network's forward and backward pass from its description alone: what every operation gives, on data of one's own."""
+"""Forward and backward pass of a network from its description alone: what every operation gives, on any data."""
 
 import math
 

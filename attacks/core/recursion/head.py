@@ -1,9 +1,9 @@
 """The last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
 
 One example's gradient of the last weight is rank one, c k x^T, with k = dL/dlogits and c the factor by which a defense
-shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f: two roots below 0, one above (R-GAP,
-section 3.1), and either sign of y. With three classes or more the logarithms of k's entries but the label's are affine
-in the logits, so that one regression gives the scale of x, whatever c is; then c follows.
+shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two roots where
+it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but the label's
+are affine in the logits, so that one regression gives the scale of x, whatever c is; then c follows.
 
 Deviation: the authors search the scalar by 30,000 steps of Adam, and for several classes use labels that are known.
 """
@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from ..errors import InconsistentObservation, NotApplicable
@@ -79,13 +78,21 @@ def margins(h: float) -> list[float]:
             f"<W, dL/dW> of the last layer must be at least {LEAST:.6f} for one example, got {h:.6g}: "
             "the update is of several examples, or not at the rate, mask or parameters that it is said to be"
         )
-    if h >= 0:
-        # -mu / 2 <= h <= -mu there.
-        return [brentq(lambda mu: _scalar(mu) - h, -2 * h - 1, 0.0, xtol=1e-300, rtol=1e-15)] if h > 0 else [0.0]
+    if h == 0:
+        return [0.0]
+    if h > 0:
+        return [_root(h, -2 * h - 1, 0.0)]  # -mu / 2 <= h <= -mu there
     if h <= LEAST:
         return [TURN]
-    low = brentq(lambda mu: _scalar(mu) - h, 0.0, TURN, xtol=1e-300, rtol=1e-15)
-    return [low, brentq(lambda mu: _scalar(mu) - h, TURN, 745.0, xtol=1e-300, rtol=1e-15)]
+    return [_root(h, 0.0, TURN), _root(h, TURN, 745.0)]
+
+
+def _root(h: float, low: float, high: float) -> float:
+    """Where the scalar is h, by halving down to neighbouring floats: it is monotone between the two ends."""
+    falling = _scalar(low) > h
+    while low < (middle := low + (high - low) / 2) < high:
+        low, high = (middle, high) if (_scalar(middle) > h) == falling else (low, middle)
+    return low if abs(_scalar(low) - h) < abs(_scalar(high) - h) else high
 
 
 def _scalar(mu: float) -> float:
@@ -130,7 +137,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
             for one in _binary(both, clipped)
         ]
     elif loss == "cross_entropy" and logits >= 3:
-        found = [_with_bias(head, check) if head.bias_gradient is not None else _without(head, check)]
+        found = [_without(head, check) if (shared := head.bias_gradient) is None else _with_bias(head, shared, check)]
     else:
         raise NotApplicable(f"the loss must be cross-entropy or that of one logit, got {loss} of {logits} logits")
     if not check:
@@ -172,10 +179,8 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
     return found
 
 
-def _with_bias(head: HeadGradient, check: bool) -> HeadCandidate:
+def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate:
     """The bias's gradient is c k."""
-    shared = head.bias_gradient
-    assert shared is not None
     if not bool(shared.any()):
         raise _several("the gradient of its bias vanishes, and that of its weight does not")
     x = head.gradient.T @ shared / shared.square().sum()
@@ -233,9 +238,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
     return HeadCandidate(x=t * v, slopes=slopes, label=label, factor=factor)
 
 
-def _polished(
-    t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor, rounding: float
-) -> float | None:
+def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor, rounding: float) -> float | None:
     """Gauss-Newton on t k(t) = u s, all classes at once, for a factor of 1; None where that does not fit."""
     for _ in range(20):
         p = (slope * t + bias).softmax(dim=0)
@@ -248,7 +251,7 @@ def _polished(
 
 
 def _slopes(logits: Tensor, label: int) -> Tensor:
-    """softmax - one-hot, without cancellation at the label."""
+    """Softmax - one-hot, without cancellation at the label."""
     p = logits.softmax(dim=0)
     k = p.clone()
     k[label] = 0.0

@@ -143,10 +143,11 @@ def _head_gradient(
 ) -> tuple[HeadGradient, int]:
     """The last layer's gradient, completed where a mask left gaps, and how many entries of its input stay open."""
     values = doubled(network)
-    assert head.weight is not None
-    weight = values[head.weight].to(own.weight)
+    weight = values[str(head.weight)].to(own.weight)
     if own.directions:
-        raise NotApplicable("the last layer's gradient must be released in entries, and it is in coefficients of a basis")
+        raise NotApplicable(
+            "the last layer's gradient must be released in entries, and it is in coefficients of a basis"
+        )
     gradient, lost = own.weight, 0
     if own.seen is not None:
         gradient, follows = completed(own.weight, own.seen, own.bias)

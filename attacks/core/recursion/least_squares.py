@@ -16,7 +16,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor
 
 from .convolution import WeightGradient
-from .maps import Identity, LinearMap, OuterProduct
+from .maps import IdentityMap, LinearMap, OuterProduct
 
 LARGEST_GRAM = 6000
 """Unknowns up to which the normal matrix is formed: 288 MB."""
@@ -48,7 +48,7 @@ class Equations:
     source: Source = "output"
 
     def misfit(self, x: Tensor) -> Tensor:
-        """target - map(x)."""
+        """Target - map(x)."""
         return self.target - self.map.apply(x[None])[0]
 
     def weighted(self, values: Tensor) -> Tensor:
@@ -84,15 +84,14 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
         balanced: every set of equations gets the same mean square; else the factors are 1. A gradient is as small as
             the loss's derivative, which says nothing about how good its equations are.
     """
-    total, factors = None, []
+    total, factors = equations[0].map.like.new_zeros(()), []
     for one in equations:
         gram = one.map.gram(one.weights)
         trace = float(gram.diagonal().sum())
         factor = len(gram) / trace if balanced and trace > 0 else 1.0
         factors.append(factor)
         gram *= factor
-        total = gram if total is None else total.add_(gram)
-    assert total is not None
+        total = gram if total.ndim == 0 else total.add_(gram)
     return total, factors
 
 
@@ -158,20 +157,19 @@ def solve(equations: Sequence[Equations], *, weighted: bool = False, shortest: b
         return _iterated(equations)
     gram, factors = normal_matrix(equations, balanced=not weighted)
     made = factored(gram)
-    inverse = None
+    inverse = vectors = gram.new_zeros(())
     if made.rank < made.size and not shortest:
         nothing = gram.new_zeros(equations[0].map.shape_in)
         return Solution(x=nothing, residual=1.0, deficit=made.size - made.rank)
     if made.factor is None:
         values, vectors = torch.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
-        inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0), vectors
+        inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
 
     def step(right: Tensor) -> Tensor:
-        if inverse is not None:
-            return inverse[1] @ (inverse[0] * (inverse[1].T @ right))
-        assert made.factor is not None
-        return torch.cholesky_solve(right[:, None], made.factor)[:, 0]
+        if made.factor is not None:
+            return torch.cholesky_solve(right[:, None], made.factor)[:, 0]
+        return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
     for _ in range(1 + REFINEMENTS):
@@ -261,7 +259,12 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
             pull = torch.linalg.solve_triangular(factor, pull.view(*factor.shape[:2], 1), upper=False)
         return pull.flatten().cpu().numpy()
 
-    operator = LinearOperator((sum(sizes), n), matvec=forward, rmatvec=back, dtype=np.float64)
+    operator = LinearOperator(  # pyright: ignore[reportCallIssue]  # it makes a subclass from functions
+        shape=(sum(sizes), n),
+        matvec=forward,  # pyright: ignore[reportCallIssue]
+        rmatvec=back,  # pyright: ignore[reportCallIssue]
+        dtype=np.float64,
+    )
     right = torch.cat([weigh(one.target, i).flatten() for i, one in enumerate(equations)]).cpu().numpy()
     found, stop = lsmr(operator, right, atol=1e-14, btol=1e-14, conlim=1e14, maxiter=20_000)[:2]
     x = unscaled(torch.as_tensor(found, dtype=like.dtype).to(like.device)).clone()
@@ -270,7 +273,7 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
 
 
 def _gain(one: Equations) -> float:
-    """Root mean square of the map's singular values, by one random vector: the scale that balances sets of equations."""
+    """Root mean square of the map's singular values, by one random vector: what balances sets of equations."""
     coins = torch.Generator().manual_seed(0)
     probe = torch.randn(one.map.shape_in, generator=coins, dtype=torch.float64).to(one.map.like)
     seen = one.map.apply(probe[None])[0]
@@ -299,7 +302,7 @@ def with_prior(equations: Sequence[Equations], centre: Tensor, spread: float) ->
         spread: its standard deviation.
     """
     prior = Equations(
-        map=Identity(equations[0].map.shape_in, centre),
+        map=IdentityMap(equations[0].map.shape_in, centre),
         target=centre,
         weights=torch.full_like(centre, spread**-2),
         layer=equations[0].layer,

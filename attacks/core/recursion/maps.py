@@ -61,7 +61,7 @@ class LinearMap:
         return (columns if weights is None else columns * weights.flatten()) @ columns.T
 
 
-class Identity(LinearMap):
+class IdentityMap(LinearMap):
     """The tensor itself."""
 
     def __init__(self, shape: tuple[int, ...], like: Tensor) -> None:
@@ -91,7 +91,9 @@ class Factors(LinearMap):
         """Entry by entry."""
         return x * self.factors
 
-    adjoint = apply
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The same."""
+        return y * self.factors
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """A diagonal."""
@@ -173,7 +175,7 @@ class OuterProduct(LinearMap):
         self.slopes, self.seen = slopes, seen
 
     def apply(self, x: Tensor) -> Tensor:
-        """k x^T."""
+        """K x^T."""
         product = self.slopes[:, None] * x[:, None, :]
         return product if self.seen is None else product * self.seen
 

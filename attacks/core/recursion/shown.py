@@ -93,22 +93,22 @@ def shown(
     directions = {one.name: _directions(structure, one, spans, released, noise_std) for one in layers}
     _refuse_mixed(structure, layers, spans)
     for one in layers:
-        assert one.weight is not None
-        shape = structure.shapes[structure.names.index(one.weight)] if one.weight in structure.names else None
+        shape = dict(zip(structure.names, structure.shapes, strict=True)).get(str(one.weight))
         if shape is None:
-            raise NotApplicable(f"every layer must be trained, and {one.words or one.name} is frozen: it shares nothing")
+            raise NotApplicable(
+                f"every layer must be trained, and {one.words or one.name} is frozen: it shares nothing"
+            )
         weight, std = released.new_zeros(shape), released.new_zeros(shape)
         where: Tensor | None = torch.zeros(shape, dtype=torch.bool, device=released.device)
         group, bias, bias_std = -1, None, None
-        own, own_noise = values.get(one.weight), noise.get(one.weight)
+        own, own_noise = values.get(str(one.weight)), noise.get(str(one.weight))
         if own is not None and own_noise is not None:
             weight, std, where = own.values, own_noise.values, own.seen
             groups = own.group[own.seen].unique()
             group = int(groups[0]) if len(groups) else -1
-        if one.bias is not None and (shift := values.get(one.bias)) is not None and shift.whole:
-            bias, bias_noise = shift.values, noise[one.bias]
-            assert bias_noise is not None
-            bias_std = bias_noise.values
+        shift, shift_noise = values.get(str(one.bias)), noise.get(str(one.bias))
+        if shift is not None and shift_noise is not None and shift.whole:
+            bias, bias_std = shift.values, shift_noise.values
         whole, rest = [d for d in directions[one.name] if _square(d)], []
         for d in directions[one.name]:
             if d in whole and d.of_weight is not None:
@@ -182,9 +182,7 @@ def _directions(
     return found
 
 
-def _refuse_mixed(
-    structure: Structure, layers: tuple[Operation, ...], spans: Mapping[str, tuple[int, int]]
-) -> None:
+def _refuse_mixed(structure: Structure, layers: tuple[Operation, ...], spans: Mapping[str, tuple[int, int]]) -> None:
     """Refuses bases that mix layers."""
     owner = {name: one.name for one in layers for name in (one.weight, one.bias) if name is not None}
     edges = {edge for span in spans.values() for edge in span}

@@ -17,10 +17,10 @@ from torch import Tensor
 from ..errors import InconsistentObservation, NotApplicable, RankDeficient
 from ..network import Network, Operation
 from .activations import invert
-from .convolution import Convolved, Geometry, WeightGradient, pooled
+from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
 from .forward import doubled
 from .least_squares import Equations, Solution, boxed, solve, with_prior
-from .maps import Coefficients, Dense, Factors, Identity, LinearMap, OuterProduct, Reshaped, Then
+from .maps import Coefficients, Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
 from .shown import LayerGradient
 
 Solver = Literal["ls", "gls", "map"]
@@ -219,14 +219,14 @@ class Walk:
             return
         # The tensor of an identity skip has other takers, whose equations join.
         shape = tuple(rest.value.shape)
-        self._pose(name, Identity(shape, rest.value), rest, source="branch", layer=self._below(name))
+        self._pose(name, IdentityMap(shape, rest.value), rest, source="branch", layer=self._below(name))
 
     # --- passing operations
 
     def _pass_activation(self, one: Operation) -> None:
         if one.name not in self.known:
             raise NotApplicable(
-                f"a sum must come before its activation, and {one.words or one.name} is a summand whose value is unknown"
+                f"a sum must come before its activation, and {one.words or one.name} is a summand of unknown value"
             )
         known = self.known[one.name]
         found = invert(one, known.value)
@@ -319,7 +319,9 @@ class Walk:
         for direction in own.directions:
             if direction.of_weight is not None:
                 shift = 0.0 if direction.of_bias is None else in_bias @ direction.of_bias
-                maps.append((Coefficients(gradient(None), direction.of_weight), direction.values - shift, direction.std))
+                maps.append(
+                    (Coefficients(gradient(None), direction.of_weight), direction.values - shift, direction.std)
+                )
         for each, target, std in maps:
             weights = None
             if self.solver != "ls":
@@ -335,12 +337,23 @@ class Walk:
                 self.largest_residual = max(self.largest_residual, misfit)
 
     def _before_norm(self, one: Operation, known: Known) -> Known:
-        linear, shift = self._linear(one)
-        assert isinstance(linear, Factors)
-        if not bool((linear.factors != 0).all()):
+        factors, shift = self._of_norm(one)
+        if not bool((factors != 0).all()):
             raise NotApplicable(f"the weights of {one.words or one.name} must not be 0: they hide what comes in")
-        variance = None if known.variance is None else known.variance / linear.factors.square()
-        return replace(known, value=(known.value - shift) / linear.factors, variance=variance)
+        variance = None if known.variance is None else known.variance / factors.square()
+        return replace(known, value=(known.value - shift) / factors, variance=variance)
+
+    def _of_norm(self, one: Operation) -> tuple[Tensor, Tensor]:
+        """A batch norm of evaluation: factors, and what it adds, by channel."""
+        below = self.by_name[one.inputs[0]].shape
+        factors = (self.values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
+        if one.weight is not None:
+            factors = factors * self.values[one.weight]
+        shift = -self.values[one.settings["mean"]] * factors
+        if one.bias is not None:
+            shift = shift + self.values[one.bias]
+        by_channel = (-1, *[1] * (len(below) - 1))
+        return factors.view(by_channel).expand(below), shift.view(by_channel)
 
     # --- small things
 
@@ -368,18 +381,15 @@ class Walk:
             case "linear" if weight is not None and len(below) == 1:
                 return Dense(weight, below), zero if bias is None else bias
             case "conv2d" if weight is not None:
-                geometry = Geometry(one.settings, below, one.shape, like.device)
+                geometry = KernelGeometry(one.settings, below, one.shape, like.device)
                 return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
             case "avg_pool2d":
                 return pooled(one.settings, below, one.shape, like), zero
             case "flatten":
-                return Reshaped(Identity(one.shape, like), below), zero
+                return Reshaped(IdentityMap(one.shape, like), below), zero
             case "batch_norm":
-                spread = (self.values[one.settings["variance"]] + one.settings["eps"]).sqrt()
-                factor = spread.reciprocal() if weight is None else weight / spread
-                shift = -self.values[one.settings["mean"]] * factor + (0.0 if bias is None else bias)
-                by_channel = (-1, *[1] * (len(below) - 1))
-                return Factors(factor.view(by_channel), below), shift.view(by_channel)
+                factors, shift = self._of_norm(one)
+                return Factors(factors, below), shift
         raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
 
 
