@@ -14,6 +14,7 @@ from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
 from .rows import Row
+from .still_leaks import still_leaks
 
 
 def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
@@ -95,6 +96,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     if sizes := sizes_words(records):
         said.append(f"Per seed: {sizes}.")
     said += powerless(rows)
+    said += [f"Images of {label}: {sentence}" for label, sentence in still_leaks(rows)]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         said.append(f"Controls that held: {'; '.join(passed)}.")
     # Without any control the banner says so; here one of the two roles is missing.

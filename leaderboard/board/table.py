@@ -25,6 +25,7 @@ from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
 from .rows import Row, rows_from
+from .still_leaks import still_leaks
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
 
@@ -139,6 +140,7 @@ class Board:
             "controls": [dataclasses.asdict(control) for control in self.controls],
             "violations": [dataclasses.asdict(violation) for violation in self.violations],
             "rows": [_tree(row) for row in self.rows],
+            "still_leaks": dict(still_leaks(self.rows)),
             "unranked": [
                 {
                     "id": record.id,

@@ -28,6 +28,7 @@ from ..board.notes import (
     sizes_words,
 )  # fmt: skip
 from ..board.rows import Row
+from ..board.still_leaks import still_leaks
 from ..board.table import Board
 from ..kinds import attacked
 from ..metrics import columns
@@ -133,6 +134,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         "powerless": powerless(board.rows),
         "leaks": leak_words(),
         "floors": _floors(),
+        "still_leaks": still_leaks(board.rows),
         "facts": _facts(board, records),
         "opening": _opening(parts),
         "parts": parts,
