@@ -6,7 +6,8 @@ example moves it by 1/2; the clip norm then moves geometrically towards the quan
 same to any other method of one block: `adapted(pcdp(rank=50))`.
 Deviation: the count's noise follows from the step's multiplier sigma and `share`, where the paper gives it as a number
 of examples s_b: that is a share of (sigma / (2 s_b))^2. Its s_b = B / 20, at B = 200 and sigma = 1, is a share of
-1/400. Its first clip norm is 0.1, and here that of other methods, 1; rate and quantile are the paper's.
+1/400. Its first clip norm is 0.1, and here that of other methods, 1; rate and quantile are the paper's. A norm up to
+1/2048 beyond the clip norm counts in part, so that rounding turns nobody from one to the other.
 Caveat: noise goes with the clip norm. Where the learning rate is so large that noise makes the gradients grow, the clip
 norm follows them, and the noise it: on 10,000 digits at sigma 14 and B 1000 updates grew to 6 times the first at lr 0.1
 (accuracy 0.88), to 35 times at 0.3 (0.16), where a fixed clip norm of 1 is best at lr 1.

@@ -1,8 +1,8 @@
 """Clipped sums from per-example gradients: query, encode, bound, add up; what faster engines must agree with.
 
 Guarantee:
-    Each example adds to a block what `Bound` lets through of it, and nothing else; a non-finite row adds zero, by
-    itself. Sums accumulate in float64, so the order of micro-batches shows in the last digits only.
+    Each example adds to a block what `Block.contributions` lets through of it, and nothing else; a non-finite row adds
+    zero, by itself. Sums accumulate in float64, so the order of micro-batches shows in the last digits only.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ def contributions(
     def finite(point: Tensor | None) -> Tensor:
         return finite_rows(gradients(point))
 
-    def answers(query: Query) -> Tensor:
+    @cache
+    def known(point: Tensor | None) -> Tensor:
+        assert losses is not None  # noqa: S101  by `source`
+        return losses(point)
+
+    def source(query: Query) -> Gradients | ExampleLosses:
         if not getattr(query, "of_losses", False):
-            return query(finite)
+            return finite
         if losses is None:
             raise ValueError(f"{type(query).__name__} must be asked of a model and data, got gradients alone")
-        return query(losses)
+        return known
 
-    return tuple(block.bound(block.codec.encode(answers(block.query))) for block in plan.blocks)
+    return tuple(block.contributions(source(block.query)) for block in plan.blocks)
 
 
 def added_up(plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None) -> tuple[Tensor, ...]:

@@ -2,10 +2,10 @@
 
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
 1. Beside the method's own block a second one of the same batch counts the examples whose contribution is within the
-clip norm before it is bounded, as +1/2 or -1/2 each, so that one example moves the count by 1/2; the clip norm then
-moves geometrically towards the quantile. What is counted is what is bounded: coefficients, where there is a codec.
-The method is told of the noise that the count leaves it. What it computes of its own clip norm besides the bound, as
-the variance that dp_adam_bc takes off, stays as it was.
+clip norm before it is bounded, as +1/2 or -1/2 each (just beyond it, something between), so that one example moves the
+count by at most 1/2; the clip norm then moves geometrically towards the quantile. What is counted is what is bounded:
+coefficients, where there is a codec. The method is told of the noise that the count leaves it. What it computes of its
+own clip norm besides the bound, as the variance that dp_adam_bc takes off, stays as it was.
 
 Guarantee:
     Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as before. The clip
@@ -18,13 +18,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .bound import clip
+from .bound import clip, row_norms
 from .codec import Codec, Everything
 from .defense import Block, Context, Defense, Method, Stateless, StepPlan
 from .query import Gradient, Gradients, NormWithin, Query
+from .rounding import LEAST_SHARE, least_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +45,12 @@ class EncodedNormWithin:
     linear: bool = False
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows 1"]:
-        """Centred indicators: their norm is exactly 1/2 whatever the example is."""
-        return self.within(lambda point: self.codec.encode(self.query(gradients)))
+        """Centred indicators: their norm is at most 1/2 whatever the example is."""
+        rows = self.query(gradients)
+        norms = row_norms(self.codec.encode(rows))
+        least = least_norms(self.codec, self.query, rows, gradients)
+        own = LEAST_SHARE * norms
+        return self.within.answers(norms, own if least is None else torch.maximum(own, least)).to(rows.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

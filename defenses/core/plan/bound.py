@@ -8,7 +8,8 @@ Guarantee:
     For every row v, finite or not, the bounded row has norm at most `sensitivity` (up to float rounding), and
     depends on v alone; what floats cannot scale to the bound becomes zero. A sum of bounded rows therefore
     moves by at most `sensitivity` when one row is added or removed. This holds for `Bound` itself: what a subclass does
-    is not checked, and a claim names it (`verified.py`).
+    is not checked, and a claim names it (`verified.py`). Rows that may be rounding are bounded as if they were longer
+    (`rounding.py`): a subclass with a `__call__` of its own takes `least` too, or no codec and query that subtract.
 """
 
 from __future__ import annotations
@@ -84,12 +85,21 @@ class Bound:
         usable = (factors >= normal.tiny) & (factors <= normal.max)
         return torch.where(usable, factors, 0.0)
 
-    def __call__(self, rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
-        """Bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself."""
+    def __call__(
+        self, rows: Float[Tensor, "rows size"], least: Float[Tensor, " rows"] | None = None
+    ) -> Float[Tensor, "rows size"]:
+        """Bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself.
+
+        Args:
+            rows: to be bounded.
+            least: norms that they are at least taken to have, float64; None where nothing was subtracted.
+        """
         rows = finite_rows(rows)
         if self.kind == "unbounded":
             return rows
-        norms = _norms(rows)
+        norms = row_norms(rows)
+        if least is not None:
+            norms = torch.maximum(norms, least)
         return rows * self.scale(norms, rows.dtype).unsqueeze(1)
 
 
@@ -154,7 +164,7 @@ def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
     return torch.where(good.unsqueeze(1), rows, 0.0)
 
 
-def _norms(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
+def row_norms(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
     """L2 norms in float64; differentiable."""
     norms = torch.linalg.vector_norm(rows, dim=1).double()
     # A float32 square overflows above 1e19 and vanishes below 1e-22, and float64 reductions are many times as slow.

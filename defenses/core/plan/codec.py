@@ -3,6 +3,7 @@
 A codec is a linear map fixed before the batch is drawn. `encode` takes rows into the released space, before
 they are bounded; `decode` takes the noisy sum back to the parameters. What the bound sees after `encode` decides the
 sensitivity, whatever the map is; a codec of ours that is not orthonormal would only decode wrongly, and is refused.
+Those that subtract say below which norm their values may be rounding (`rounding.py`).
 
 Guarantee:
     The codecs of this file treat each row by itself, and remember nothing of it. Of another codec this is assumed, not
@@ -20,6 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .basis import orthonormality_error
+from .bound import row_norms
+from .rounding import LEAST_SHARE
 
 
 @runtime_checkable
@@ -154,6 +157,11 @@ class Scaled:
         """As many values as coordinates."""
         return self.factors.numel()
 
+    @property
+    def gain(self) -> float:
+        """The largest factor."""
+        return float(self.factors.abs().max()) if self.factors.numel() else 1.0
+
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """The rows, scaled."""
         return rows * self.factors.to(rows)
@@ -218,6 +226,10 @@ class Subspace:
         """Inner products with the directions."""
         parts = [self._inner(rows[:, a:b], v.to(rows)) for v, (a, b) in zip(self.bases, self.spans, strict=True)]
         return torch.cat(parts, dim=1) if parts else rows.new_zeros(rows.shape[0], 0)
+
+    def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """A share of the whole rows: coefficients of one at a right angle to the directions are rounding."""
+        return LEAST_SHARE * row_norms(rows)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """The combination of directions that has these coefficients."""
@@ -297,6 +309,10 @@ class Complement:
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """Rows without their part inside the subspace."""
         return rows - self.subspace.project(rows)
+
+    def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
+        """A share of the whole rows: what is left of one inside a span is rounding; coordinates leave zeros."""
+        return None if isinstance(self.subspace, Coordinates) else self.subspace.least(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
         """Values without the noise inside the subspace, where no row reaches; with it if `project_noise` is off."""

@@ -6,13 +6,16 @@ Guarantee:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .bound import row_norms
 from .codec import Codec, Subspace
+from .rounding import LEAST_SHARE, gain_of, least_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +46,18 @@ class Within:
         """Number of released values."""
         return self.codec.size
 
+    @property
+    def gain(self) -> float:
+        """That of the span's codec."""
+        return gain_of(self.codec)
+
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """The span, encoded."""
         return self.codec.encode(rows[:, self.start : self.stop])
+
+    def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
+        """That of the span."""
+        return least_of(self.codec, rows[:, self.start : self.stop])
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """The span, decoded; zero elsewhere."""
@@ -86,10 +98,21 @@ class Stacked:
         """Number of released values of all of them."""
         return sum(codec.size for codec in self.codecs)
 
+    @property
+    def gain(self) -> float:
+        """Those of all codecs together."""
+        return math.hypot(*(factor * gain_of(codec) for codec, factor in zip(self.codecs, self.factors, strict=True)))
+
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """The values of all codecs, one after another."""
         parts = [codec.encode(rows) * factor for codec, factor in zip(self.codecs, self.factors, strict=True)]
         return torch.cat(parts, dim=1)
+
+    def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
+        """Those of all codecs that have one, together."""
+        found = [(least_of(codec, rows), factor) for codec, factor in zip(self.codecs, self.factors, strict=True)]
+        known = [norms * factor for norms, factor in found if norms is not None]
+        return torch.linalg.vector_norm(torch.stack(known), dim=0) if known else None
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """The sum of what each codec makes of its values."""
@@ -142,9 +165,18 @@ class Stretched:
         """As many values as coordinates."""
         return self.subspace.dim
 
+    @property
+    def gain(self) -> float:
+        """The largest factor."""
+        return max(self.rest, float(self.factors.max()) if self.factors.numel() else 0.0)
+
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """The rows, stretched."""
         return self._stretched(rows, self.factors, self.rest)
+
+    def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """A share of the rows at their longest: a row that is made far shorter is what a subtraction leaves."""
+        return LEAST_SHARE * self.gain * row_norms(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
         """The values, stretched back."""

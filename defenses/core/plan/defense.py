@@ -33,7 +33,8 @@ from .codec import Codec, Coordinates
 from .layout import Layout
 from .post import Post, identity
 from .public import GradientBatch, PublicRows, Rows, disjoint, draw
-from .query import Query, gradient
+from .query import ExampleLosses, Gradients, Query, gradient
+from .rounding import least_norms
 
 State = Any
 """What a method remembers between steps: None, numbers, strings, tensors; tuples, lists, dicts of those."""
@@ -84,6 +85,16 @@ class Block:
         object.__setattr__(self, "share", float(self.share))
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
+
+    def contributions(self, source: Gradients | ExampleLosses) -> Float[Tensor, "rows size"]:
+        """What each example adds: query, encode, bound; the one place where rows are bounded.
+
+        Args:
+            source: gradients of the examples, or losses for a query of those.
+        """
+        answers = self.query(source)
+        encoded, least = self.codec.encode(answers), least_norms(self.codec, self.query, answers, source)
+        return self.bound(encoded) if least is None else self.bound(encoded, least)
 
     def noise_std(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise on each released value, in the block's own units."""

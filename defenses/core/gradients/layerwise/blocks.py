@@ -1,14 +1,14 @@
 """Clipped sums of a plan's blocks from factored per-example gradients, with rows for examples of doubtful norm.
 
 Guarantee:
-    An example's contribution is what `Bound` makes of its row. Norms come from the terms; where rounding may have
-    moved one by more than a trusted fraction, or it lies near the ends of the number format, that example's row is
-    formed and bounded by the reference. A non-finite row adds zero, by itself.
+    An example's contribution is what `Block` makes of its row, least norms included. Norms come from the terms; where
+    rounding may have moved one by more than a trusted fraction, or it lies near the ends of the number format, that
+    example's row is formed and bounded by the reference. A non-finite row adds zero, by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,7 +20,8 @@ from ...plan.bound import Bound, finite_rows
 from ...plan.codec import Complement, Coordinates, Everything, Subspace
 from ...plan.defense import Block
 from ...plan.implicit import ImplicitSubspace, OuterDirections
-from ...plan.query import Gradient, NormWithin
+from ...plan.query import Gradient, Gradients, NormWithin
+from ...plan.rounding import LEAST_SHARE
 from .factors import FactoredGradient, Squares, parts
 from .linear import Outer
 
@@ -52,14 +53,14 @@ class BatchGradients:
         dim: length of a row.
         examples: number of rows.
         like: device and dtype of the rows.
-        known: coefficients along the subspaces of the plan, which several blocks may share.
+        known: of the subspaces of the plan, which several blocks may share, coefficients and least norms of them.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
     dim: int
     examples: int
     like: Tensor
-    known: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    known: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Whole rows of some examples."""
@@ -95,7 +96,7 @@ class BatchGradients:
         if isinstance(block.query, NormWithin):
             return self._by_norm(block, block.query)
         if isinstance(block.codec, Subspace):
-            return block.bound(self._coefficients(block.codec)).sum(dim=0, dtype=torch.float64)
+            return block.bound(*self._along(block.codec)).sum(dim=0, dtype=torch.float64)
         if block.bound.kind == "unbounded":
             # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
@@ -140,7 +141,7 @@ class BatchGradients:
     def _beside(self, subspace: Subspace) -> Squares:
         """Squared norms in the complement of a subspace: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
         # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
-        coefficients = self._coefficients(subspace).double()
+        coefficients = self._along(subspace)[0].double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
         for basis, c in zip(subspace.bases, coefficients.split(subspace.ranks, dim=1), strict=True):
             gram = (basis.T @ basis).double()
@@ -149,14 +150,16 @@ class BatchGradients:
         whole = self._squares
         # The difference of numbers of the size of |g|².
         rounding = 32 * torch.finfo(self.like.dtype).eps * whole.value
-        return Squares((whole.value - inside + again).clamp(min=0), whole.slack + rounding)
+        least = LEAST_SHARE**2 * whole.value  # (`rounding.py`)
+        return Squares(torch.maximum(whole.value - inside + again, least), whole.slack + rounding)
 
-    def _coefficients(self, subspace: Subspace) -> Float[Tensor, "rows size"]:
-        """Inner products with every direction; NaN for rows that are not finite."""
+    def _along(self, subspace: Subspace) -> tuple[Float[Tensor, "rows size"], Float[Tensor, " rows"]]:
+        """Inner products with every direction, NaN for rows that are not finite; and least norms (`rounding.py`)."""
         # By identity, which holds while the plan is alive: DPDR's two blocks share one subspace.
         if id(subspace) in self.known:
             return self.known[id(subspace)]
-        found = []
+        found: list[Tensor] = []
+        norms: dict[int, Tensor] = {}  # by number of the term
         parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
         for part, (first, last) in zip(parts_of, subspace.spans, strict=True):
             if isinstance(part, OuterDirections) and (factors := self.outer(first, last)) is not None:
@@ -164,14 +167,26 @@ class BatchGradients:
                 continue
             basis = part.basis if isinstance(part, OuterDirections) else part
             total = self.like.new_zeros(self.examples, basis.shape[1])
-            for spans, term in self.terms:
+            for number, (spans, term) in enumerate(self.terms):
                 if all(stop <= first or start >= last for start, stop in spans):
                     continue
-                total = total + term.coefficients(_within(basis.to(self.like), first, spans))
+                products, norms[number] = term.along(_within(basis.to(self.like), first, spans))
+                total = total + products
             found.append(total)
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
-        self.known[id(subspace)] = torch.where(self._finite.unsqueeze(1), coefficients, torch.nan)
+        self.known[id(subspace)] = (
+            torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),
+            LEAST_SHARE * self._lengths(norms),
+        )
         return self.known[id(subspace)]
+
+    def _lengths(self, known: Mapping[int, Tensor]) -> Float[Tensor, " rows"]:
+        """Norms of whole rows from those of terms, of which some are known by number."""
+        # Not `_squares`: inner products between positions may cancel, and then say nothing of the length.
+        norms = [known[i] if i in known else term.norms() for i, (_, term) in enumerate(self.terms)]
+        if not norms:
+            return torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
+        return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     @cached_property
     def _finite(self) -> Bool[Tensor, " rows"]:
@@ -194,7 +209,7 @@ class BatchGradients:
             terms = tuple((spans, term.without(doubtful)) for spans, term in self.terms)
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
-                total += block.bound(block.codec.encode(finite_rows(rows))).sum(dim=0, dtype=torch.float64)
+                total += block.contributions(_given(rows)).sum(dim=0, dtype=torch.float64)
         # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of one row.
         encoded = block.codec.encode(self._sum(terms, factors).unsqueeze(0))[0]
         return encoded if total is None else total + encoded
@@ -217,18 +232,25 @@ class BatchGradients:
     def _by_norm(self, block: Block, query: NormWithin) -> Float[Tensor, " size"]:
         """A question about the norm alone; rows for those whose answer rounding might turn."""
         squares = self._squares
-        answers = query.answers(squares.value.sqrt().unsqueeze(1)).to(self.like.dtype)
-        # The answer jumps at the threshold: within rounding of it the row decides, as it does in the reference.
+        norms = squares.value.sqrt()
+        answers = query.answers(norms, LEAST_SHARE * norms).to(self.like.dtype)
+        # The answer turns just beyond the threshold: there the row decides where a norm is not known to last digits.
         limit = query.threshold**2
-        near = (squares.value - limit).abs() <= squares.slack + _TRUSTED * limit
+        near = (squares.value - limit).abs() <= squares.slack + (_TRUSTED + 3 * LEAST_SHARE) * limit
+        near &= ~(squares.slack <= 0.01 * _TRUSTED * limit)
         for part, rows in self._some_rows(torch.nonzero(near | ~_in_range(squares.value)).flatten()):
-            answers[part] = query(lambda _point, rows=rows: finite_rows(rows))
+            answers[part] = query(_given(rows))
         return block.bound(block.codec.encode(answers)).sum(dim=0, dtype=torch.float64)
 
     def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Whole rows of the examples with these numbers, a few at a time."""
         for part in parts(len(which), self.dim * self.like.element_size(), self.like, wide=True):
             yield which[part], self.rows(which[part])
+
+
+def _given(rows: Tensor) -> Gradients:
+    finite = finite_rows(rows)
+    return lambda _point: finite
 
 
 def _in_range(squares: Tensor) -> Tensor:

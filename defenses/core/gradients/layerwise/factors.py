@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...plan.bound import row_norms
+
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 # A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
@@ -117,9 +119,15 @@ class FactoredGradient:
         kept = mask.to(self.like)
         return self._collect(lambda rows: (rows * kept).square().sum(dim=1))
 
-    def coefficients(self, basis: Float[Tensor, "size k"]) -> Float[Tensor, "rows k"]:
-        """Inner products with the columns of a basis."""
-        return torch.cat([rows @ basis for _, rows in self.chunks(wide=True)])
+    def along(self, basis: Float[Tensor, "size k"]) -> tuple[Float[Tensor, "rows k"], Float[Tensor, " rows"]]:
+        """Inner products with the columns of a basis, and norms."""
+        found = [(rows @ basis, row_norms(rows)) for _, rows in self.chunks(wide=True)]
+        products, norms = zip(*found, strict=True)
+        return torch.cat(products), torch.cat(norms)
+
+    def norms(self) -> Float[Tensor, " rows"]:
+        """Norms in float64, up to a few last digits whatever cancels in `squares`."""
+        return torch.cat([row_norms(rows) for _, rows in self.chunks()])
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """All rows, a few examples at a time.
@@ -184,9 +192,13 @@ class GradientRows(FactoredGradient):
         # Infinite where a square overflows: such a row is then looked at entry by entry (`BatchGradients._finite`).
         return torch.linalg.vector_norm(self.values, dim=1).double()
 
-    def coefficients(self, basis: Tensor) -> Tensor:
-        """One product."""
-        return self.values @ basis
+    def along(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """One product, and one pass for the norms."""
+        return self.values @ basis, self.norms()
+
+    def norms(self) -> Tensor:
+        """In one pass over the rows."""
+        return row_norms(self.values)
 
 
 class Lookup(FactoredGradient):

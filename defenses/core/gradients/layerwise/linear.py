@@ -40,18 +40,21 @@ class Outer(FactoredGradient):
         """By the factors' norms."""
         return product_size(self.inputs, self.signals)
 
+    def norms(self) -> Tensor:
+        """|s| |x|, each in float64, where no square of a float32 overflows."""
+        first, second = (torch.linalg.vector_norm(v, dim=1, dtype=torch.float64) for v in (self.inputs, self.signals))
+        return first * second
+
     def squares(self) -> Squares:
-        """|s|² |x|², each in float64, where no square of a float32 overflows."""
-        sides = (torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (self.inputs, self.signals))
-        first, second = sides
-        return Squares.exact((first * second).square())
+        """Those of the norms, in which nothing cancels."""
+        return Squares.exact(self.norms().square())
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
         kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).to(self.like)
         return Squares.exact((self.signals.square() @ kept).mul_(self.inputs.square()).sum(dim=1))
 
-    def coefficients(self, basis: Float[Tensor, "size k"]) -> Float[Tensor, "rows k"]:
+    def along(self, basis: Float[Tensor, "size k"]) -> tuple[Float[Tensor, "rows k"], Float[Tensor, " rows"]]:
         """sᵀ B_k x for every direction: one product with all directions, then one with the signals."""
         outputs, directions = self.signals.shape[1], basis.shape[1]
         # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy the inputs for each.
@@ -61,7 +64,7 @@ class Outer(FactoredGradient):
         for part in parts(self.examples, 2 * wide.shape[1] * self.like.element_size(), self.like, wide=True):
             inner = (self.inputs[part] @ wide).unflatten(1, (directions, outputs))
             found.append(torch.bmm(inner, self.signals[part].unsqueeze(2)).squeeze(2))
-        return torch.cat(found)
+        return torch.cat(found), self.norms()
 
 
 class OuterSum(FactoredGradient):

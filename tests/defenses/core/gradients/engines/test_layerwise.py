@@ -26,9 +26,10 @@ from defenses.core import (
 )
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise import convolution, linear
+from defenses.core.gradients.layerwise import blocks, convolution, linear
 from defenses.core.gradients.layerwise.cost import Strategy, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
+from defenses.core.plan import codec, query
 
 from .architectures import NAMES, problem
 from .duties import assert_same_rows, by_loop, snapshot
@@ -119,6 +120,14 @@ def test_sums_are_the_references_under_every_plan(name):
     made = problem(name)
     rows = by_loop(made)
     assert_same_sums(made, rows, plans(rows))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(name, monkeypatch):
+    for module in (blocks, codec, query):  # so that ordinary rows are of that kind
+        monkeypatch.setattr(module, "LEAST_SHARE", 0.9)
+    made = problem(name)
+    assert_same_sums(made, by_loop(made), ("subspace", "subspaces", "complement", "three blocks"))
 
 
 @pytest.mark.parametrize("name", [n for n in KNOWN if "conv" in n or "sequence" in n or n == "small_resnet"])
