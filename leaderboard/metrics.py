@@ -259,6 +259,11 @@ _TABLE = (
         # Chance is 1 / |D|, which is in the metric's detail.
         name="iip", kind="reconstruction", label="identified", better="lower", digits=2, pictured=True,
     ),
+    KnownMetric(
+        # What the claim allows anybody who picks the image out of as many, by what the ledger proves.
+        name="rero_bound", kind="reconstruction", label="identified at most", better="lower", digits=2,
+        over_attacks="leading", reported=False, pictured=True,
+    ),
     KnownMetric(name="coverage", kind="reconstruction", label="pixels decided", better="lower", pictured=True),
     KnownMetric(name="certified", kind="reconstruction", label="images proved", better="lower", pictured=True),
     KnownMetric(

@@ -24,6 +24,7 @@ from ..plan.cells import Cell
 from ..plan.request import seed_of_data
 from ..scoring.images import ImageValues, summed_up
 from ..scoring.reconstruction import best_match, compare
+from ..scoring.robustness import bound_metric, refuted
 from .outcome import Outcome, column, finite_claim, world_of
 from .simulate import Shared, simulate_share
 
@@ -78,8 +79,12 @@ class SharedUpdates:
         flags = [*sorted({one.result.status for one in seen} - {"ok"}), *remarks]
         if matched and noisy:
             flags.append("noise_matched")
+        metrics = summed_up([one.values for one in seen])
+        metrics["rero_bound"] = bound_metric(last.ledger, min(CROWD, len(splits.non_member)))
+        if not request.never_saw and refuted(metrics["iip"], metrics["rero_bound"]):
+            flags.append("claim_violated")
         return Outcome(
-            metrics=summed_up([one.values for one in seen]),
+            metrics=metrics,
             task={
                 "digest": splits.digest,
                 "parameters": self._parameters(),

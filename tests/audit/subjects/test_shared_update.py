@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtr, ndtri
 
 from attacks.core import Observation, Reconstruction
 from audit.catalog import methods as catalog
@@ -94,6 +95,24 @@ def test_the_same_targets_and_weights_are_asked_of_every_defense(suite_of, watch
     outcome(suite, "sgd", "none", "positive")
     start = [target.logits(PHOTOS.public.inputs[:2]) for target, _ in watched.seen]
     assert all(torch.equal(start[0], other) for other in start)
+
+
+def test_success_stands_beside_its_floors_and_what_the_claim_allows(suite_of, watched):
+    suite = suite_of(TEXT)
+    quiet, noisy = outcome(suite, noise="none"), outcome(suite)
+    for found in (quiet, noisy):
+        assert found.metrics["iip"].detail["size_of_d"] == 2 + 64
+        assert found.metrics["psnr_match"].detail["of"] == 1
+        matches = np.array(found.arrays["public_match"], dtype=np.float32)
+        public = PHOTOS.public.inputs.flatten(1).numpy()
+        assert all((public == one).all(axis=1).any() for one in matches)
+        gray = found.metrics["gain_over_mean"].value
+        assert gray is not None and abs(gray) < 3  # what the double returns
+    assert quiet.metrics["rero_bound"].value is None
+    assert "nothing is proved" in str(quiet.metrics["rero_bound"].reason)
+    bound, sigma = noisy.metrics["rero_bound"], noisy.noise_multiplier
+    assert sigma is not None and bound.value == pytest.approx(ndtr(ndtri(1 / 65) + 1 / sigma))
+    assert "claim_violated" not in noisy.flags
 
 
 def test_without_noise_nothing_is_drawn_and_nothing_is_claimed(suite_of, watched):

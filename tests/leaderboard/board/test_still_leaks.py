@@ -1,4 +1,4 @@
-"""The sentence of each defense on what still leaks: both floors count, a failure is no safety, and nothing has power."""
+"""The sentence of each defense on what still leaks: both floors count, failing is no safety, nothing has its power."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,163 @@
+"""Reconstruction robustness: what a claim allows any attacker who picks the truth out of some candidates.
+
+Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023
+(arXiv:2302.07225): whoever succeeds with chance at most kappa before seeing the releases, succeeds afterwards with at
+most the largest probability that the releases with the record give to an event that those without it give kappa. For
+one Gaussian that is Phi(Phi^-1(kappa) + 1/sigma); for sampled ones it is found by Monte Carlo, whose estimate is no
+bound by itself: its upper confidence limit is.
+
+Guarantee:
+    Relation add/remove or zero-out, each release a Gaussian at `noise_multiplier` whatever its codec: a mask or a
+    projection changes what is released and not the bound. The candidates have to be exchangeable with the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+from scipy import stats
+from scipy.special import ndtr, ndtri
+
+from defenses.core import Ledger
+from leaderboard.records.record import Metric
+
+RESAMPLES = 1000
+"""Of the bootstrap of a Monte-Carlo estimate."""
+
+VIOLATION = 1e-4
+"""A success this improbable under the bound refutes the claim: small, because a board looks at many cells."""
+
+_NUMBERS = 10_000_000
+"""Random numbers in memory at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessBound:
+    """A bound on the chance of success.
+
+    Attributes:
+        value: the bound, or its estimate.
+        upper: its upper 97.5 % confidence limit; the value where it is exact.
+        samples: of the Monte Carlo; 0 where it is exact.
+    """
+
+    value: float
+    upper: float
+    samples: int = 0
+
+
+def reconstruction_bound(
+    kappa: float,
+    *,
+    noise_multiplier: float,
+    steps: int = 1,
+    sample_rate: float = 1.0,
+    samples: int = 200_000,
+    seed: int = 0,
+) -> RobustnessBound:
+    """Largest chance to pick the truth, of an attacker who sees all releases and knows everybody else.
+
+    Args:
+        kappa: chance without the releases, in (0, 1): 1/n for n candidates that are equally likely.
+        noise_multiplier: noise std / sensitivity of each step.
+        steps: number of releases.
+        sample_rate: chance to take part in a step (Poisson sampling); 1 for every step, where the bound is exact.
+        samples: of the Monte Carlo.
+        seed: of the Monte Carlo.
+
+    Raises:
+        ValueError: an argument out of range, or so little noise that `samples` do not give the mean of the likelihood
+            ratio, which is 1.
+    """
+    if not 0 < kappa < 1:
+        raise ValueError(f"kappa must be in (0, 1), got {kappa}")
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier}")
+    if not 0 < sample_rate <= 1:
+        raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
+    for name, value, least in (("steps", steps, 1), ("samples", samples, math.ceil(10 / kappa))):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if sample_rate == 1:
+        value = gaussian_bound(kappa, math.sqrt(steps) / noise_multiplier)
+        return RobustnessBound(value=value, upper=value)
+    ratios = _likelihood_ratios(noise_multiplier, steps, sample_rate, samples, seed)
+    error = float(ratios.std(ddof=1)) / math.sqrt(samples)
+    if abs(float(ratios.mean()) - 1) > 3 * error:
+        raise ValueError(
+            f"samples must be enough for a mean likelihood ratio of 1, got {ratios.mean():.3g} of {samples} "
+            f"at noise_multiplier {noise_multiplier}; take more, or sample_rate 1 for a bound that is exact"
+        )
+    ranked, share = np.sort(ratios)[::-1], math.ceil(samples * kappa)
+    value = float(ranked[:share].sum() / samples)
+    return RobustnessBound(
+        value=min(1.0, value), upper=min(1.0, _upper(ranked, share, np.random.default_rng([seed, 1]))), samples=samples
+    )
+
+
+def gaussian_bound(kappa: float, mu: float) -> float:
+    """The same for Gaussians of total shift mu, in standard deviations of their noise."""
+    return float(ndtr(ndtri(kappa) + mu))
+
+
+def bound_metric(ledger: Ledger, others: int) -> Metric:
+    """The bound on `iip` of an update in which the record is known to be.
+
+    Args:
+        ledger: what was released of the batch.
+        others: candidates beside the truth, exchangeable with it. Other truths are none: who knows them rules them out.
+    """
+
+    def without(reason: str) -> Metric:
+        return Metric(value=None, n=others + 1, better="lower", reason=reason)
+
+    if others < 1:
+        return without("there are no other images that the truth would have to be told from")
+    if reasons := sorted({entry.reason for entry in ledger.entries if entry.reason}):
+        return without(f"nothing is proved: {'; '.join(reasons)}")
+    if any(entry.noise_multiplier is None or entry.row is not None for entry in ledger.entries):
+        return without("noise is correlated over steps, of which no bound is computed")
+    # Gaussians compose by their squares; participation is known, so that no sampling amplifies.
+    squares = sum(entry.steps / entry.noise_multiplier**2 for entry in ledger.entries if entry.noise_multiplier)
+    kappa = 1 / (others + 1)
+    detail: dict[str, float | int | str | None] = {"kappa": kappa, "mu": math.sqrt(squares)}
+    value = gaussian_bound(kappa, math.sqrt(squares))
+    return Metric(value=value, n=others + 1, better="lower", reason="computed exactly", detail=detail)
+
+
+def refuted(success: Metric, bound: Metric) -> bool:
+    """Whether so much success has a chance below `VIOLATION` under the bound.
+
+    Args:
+        success: a share of targets, as `iip`.
+        bound: of the same targets.
+    """
+    if success.value is None or bound.value is None or not success.n:
+        return False
+    return float(stats.binom.sf(math.floor(success.value * success.n + 1e-9) - 1, success.n, bound.value)) < VIOLATION
+
+
+def _likelihood_ratios(noise_multiplier: float, steps: int, sample_rate: float, samples: int, seed: int) -> ndarray:
+    """Ratios of "took part" to "did not", of releases that the record took no part in."""
+    draw, logs = np.random.default_rng([seed, 0]), np.zeros(samples)
+    together = max(1, _NUMBERS // samples)
+    for first in range(0, steps, together):
+        w = draw.normal(scale=noise_multiplier, size=(samples, min(together, steps - first)))
+        # log(1 - q + q exp((2 w - 1) / (2 sigma^2))), which may overflow before the logarithm.
+        inside = (2 * w - 1) / (2 * noise_multiplier**2)
+        logs += np.logaddexp(math.log1p(-sample_rate), math.log(sample_rate) + inside).sum(axis=1)
+    return np.exp(logs)
+
+
+def _upper(ranked: ndarray, share: int, draw: np.random.Generator) -> float:
+    """The 97.5 % quantile of the bootstrap of (1/N) times the sum of the `share` largest."""
+    # Only the top is resampled: how often each occurs in a resample is Poisson(1), up to the sum of all.
+    top = ranked[: min(len(ranked), share + math.ceil(8 * math.sqrt(share)) + 1)]
+    found = np.empty(RESAMPLES)
+    for at in range(RESAMPLES):
+        before = np.minimum(draw.poisson(1.0, len(top)).cumsum(), share)
+        found[at] = np.diff(before, prepend=0) @ top
+    return float(np.quantile(found, 0.975)) / len(ranked)
