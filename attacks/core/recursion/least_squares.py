@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from scipy.linalg.lapack import dpstrf
 from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor
 
@@ -23,6 +24,9 @@ LARGEST_GRAM = 6000
 
 RANK_TOLERANCE = 1e-10
 """Of eigenvalues of the normal matrix, relative to the largest: 1e-5 of singular values."""
+
+BORDERLINE = 0.1
+"""Pivots between this multiple of the tolerance and its inverse decide nothing."""
 
 REFINEMENTS = 2
 
@@ -122,9 +126,20 @@ def factored(gram: Tensor) -> Factored:
 
 
 def rank_of(gram: Tensor) -> int:
-    """Rank by eigenvalues of a normal matrix."""
+    """Rank of equations by their normal matrix: pivots of a pivoted Cholesky factor, eigenvalues where one is close.
+
+    Pivots take a tenth of the time of eigenvalues. Where all are well above or well below the tolerance, both agree.
+    """
+    largest = float(gram.diagonal().max())
+    if not largest > 0:
+        return 0
+    tolerance = RANK_TOLERANCE * largest
+    factor, _, rank, _ = dpstrf(gram.cpu().numpy(), tol=BORDERLINE * tolerance, lower=1)
+    pivots = np.diag(factor)[:rank] ** 2
+    if not (pivots < tolerance / BORDERLINE).any():
+        return int(rank)
     values = torch.linalg.eigvalsh(gram)
-    return int((values > RANK_TOLERANCE * values[-1]).sum()) if float(values[-1]) > 0 else 0
+    return int((values > RANK_TOLERANCE * values[-1]).sum())
 
 
 def condition(gram: Tensor, factor: Tensor) -> float:

@@ -1,0 +1,243 @@
+"""Rank analysis: whether a recursion from the gradient determines the input of every layer, before there are any data.
+
+A layer's equations are those of its weight's gradient, K x = g, and of its output, W x = z - b. Counting them decides
+nothing, because they depend on each other: for every pair of filters one row too many, and more. So ranks are those of
+matrices, with K from a forward and backward pass on random inputs. Under a mask K loses the rows of what was dropped,
+while W stays: weights are public.
+
+What lies behind a layer restricts its input further, where a layer has more outputs than its own input has dimensions:
+outputs lie in the range of W. The recursion does not use these virtual constraints, which are linear in the output and
+not in the input; a search for inputs does. R-GAP, section 4, calls deficits less virtual constraints RA-i.
+Caveat: no public code computes that index, and its sign and sums here are this project's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NotApplicable
+from ..network import Network, Operation
+from .activations import invert
+from .completion import completed
+from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
+from .forward import derivatives, doubled, results
+from .invert import layers_of
+from .least_squares import Equations, condition, factored, normal_matrix, rank_of
+from .maps import Dense, LinearMap, OuterProduct, Reshaped, Then
+from .walk import ACTIVATIONS, without_identities
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What the equations of one layer determine of its input.
+
+    Attributes:
+        layer: counted from 1 at the input.
+        words: what it is in the model's own words.
+        unknowns: dimensions of its input.
+        outputs: equations of its output.
+        rank_outputs: their rank.
+        gradients: equations of its weight's gradient that the release shows.
+        rank_gradients: their rank.
+        rank: of both together.
+        condition: condition number of both, each scaled to a mean square of 1; None where the rank is not full.
+        deficit: unknowns less rank.
+        virtual: outputs beyond their rank: virtual constraints on inputs of later layers.
+        index: deficit less the virtual constraints of all layers before (RA-i): positive where no attack on these
+            equations can succeed.
+    """
+
+    layer: int
+    words: str
+    unknowns: int
+    outputs: int
+    rank_outputs: int
+    gradients: int
+    rank_gradients: int
+    rank: int
+    condition: float | None
+    deficit: int
+    virtual: int
+    index: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, Tensor]:
+    """A uniformly random set of the layers' coordinates of a fixed size, by name of the parameter: True is released.
+
+    Args:
+        network: of which all layers are trained.
+        sparsity: fraction dropped.
+        seed: of the draw.
+    """
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
+    names = [name for one in layers_of(network) for name in (one.weight, one.bias) if name is not None]
+    sizes = [network.parameters[name].numel() for name in names]
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    kept = torch.zeros(sum(sizes), dtype=torch.bool)
+    kept[order[int(sparsity * sum(sizes)) :]] = True
+    pieces = zip(names, kept.split(sizes), strict=True)
+    return {name: piece.view(network.parameters[name].shape) for name, piece in pieces}
+
+
+def rank_analysis(network: Network, seen: Mapping[str, Tensor] | None = None, *, seed: int = 0) -> list[RankReport]:
+    """A report for every layer, from the input to the last one.
+
+    Args:
+        network: with at most one input.
+        seen: name of a parameter -> bool in its shape, what is released of its gradient; None: everything.
+        seed: of the random input behind K, a normal one.
+
+    Raises:
+        NotApplicable: an operation is of no kind that is known, or the last one is no linear layer.
+    """
+    network = without_identities(network)
+    layers = layers_of(network)
+    by_name = {one.name: one for one in network.operations}
+    (first,) = (one for one in network.operations if one.kind == "input")
+    values = doubled(network)
+    like = values[str(layers[-1].weight)]
+    coins = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(like)
+    found, slopes = results(network, inputs), derivatives(network, inputs, label=0)
+    reports, virtual = [], 0
+    for number, one in enumerate(layers, start=1):
+        shown = None if seen is None else seen[str(one.weight)].to(like.device)
+        gradient, output = _maps(one, by_name, values, slopes[one.name], shown)
+        if one is layers[-1]:
+            report = _head(one, number, gradient, values, shown, virtual)
+        else:
+            behind, weights = _behind(network, one, output, found)
+            report = _report(number, one, gradient, output, behind, weights, virtual)
+        virtual += report.virtual
+        reports.append(report)
+    return reports
+
+
+def _maps(
+    one: Operation, by_name: Mapping[str, Operation], values: Mapping[str, Tensor], slopes: Tensor, seen: Tensor | None
+) -> tuple[WeightGradient | OuterProduct, LinearMap]:
+    """K and W of a layer."""
+    weight, below = values[str(one.weight)], by_name[one.inputs[0]].shape
+    if one.kind == "linear":
+        return OuterProduct(slopes, weight.shape[1], seen), Dense(weight, below)
+    geometry = KernelGeometry(one.settings, below, one.shape, weight.device)
+    return WeightGradient(slopes, geometry, tuple(weight.shape), seen), Convolved(weight, geometry)
+
+
+def _behind(
+    network: Network, one: Operation, output: LinearMap, found: Mapping[str, Tensor]
+) -> tuple[LinearMap | None, Tensor | None]:
+    """What of a layer's output the recursion knows: the map to it, and which entries; None before a sum."""
+    while True:
+        takers = [each for each in network.operations if one.name in each.inputs]
+        if len(takers) != 1 or takers[0].kind == "add":
+            return None, None
+        (taker,) = takers
+        if taker.kind in ACTIVATIONS:
+            known = invert(taker, found[taker.name][0]).known
+            return output, None if known is None else known.to(output.like).view(output.shape_out)
+        if taker.kind == "avg_pool2d":
+            output = Then(output, pooled(taker.settings, one.shape, taker.shape, output.like))
+        elif taker.kind == "flatten":
+            output = Then(output, Reshaped(Dense(torch.eye(taker.shape[0]).to(output.like), taker.shape), one.shape))
+        elif taker.kind in ("linear", "conv2d"):
+            return output, None  # its input is solved for
+        elif taker.kind != "batch_norm":
+            raise NotApplicable(f"every layer must be one that can be inverted, and {taker.words or taker.name} is not")
+        one = taker
+
+
+def _report(
+    number: int,
+    one: Operation,
+    gradient: WeightGradient | OuterProduct,
+    output: LinearMap,
+    behind: LinearMap | None,
+    weights: Tensor | None,
+    virtual: int,
+) -> RankReport:
+    nothing = output.like.new_zeros(())
+    sets = [Equations(map=gradient, target=nothing)]
+    if behind is not None:
+        sets.append(Equations(map=behind, target=nothing, weights=weights))
+    rank_outputs = 0 if behind is None else _rank(behind, weights)
+    size = gradient.unknowns
+    gram, _ = normal_matrix(sets)
+    made = factored(gram)
+    count = 0 if behind is None else int(torch.Size(behind.shape_out).numel() if weights is None else weights.sum())
+    deficit = size - made.rank
+    return RankReport(
+        layer=number,
+        words=one.words or one.name,
+        unknowns=size,
+        outputs=count,
+        rank_outputs=rank_outputs,
+        gradients=_rows(gradient),
+        rank_gradients=_rank_of_gradient(gradient),
+        rank=made.rank,
+        condition=None if made.factor is None else condition(gram, made.factor),
+        deficit=deficit,
+        virtual=count - rank_outputs,
+        index=deficit - virtual,
+    )
+
+
+def _head(
+    one: Operation,
+    number: int,
+    gradient: WeightGradient | OuterProduct,
+    values: Mapping[str, Tensor],
+    seen: Tensor | None,
+    virtual: int,
+) -> RankReport:
+    """The last layer: k is unknown, and the input follows from the rank of one, where its entries are connected."""
+    weight = values[str(one.weight)]
+    follows = weight.shape[1]
+    if seen is not None:
+        _, connected = completed(torch.ones_like(weight), seen)
+        follows = int(connected.sum())
+    return RankReport(
+        layer=number,
+        words=one.words or one.name,
+        unknowns=weight.shape[1],
+        outputs=len(weight),
+        rank_outputs=rank_of(weight @ weight.T),
+        gradients=_rows(gradient),
+        rank_gradients=follows,
+        rank=follows,
+        condition=None,
+        deficit=weight.shape[1] - follows,
+        virtual=0,
+        index=weight.shape[1] - follows - virtual,
+    )
+
+
+def _rows(gradient: WeightGradient | OuterProduct) -> int:
+    return int(torch.Size(gradient.shape_out).numel() if gradient.seen is None else gradient.seen.sum())
+
+
+def _rank_of_gradient(gradient: WeightGradient | OuterProduct) -> int:
+    if isinstance(gradient, OuterProduct):
+        return int((gradient.squares() > 0).sum())
+    grams = gradient.channel_grams()
+    # Without a mask all channels of a group have the same equations.
+    return sum(rank_of(gram) for gram in grams) * (gradient.shape_in[0] // len(grams))
+
+
+def _rank(output: LinearMap, weights: Tensor | None) -> int:
+    """Rank of a map, by the smaller of its two normal matrices."""
+    rows = torch.Size(output.shape_out).numel()
+    if rows >= output.unknowns:
+        return factored(output.gram(weights)).rank
+    units = torch.eye(rows, dtype=output.like.dtype, device=output.like.device)
+    units = units if weights is None else units * weights.flatten()
+    images = output.adjoint(units.view(rows, *output.shape_out)).flatten(1)
+    return factored(images @ images.T).rank
