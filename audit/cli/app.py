@@ -1,4 +1,4 @@
-"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, check theory, see the machine.
+"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon and ranks, check theory.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
 written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and
@@ -23,6 +23,7 @@ from .epsilon import epsilon
 from .leaderboard import build, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
+from .rank import rank
 from .run import run
 from .theory import theory
 
@@ -41,6 +42,7 @@ app.command("list")(list_)
 app.command()(explain)
 app.command()(epsilon)
 app.command()(theory)
+app.command()(rank)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)

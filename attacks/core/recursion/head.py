@@ -1,9 +1,9 @@
 """The last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
 
 One example's gradient of the last weight is c k x^T, of rank one, with k = dL/dlogits and c the factor by which a
-defense shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two roots
-where it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but the label's
-are affine in the logits, so that one regression gives the scale of x, whatever c is; then c follows.
+defense shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two
+roots where it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but
+the label's are affine in the logits, so that one regression gives the scale of x, whatever c is; then c follows.
 
 Deviation: the authors search the scalar by 30,000 steps of Adam, and for several classes use labels that are known.
 """

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.linalg.lapack import dpstrf
+from scipy.linalg.lapack import dpstrf  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
 from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor
 

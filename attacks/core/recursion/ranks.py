@@ -11,7 +11,7 @@ not in the input; a search for inputs does. R-GAP, section 4, calls deficits les
 Caveat: no public code computes that index, and its sign and sums here are this project's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,13 +87,20 @@ def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, T
     return {name: piece.view(network.parameters[name].shape) for name, piece in pieces}
 
 
-def rank_analysis(network: Network, seen: Mapping[str, Tensor] | None = None, *, seed: int = 0) -> list[RankReport]:
+def rank_analysis(
+    network: Network,
+    seen: Mapping[str, Tensor] | None = None,
+    *,
+    seed: int = 0,
+    like: Sequence[RankReport] = (),
+) -> list[RankReport]:
     """A report for every layer, from the input to the last one.
 
     Args:
         network: with at most one input.
         seen: name of a parameter -> bool in its shape, what is released of its gradient; None: everything.
         seed: of the random input behind K, a normal one.
+        like: reports of the same network and seed under another mask, whose ranks of outputs are the same.
 
     Raises:
         NotApplicable: an operation is of no kind that is known, or the last one is no linear layer.
@@ -103,19 +110,19 @@ def rank_analysis(network: Network, seen: Mapping[str, Tensor] | None = None, *,
     by_name = {one.name: one for one in network.operations}
     (first,) = (one for one in network.operations if one.kind == "input")
     values = doubled(network)
-    like = values[str(layers[-1].weight)]
     coins = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(like)
+    inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
     found, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
     for number, one in enumerate(layers, start=1):
-        shown = None if seen is None else seen[str(one.weight)].to(like.device)
+        shown = None if seen is None else seen[str(one.weight)].to(inputs.device)
         gradient, output = _maps(one, by_name, values, slopes[one.name], shown)
         if one is layers[-1]:
             report = _head(one, number, gradient, values, shown, virtual)
         else:
             behind, weights = _behind(network, one, output, found)
-            report = _report(number, one, gradient, output, behind, weights, virtual)
+            known = like[number - 1].rank_outputs if like else None
+            report = _report(number, one, gradient, behind, weights, virtual, known)
         virtual += report.virtual
         reports.append(report)
     return reports
@@ -159,16 +166,17 @@ def _report(
     number: int,
     one: Operation,
     gradient: WeightGradient | OuterProduct,
-    output: LinearMap,
     behind: LinearMap | None,
     weights: Tensor | None,
     virtual: int,
+    rank_outputs: int | None,
 ) -> RankReport:
-    nothing = output.like.new_zeros(())
+    nothing = gradient.like.new_zeros(())
     sets = [Equations(map=gradient, target=nothing)]
     if behind is not None:
         sets.append(Equations(map=behind, target=nothing, weights=weights))
-    rank_outputs = 0 if behind is None else _rank(behind, weights)
+    if rank_outputs is None:
+        rank_outputs = 0 if behind is None else _rank(behind, weights)
     size = gradient.unknowns
     gram, _ = normal_matrix(sets)
     made = factored(gram)
