@@ -11,6 +11,8 @@ at which the formula gives M = 1, where the paper begins at 1 and skips the form
 and taken off, for in many dimensions the covariance is else that of the noise, and grows until it is clamped. The
 authors' code takes its first two steps without noise; this does not.
 Guarantee: one Gaussian a step at the defense's multiplier: M and a are functions of releases.
+Caveat: as the stretch grows, updates get shorter: on 10,000 digits at sigma 14, B 1000 and lr 1, to a twentieth within
+ten steps. After 20 epochs the accuracy was 0.50 and still rising: too small a learning rate, where it suits DP-SGD.
 """
 
 from __future__ import annotations
