@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from attacks.core import NotApplicable
+from leaderboard.records.record import DOES_NOT_APPLY
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
@@ -44,7 +45,7 @@ def compute(
         # The attack's own word that this architecture or release is not for it: not measured, which is no failure.
         except NotApplicable as error:
             why = " ".join(str(error).split())
-            outcome = Outcome(skipped=f"{cell.request.asked_attack.name} does not apply: {why}")
+            outcome = Outcome(skipped=f"{cell.request.asked_attack.name} {DOES_NOT_APPLY}{why}")
         # Whatever a method raises is the result of its cell; `sys.exit` would end the run without a word.
         except (Exception, SystemExit) as error:
             outcome = Outcome(error=_sentence(error, cell.request))

@@ -20,17 +20,19 @@ SHARE = ("data", "model", "model_settings", "model_digest", "step", "steps", "ba
 """What it decides about shared updates."""
 
 
-def attacks_tried(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
+def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[str, tuple[str, str]]:
     """The attacks that were run, also those that failed: (kind, name) by all of their settings.
 
     A skipped attack, as where an extra is not installed, measured nothing, so a row without it lacks nothing.
 
     Args:
         records: of one row, of any status.
+        refused: whether attacks count that were asked and answered that they do not apply to this release: a row was
+            attacked by as many then, though it may be worse than what was measured.
     """
     found = {}
     for record in records:
-        if record.attack is not None and record.status != "skipped":
+        if record.attack is not None and (record.status != "skipped" or (refused and record.attack_refused)):
             # The same attack on another batch or step is another question.
             own = KINDS[record.kind].own_task
             share = {key: record.task.get(key) for key in SHARE} if own else None

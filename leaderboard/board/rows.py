@@ -21,6 +21,9 @@ from ..records.record import Record
 from .aggregate import BoardCell, BoardError, Estimate, worst_case
 from .comparable import attacks_tried, mixed, same_splits
 
+RANKED_BY = "membership"
+"""The kind of attack whose worst case decides ranks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -177,9 +180,14 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
         tried = {
             key: attack for other in others for key, attack in attacks_tried([*other.records, *other.unranked]).items()
         }
-        if absent := tried.keys() - attacks_tried([*row.records, *row.unranked]).keys():
+        own = [*row.records, *row.unranked]
+        absent = tried.keys() - attacks_tried(own).keys()
+        # What does not apply is no safety: the worst case is "at least" without it.
+        lacks |= {tried[key][0] for key in absent}
+        # A closed form for some releases only takes no rank, which is by membership; a membership attack does.
+        asked = attacks_tried(own, refused=True)
+        if any(key not in asked or tried[key][0] == RANKED_BY for key in absent):
             flags["uneven_attacks"] = None
-            lacks |= {tried[key][0] for key in absent}
         if row.control is None and row.section in uneven:
             flags["uneven_tasks"] = None
         if row.suite in mixed_suites:

@@ -34,6 +34,10 @@ __all__ = [
 
 SCHEMA = 2
 
+DOES_NOT_APPLY = "does not apply: "
+"""In the reason of a skipped record, behind the attack's name: the attack was asked, and answered that this network or
+this release is outside of what it can attack. Otherwise it was not asked, as without an extra."""
+
 SEAL = "seal"
 """Key of the SHA-256 over the rest of a record's file: whoever edits a number by hand shows it."""
 
@@ -68,6 +72,12 @@ class Record:
     reported: tuple[Reported, ...] = ()
     arrays: str | None = None
     arrays_digest: str | None = None
+
+    @property
+    def attack_refused(self) -> bool:
+        """Whether the attack was asked and answered that it does not apply."""
+        words = f"{self.attack.name if self.attack else ''} {DOES_NOT_APPLY}"
+        return self.status == "skipped" and (self.reason or "").startswith(words)
 
     def __post_init__(self) -> None:
         conform(self)

@@ -22,7 +22,7 @@ GOLDEN = json.loads((HERE / "golden_ids.json").read_text(encoding="utf-8"))
 @pytest.mark.parametrize("secure", [False, True])
 def test_ids_and_seeds_that_exist_are_what_they_were(suite, secure):
     """Every field of a task, every kind of setting, controls, shares and grids are in one of the two suites."""
-    told = load("quick" if suite == "quick" else HERE / "elaborate.toml")
+    told = load(HERE / f"{suite}.toml")
     cells = plan(told, secure_noise=secure).cells
     golden = GOLDEN[f"{suite} secure" if secure else suite]
     assert told.digest == golden["digest"]

@@ -429,6 +429,17 @@ def test_a_failing_cell_is_a_record_the_others_go_on_and_it_is_tried_again(tmp_p
     assert changed == {f"{id}{kind}" for id in spied for kind in (".json", ".parquet")}
 
 
+def test_an_attack_that_does_not_apply_is_skipped_with_its_sentence_and_fails_nothing(tmp_path, site):
+    site.add(
+        "attacks", "spy", "from attacks.core import NotApplicable\n" + SPY.format(r'raise NotApplicable("two\nparts")')
+    )
+    records = run(SUITE.replace(MEMBERSHIP, '{ name = "spy" }, { name = "loss_threshold" }'), tmp_path)
+    spied = [r for r in records if r.attack and r.attack.name == "spy"]
+    assert spied and all(r.status == "skipped" and r.reason == "spy does not apply: two parts" for r in spied)
+    assert all(r.attack_refused for r in spied) and not any(r.attack_refused for r in records if r not in spied)
+    assert all(r.status == "ok" for r in records if r not in spied)
+
+
 def test_fail_fast_stops_after_the_first_job_that_fails(tmp_path, site):
     site.add("attacks", "spy", BROKEN)
     text = SUITE.replace(MEMBERSHIP, '{ name = "spy" }')

@@ -68,6 +68,8 @@ def test_the_quick_suite_is_as_it_is_described():
         "likelihood_ratio",
         "loss_threshold",
         "inverting_gradients",
+        "bias_division",
+        "r_gap",
     }
     assert suite.share is not None
     assert (suite.share.step, suite.share.batch, suite.share.noise) == (2, 1, ("none", "calibrated"))

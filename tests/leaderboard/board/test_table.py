@@ -341,6 +341,19 @@ def test_an_attack_that_was_skipped_in_one_environment_and_run_in_another_is_no_
     assert "uneven_attacks" in board.rows[1].flags and "≥0.50" in board.to_markdown()
 
 
+@pytest.mark.parametrize(("kind", "rank"), [("reconstruction", 2), ("membership", None)])
+def test_an_attack_that_does_not_apply_takes_no_rank_unless_ranks_are_by_it(record, metric, kind, rank):
+    about = {"attack": "spy", "status": "skipped", "reason": "spy does not apply: two parts"}
+    told = {"kind": kind} if kind == "membership" else {"kind": kind, "task": record(kind).task}
+    mine = [record(defense="dpdr", metrics={"auc": metric(0.5, 0.02)}), record(defense="dpdr", **told, **about)]
+    found = record(kind, attack="spy") if kind == "reconstruction" else record(attack="spy")
+    yours = [record(metrics={"auc": metric(0.4, 0.02)}), found]
+    board = Board.from_records([*mine, *yours], complete(*mine, *yours))
+    row = next(row for row in board.rows if row.defense.name == "dpdr")
+    assert row.rank == rank and ("uneven_attacks" in row.flags) == (rank is None)
+    assert kind in row.lacks  # no safety: worst cases of this kind are at least what was measured
+
+
 def test_seeds_of_another_code_are_said_on_top(record):
     old, new = record(), record(seed=1, provenance=provenance(versions={"torch": "2.9", "lpips": "0.1"}))
     (said,) = Board.from_records([old, new], complete(old, new)).gaps
