@@ -1,0 +1,206 @@
+"""Sparse columns behind a matrix of low rank: which directions q make left @ q zero in many rows.
+
+The gradient of a linear layer is D X^T, and ReLU makes D zero wherever a neuron is off for an example. Singular vectors
+give D up to an invertible matrix, D = left @ Q, and what singles Q out is that its columns are sparse: a combination
+of several columns is zero only where all of them are, or where they happen to cancel. So the directions that most rows
+hold at zero are the columns, and greedy choice of independent ones finds them once all are among the candidates.
+
+Candidates come from two sources: kernels of b - 1 random rows (Dimitrov et al., "SPEAR", NeurIPS 2024), or a search for
+directions of small L1 norm on the sphere, as of dictionary learning.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .low_rank import LowRank
+
+DirectionSource = Callable[[int], Tensor]
+"""How many -> unit directions [k, b], some of which are columns; fewer where some were no directions at all."""
+
+SPARSE = 0.1
+"""Fraction of the rows, beyond those that any direction can make zero, that must be zero for a candidate."""
+
+SAME = 1e-6
+"""Candidates whose cosine is within this of 1 are one, where there is no noise."""
+
+POOL = 4
+"""Candidates kept for each column; stronger ones push others out."""
+
+FITTED = 512
+"""Candidates of one block that are looked at closely."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Sizes below which a number is zero.
+
+    Attributes:
+        rough: of left @ q where q solves few equations and carries their error, magnified.
+        fine: of left @ q where q was fitted to all rows that it makes zero.
+        same: one less the cosine of two candidates that are one.
+        apart: distance from the span of others of a candidate that adds a direction.
+    """
+
+    rough: float
+    fine: float
+    same: float
+    apart: float
+
+
+def scales(found: LowRank) -> Scales:
+    """Thresholds from the error of the directions: entries of left @ q have mean square 1 / m."""
+    typical = 1 / math.sqrt(len(found.left))
+    if found.exact:
+        rough = min(max(100 * found.error, 1e-6 * typical), 0.1 * typical)
+        return Scales(rough=rough, fine=min(max(30 * found.error, 1e-9 * typical), rough), same=SAME, apart=1e-3)
+    # Under noise a rough direction is off by several errors; beyond 0.3 of a typical entry zeros mean nothing.
+    rough = min(6 * found.error, 0.3 * typical)
+    return Scales(rough=rough, fine=min(3 * found.error, 0.3 * typical), same=0.02, apart=0.1)
+
+
+def kernels(left: Tensor, coins: torch.Generator) -> DirectionSource:
+    """Source of directions that b - 1 random rows make zero.
+
+    Args:
+        left: float64 [m, b]; rows of zeros are left out by the caller.
+        coins: on the CPU.
+
+    Returns:
+        Function of how many draws; directions of draws whose rows are of lower rank are left out.
+    """
+    rows, rank = left.shape
+
+    def draw(count: int) -> Tensor:
+        order = torch.rand(count, rows, generator=coins)
+        chosen = order.topk(rank - 1, dim=1, sorted=False).indices if rank > 1 else order.new_zeros(count, 0).long()
+        closing = torch.randn(count, 1, rank, generator=coins, dtype=left.dtype).to(left.device)
+        systems = torch.cat([left[chosen.to(left.device)], closing], dim=1)
+        # A last row at random is 1 on the kernel, so one solve finds it; its pivots tell whether the rows are enough.
+        factors, pivots, _ = torch.linalg.lu_factor_ex(systems)
+        ends = factors.diagonal(dim1=1, dim2=2).abs()
+        enough = ends.amin(dim=1) > 1e-10 * ends.amax(dim=1)
+        one = torch.zeros(int(enough.sum()), rank, 1, dtype=left.dtype, device=left.device)
+        one[:, -1] = 1
+        found = torch.linalg.lu_solve(factors[enough], pivots[enough], one)[..., 0]
+        return found / found.norm(dim=1, keepdim=True)
+
+    return draw
+
+
+def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) -> DirectionSource:
+    """Source of local minima of sum |left @ q| over unit vectors, each from a random start.
+
+    Iteratively reweighted least squares: the weight of a row is 1 / |row @ q|, so that small rows are made smaller
+    still, and q is the direction that the weighted rows have least of. Weights are bounded by a width that shrinks.
+
+    Args:
+        left: float64 [m, b], orthonormal columns.
+        coins: on the CPU.
+        iterations: steps of each start.
+
+    Returns:
+        Function of how many starts.
+    """
+    rows, rank = left.shape
+
+    def draw(count: int) -> Tensor:
+        # A random row of `left` rather than a random direction: it lies nearer to a column.
+        start = torch.randn(count, rank, generator=coins, dtype=left.dtype).to(left.device)
+        q = start / start.norm(dim=1, keepdim=True)
+        # Gradient steps on the sphere first: cheap, and they decide which minimum it will be.
+        for step in range(iterations):
+            slope = torch.sign(q @ left.T) @ left
+            slope = slope - (slope * q).sum(dim=1, keepdim=True) * q
+            # The distance falls geometrically, as of minima that are sharp.
+            length = 0.5 * 0.01 ** (step / iterations)
+            q = q - length * slope / slope.norm(dim=1, keepdim=True).clamp(min=1e-12)
+            q = q / q.norm(dim=1, keepdim=True)
+        width = 0.1 / math.sqrt(rows)
+        for _ in range(6):
+            weights = width**2 / ((q @ left.T).square() + width**2)
+            q = _least(left, weights)[0]
+            width *= 0.3
+        return q
+
+    return draw
+
+
+def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple[Tensor, Tensor]:
+    """Candidates fitted to all rows that they make zero, and how firmly these rows hold them.
+
+    The number of zeros does not tell a column from a mixture: rows on which everybody is on lie in as few dimensions as
+    the next layer is wide, and a direction across all of these has many zeros and is held by few others. Zeros hold a
+    column in every other direction. So a candidate is as good as the direction in which its zeros say least.
+
+    Args:
+        left: float64 [m, b], about orthonormal columns.
+        directions: unit [k, b].
+        sizes: what is zero.
+        least: how many zeros a candidate needs.
+
+    Returns:
+        Directions [k', b] and strengths [k'] in [0, 1], the strongest first, each once.
+    """
+    zero = (directions @ left.T).abs() <= sizes.rough
+    # The first of them, not the sparsest, which may all be one column.
+    keep = (zero.sum(dim=1) >= least).nonzero()[:FITTED, 0]
+    directions, zero = directions[keep], zero[keep]
+    strengths = left.new_zeros(len(directions))
+    for threshold in (sizes.rough, sizes.fine, sizes.fine):
+        directions, strengths = _least(left, zero.to(left.dtype))
+        zero = (directions @ left.T).abs() <= threshold
+    keep = zero.sum(dim=1) >= least
+    return merged(directions[keep], strengths[keep], sizes.same)
+
+
+def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, Tensor]:
+    """The strongest first, and of equal directions, whatever their sign, the first."""
+    order = strengths.argsort(descending=True, stable=True)
+    directions, strengths = directions[order], strengths[order]
+    alike = (directions @ directions.T).abs() > 1 - same
+    first = ~alike.triu(diagonal=1).any(dim=0)
+    return directions[first], strengths[first]
+
+
+def independent(directions: Tensor, most: int, apart: float) -> Tensor:
+    """Indices of the first directions of which none is a combination of those before it; at most so many."""
+    chosen, rest = [], directions.clone()
+    # As many steps as there are columns: each takes the first that is left, and takes its part out of all others.
+    for _ in range(most):
+        distance = rest.norm(dim=1)
+        far = (distance > apart).nonzero()
+        if not len(far):
+            break
+        pick = int(far[0])
+        chosen.append(pick)
+        unit = rest[pick] / distance[pick]
+        rest = rest - (rest @ unit)[:, None] * unit
+    return torch.tensor(chosen, dtype=torch.int64, device=directions.device)
+
+
+def filled(directions: Tensor, rank: int) -> Tensor:
+    """A basis [b, b] of the given directions, as columns, and of whatever is orthogonal to them."""
+    missing = rank - len(directions)
+    if not missing:
+        return directions.T
+    if not len(directions):
+        return torch.eye(rank, dtype=directions.dtype, device=directions.device)
+    rest = torch.linalg.svd(directions, full_matrices=True).Vh[len(directions) :]
+    return torch.cat([directions, rest]).T
+
+
+def _least(left: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors [k, b] that make the weighted sum of squared rows least, and [k] the least of what is across them.
+
+    Args:
+        left: [m, b], b at least 2.
+        weights: of the rows [k, m].
+    """
+    rank = left.shape[1]
+    pairs = (left[:, :, None] * left[:, None]).reshape(len(left), -1)
+    values, vectors = torch.linalg.eigh((weights @ pairs).view(-1, rank, rank))
+    return vectors[..., 0], values[..., 1]

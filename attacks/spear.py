@@ -1,0 +1,42 @@
+"""SPEAR: the inputs of a whole batch, exactly, from the gradient of one linear layer with a ReLU behind it.
+
+Dimitrov, Baader, Müller & Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", NeurIPS 2024
+(arXiv:2403.03945), Algorithm 1. The gradient is D X^T, of rank b; D is zero wherever a neuron is off, so its columns
+are the sparsest directions of the gradient's column space. Kernels of b - 1 random rows are tried for such directions,
+of which one in about 2^(b - 1) is a column. A clip factor of an example multiplies its column and its part of the bias
+gradient alike, and cancels.
+
+Deviation: rows drawn are refitted to everything that they make zero; a gradient of which a known mask shows some
+entries is completed first; a convolution is attacked by its patches; noise sets the thresholds, measured on the
+singular values; and an input is certified by its own recomputed contribution, which is more than lambda = 1.
+"""
+
+import torch
+
+from .core import Access, Observation, Reconstruction, attack
+from .core.exact_batch import recovered_batch
+from .core.sparse_columns import kernels
+
+
+@attack(access=Access.UPDATE)
+def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) -> Reconstruction:
+    """Recovers every input of a batch behind a ReLU layer, and certifies those that it proves right.
+
+    Args:
+        target: one shared update and the model it was taken at.
+        coins: source of the rows that are drawn, and of the entries that a completion is tried on.
+        draws: sets of rows drawn at most; a batch of b needs about 2^(b - 1) times the harmonic number of b.
+
+    Returns:
+        As many inputs as the gradient has directions, labels, `certified`, and 1 - lambda as the objective. The status
+        is `degraded` if the draws were not enough or there is noise.
+
+    Raises:
+        ValueError: draws is not positive.
+        NotApplicable: no linear layer with bias and ReLU comes first, its gradient is shown in too small a part, or the
+            batch is not smaller than the layer.
+        InconsistentObservation: nothing in the gradient stands out of noise.
+    """
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    return recovered_batch(target, coins, lambda left: kernels(left, coins), budget=draws)

@@ -1,0 +1,48 @@
+"""SPEAR by search: the sparse directions of a larger batch's gradient as local minima of an L1 norm on the sphere.
+
+After "SPEAR++" (arXiv:2510.24200), which finds by dictionary learning what `spear` finds by drawing rows, at a cost
+that does not double with each example. The columns of D are sparse, so |left @ q|_1 has local minima at them.
+
+Deviation: written from the paper's idea, not from its algorithm: subgradient steps on the sphere from many starts at
+once, then iteratively reweighted least squares, then a fit to the rows that are zero. Choice, scale, score and
+certificate are those of `spear`.
+"""
+
+import torch
+
+from .core import Access, Observation, Reconstruction, attack
+from .core.exact_batch import recovered_batch
+from .core.sparse_columns import small_on_sphere
+
+
+@attack(access=Access.UPDATE)
+def spear_search(
+    target: Observation, coins: torch.Generator, *, starts: int = 4096, iterations: int = 100, together: int = 256
+) -> Reconstruction:
+    """Recovers every input of a batch too large for drawing rows, and certifies those that it proves right.
+
+    Args:
+        target: one shared update and the model it was taken at.
+        coins: source of the starts, and of the entries that a completion is tried on.
+        starts: descents at most.
+        iterations: subgradient steps of each.
+        together: descents at a time, after which it is seen whether they are enough.
+
+    Returns:
+        As `spear`.
+
+    Raises:
+        ValueError: a setting is not positive.
+        NotApplicable: as `spear`.
+        InconsistentObservation: as `spear`.
+    """
+    for name, value in (("starts", starts), ("iterations", iterations), ("together", together)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    return recovered_batch(
+        target,
+        coins,
+        lambda left: small_on_sphere(left, coins, iterations=iterations),
+        budget=starts,
+        block=together,
+    )
