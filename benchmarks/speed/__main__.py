@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from . import architectures, masked, methods, noise, plot, projection, report, step
+from . import architectures, masked, methods, noise, plot, projection, report, rgap, step
 
-Benchmark = Literal["all", "step", "architectures", "methods", "noise", "projection", "masked"]
+Benchmark = Literal["all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap"]
 # Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -66,6 +66,8 @@ def speed(
         _finish(noise.measure(**shared), out)
     if what in ("all", "masked"):
         _finish(masked.measure(**shared), out)
+    if what in ("all", "rgap"):
+        _finish(rgap.measure(**shared), out)
     if what in ("all", "projection"):
         _say("projection")
         where = report.environment(device)

@@ -226,6 +226,7 @@ def compare(
     rounds: int,
     budget: float = math.inf,
     memory: bool = False,
+    warmup: int = 2,
 ) -> SpeedComparison:
     """Times all ways of doing one thing, and measures their memory.
 
@@ -239,10 +240,11 @@ def compare(
         rounds: at most so many.
         budget: seconds for the rounds.
         memory: whether to start a fresh process for each way and look at its memory.
+        warmup: calls of each way before the first round.
     """
     wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
     builders = {way: probe.build for way, probe in probes.items()}
-    found = interleaved(builders, rounds=rounds, budget=budget, synchronize=wait)
+    found = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, synchronize=wait)
     gc.collect()  # models and their hooks point at one another, and the fresh processes need the room
     measurements = []
     for way, probe in probes.items():

@@ -1,0 +1,205 @@
+"""R-GAP on CNN6, one image: our inversion against dense least squares of the same equations in float32.
+
+The paper's code writes the equations of a layer as one dense matrix in float32 and solves it by singular values
+(LAPACK's gelsd). The opponent here does that with matrices that come from the same maps as ours, which is much
+faster than filling them entry by entry, and without the rows for padded pixels: what is left is the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attacks.core import Network, Operation
+from attacks.core.recursion.convolution import Convolved, KernelGeometry, WeightGradient
+from attacks.core.recursion.head import HeadGradient, candidates
+from attacks.core.recursion.invert import inverted
+from attacks.core.recursion.shown import LayerGradient
+
+from .. import models
+from ..models.cnn6 import SLOPE
+from . import report
+from .harness import SpeedComparison, compare
+from .memory import Probe
+from .targets import SpeedTarget
+
+SIZES, QUICK_SIZES = (32,), (16,)
+DENSE, OURS = "dense float32, gelsd", "structured float64"
+WAYS = (DENSE, OURS)
+LARGEST_ERROR = 1e-15
+"""Of our image, mean square; that of float32 is reported."""
+
+Inversion = Callable[[], Tensor]
+"""One inversion: the image found."""
+
+
+def _case(size: int, device: str) -> tuple[Network, dict[str, Tensor], Tensor]:
+    """CNN6 as equations, the gradient of a smooth image by name of the operation, and the image."""
+    body, head = models.build("cnn6", input_shape=(3, size, size), classes=1, seed=0).double().to(device).children()
+    layers = [*body.children(), head]
+    coins = torch.Generator().manual_seed(0)
+    coarse = torch.rand(1, 3, size // 4, size // 4, generator=coins, dtype=torch.float64)
+    image = functional.interpolate(coarse, size=size, mode="bilinear").to(device)
+    operations = [Operation(name="0", kind="input", inputs=(), shape=(3, size, size))]
+    values, passing = {}, image
+    for number, layer in enumerate(layers, start=1):
+        passing = layer(passing)
+        about: dict[str, Any] = {"settings": {"slope": SLOPE}}
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            values[f"weight {number}"] = layer.weight
+            keys = ("kernel_size", "stride", "padding", "dilation", "groups")
+            settings = {key: getattr(layer, key) for key in keys} if isinstance(layer, nn.Conv2d) else {}
+            about = {"weight": f"weight {number}", "settings": settings}
+        kinds = {nn.Conv2d: "conv2d", nn.LeakyReLU: "leaky_relu", nn.Flatten: "flatten", nn.Linear: "linear"}
+        operations.append(
+            Operation(
+                name=str(number),
+                kind=kinds[type(layer)],
+                inputs=(str(number - 1),),
+                shape=tuple(passing.shape[1:]),
+                **about,
+            )
+        )
+    gradients = torch.autograd.grad(functional.softplus(passing).sum(), list(values.values()))
+    network = Network(
+        operations=tuple(operations), parameters={n: v.detach() for n, v in values.items()}, loss="logistic"
+    )
+    names = [one.name for one in operations if one.weight is not None]
+    return network, dict(zip(names, gradients, strict=True)), image[0]
+
+
+def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
+    """One way to invert the gradient of one image.
+
+    Args:
+        size: height and width of the image.
+        way: one of `WAYS`.
+        device: "cpu" or "cuda".
+    """
+    network, gradients, _ = _case(size, device)
+    if way == DENSE:
+        return lambda: _dense(network, gradients)
+    shown = {
+        name: LayerGradient(weight=g, seen=None, std=torch.zeros_like(g), bias=None, bias_std=None, group=0)
+        for name, g in gradients.items()
+    }
+    return lambda: inverted(network, shown)[0].x
+
+
+def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:
+    """The recursion on stacked matrices, all in float32; the root and the sign of the head are given."""
+    *body, head = network.operations
+    by_name = {one.name: one for one in network.operations}
+    weight = network.parameters[str(head.weight)]
+    explained = candidates(
+        HeadGradient(
+            weight=weight,
+            bias=weight.new_zeros(1),
+            gradient=gradients[head.name],
+            bias_gradient=None,
+            has_bias=False,
+        ),
+        loss="logistic",
+        clipped=None,
+    )
+    start = next(one for one in explained if one.label == 0 and one.root == 0)
+    x, k = start.x.float(), (weight.T @ start.slopes).float()
+    for one in reversed(body):
+        if one.kind == "flatten":
+            x, k = (each.view(by_name[one.inputs[0]].shape) for each in (x, k))
+        elif one.kind == "leaky_relu":
+            slope = torch.where(x > 0, torch.ones_like(x), SLOPE)
+            x, k = x / slope, k * slope
+        elif one.kind == "conv2d":
+            below = by_name[one.inputs[0]].shape
+            kernel = network.parameters[str(one.weight)].float()
+            geometry = KernelGeometry(one.settings, below, one.shape, x.device)
+            output = Convolved(kernel, geometry)
+            equations = WeightGradient(k, geometry, tuple(kernel.shape), None)
+            matrix = torch.cat([equations.columns(), output.columns()], dim=1).T
+            right = torch.cat([gradients[one.name].float().flatten(), x.flatten()])
+            driver = "gelsd" if matrix.device.type == "cpu" else "gels"
+            x = torch.linalg.lstsq(matrix, right[:, None], driver=driver).solution.view(below)
+            k = output.adjoint(k[None])[0]
+    return x
+
+
+def errors(*, size: int, device: str = "cpu") -> dict[str, float]:
+    """Mean squared error of the image by each way; a wrong answer has no speed.
+
+    Raises:
+        ValueError: ours is not exact.
+    """
+    _, _, image = _case(size, device)
+    found = {way: float((build(size=size, way=way, device=device)() - image).square().mean()) for way in WAYS}
+    if not found[OURS] < LARGEST_ERROR or not math.isfinite(found[DENSE]):
+        raise ValueError(f"the image must be found to {LARGEST_ERROR}, got {found}")
+    return found
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    memory: bool | None = None,
+    sizes: Sequence[int] = (),
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Compares the two ways at every size.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: of each comparison, at most; 3.
+        quick: a small image; its ratio says little about the large one.
+        budget: seconds for the rounds of one comparison, 1200 where None: a dense inversion takes minutes.
+        memory: whether peak memory is measured, in a process for each way; unless quick where None.
+        sizes: heights and widths of images; the usual ones where empty.
+        say: told what comes next.
+    """
+    limit, seconds = rounds or 3, 1200.0 if budget is None else budget
+    space = not quick if memory is None else memory
+    where = report.environment(device)
+    found: list[SpeedComparison] = []
+    targets: list[SpeedTarget] = []
+    for size in sizes or (QUICK_SIZES if quick else SIZES):
+        name = f"CNN6, {size}x{size}"
+        say(f"rgap: {name}")
+        probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
+        # The calls that find the errors warm both ways up.
+        about = {"size": size, **{f"error of {way}": value for way, value in errors(size=size, device=device).items()}}
+        found.append(
+            compare(
+                name,
+                probes,
+                peer=DENSE,
+                about=about,
+                device=device,
+                rounds=limit,
+                budget=seconds,
+                memory=space,
+                warmup=0,
+            )
+        )
+        if size in SIZES:
+            targets.append(SpeedTarget(case=name, way=OURS, against=DENSE, quantity="speed-up", limit=20.0))
+            targets.append(SpeedTarget(case=name, way=OURS, against=DENSE, quantity="memory", limit=0.25))
+    return {
+        "benchmark": "rgap",
+        "title": "R-GAP on CNN6, one image",
+        "method": (
+            "The same equations of every layer, from one gradient in float64. The dense way is told the label. Both "
+            "run in turn in one process; ratios are medians of the ratios within a round, with their first and last "
+            "decile. Extra memory: peak beyond network and gradient, in a process for each way."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "targets": [target.judge(found).as_dict() for target in targets],
+    }
