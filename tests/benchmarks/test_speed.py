@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.speed import architectures, masked, memory, methods, noise, report, step, targets
+from benchmarks.speed import architectures, masked, memory, methods, noise, report, rgap, step, targets
 from benchmarks.speed.__main__ import app
 from benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
 from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
@@ -358,6 +358,15 @@ def test_masked_ways_agree_and_are_compared_with_a_target_for_large_layers():
     found = masked.measure(rounds=1, memory=False, sizes=[(2, 512, 512), (3, 8, 4)])
     assert [c["about"]["weights"] for c in found["comparisons"]] == [512 * 512, 32]
     assert [target["case"] for target in found["targets"]] == ["2 x 512 x 512"]
+
+
+def test_both_ways_to_invert_a_gradient_find_the_image_and_ours_exactly():
+    found = rgap.measure(rounds=1, memory=False, sizes=[8])
+    (comparison,) = found["comparisons"]
+    assert {one["way"] for one in comparison["ways"]} == set(rgap.WAYS) and found["targets"] == []
+    assert comparison["about"][f"error of {rgap.OURS}"] < rgap.LARGEST_ERROR
+    # A dense float32 solution finds a picture, not noise: 1/12 is the error of a uniform guess.
+    assert comparison["about"][f"error of {rgap.DENSE}"] < 0.08
 
 
 @pytest.mark.parametrize("way", ways(noise.WAYS))
