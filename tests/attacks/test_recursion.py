@@ -546,3 +546,56 @@ def test_ranks_of_the_papers_networks(name):
     assert reports[0].rank_outputs == 3072
     if name == "cnn6_d":
         assert (reports[1].rank, reports[1].rank_outputs, reports[1].rank_gradients) == (3188, 1620, 1968)
+
+
+# --- noise and bases
+
+
+def test_noise_grows_from_layer_to_layer_and_weights_by_variance_hold_some_of_it_back():
+    model, errors = models.build("cnn6", input_shape=(3, 16, 16), classes=1, seed=0), {}
+    for noise in (1e-8, 1e-6):
+        made = case(model, (3, 16, 16), noise=noise, label=0)
+        for solver in ("ls", "gls", "map"):
+            errors[noise, solver] = mse(inverted(made.network, made.gradients, solver=solver)[0].x, made.x)
+    # Far above the noise's own 1e-16, and useless where noise is a hundred times as large (orders of magnitude).
+    assert 1e-10 < errors[1e-8, "ls"] < 1e-4 and errors[1e-6, "ls"] > 1e-3
+    assert max(errors[1e-8, "gls"], errors[1e-8, "map"]) < errors[1e-8, "ls"] / 3
+    made = case(model, (3, 16, 16), label=0)
+    exact = [inverted(made.network, made.gradients, solver=solver)[0].x for solver in ("ls", "map")]
+    assert torch.equal(*exact)
+
+
+def bases(structure, sizes: dict[str, int], spans: dict[str, tuple[str, ...]]) -> tuple[ReleasedPart, ...]:
+    """One part of directions: random orthonormal bases of so many columns, each of the parameters named together."""
+    starts, start = {}, 0
+    for name, shape in zip(structure.names, structure.shapes, strict=True):
+        starts[name] = (start, start + math.prod(shape))
+        start += math.prod(shape)
+    where = [(starts[names[0]][0], starts[names[-1]][1]) for names in spans.values()]
+    made = [torch.linalg.qr(drawn(b - a, sizes[key], seed=a))[0] for key, (a, b) in zip(spans, where, strict=True)]
+    total = sum(basis.shape[1] for basis in made)
+    return (ReleasedPart(start=0, stop=total, kind="directions", spans=tuple(where), bases=tuple(made)),)
+
+
+def test_coefficients_in_bases_of_single_layers_are_equations_and_mixed_ones_are_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 50), nn.Tanh(), nn.Linear(50, 4))
+    plain = case(model, (1, 6, 6))
+    single = {"hidden": ("1.weight", "1.bias"), "head": ("3.weight",), "shift": ("3.bias",)}
+    # The head's bases are whole, and hide nothing; of 1850 coordinates of the layer before there are 10 or 30.
+    for rank in (10, 30):
+        parts = bases(plain.structure, {"hidden": rank, "head": 200, "shift": 4}, single)
+        made = case(model, (1, 6, 6), parts=parts)
+        assert mse(inverted(made.network, made.gradients)[0].x, made.x) < 1e-20
+    narrow = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 4))
+    other = case(narrow, (1, 6, 6)).structure
+    # 20 outputs and 10 or 20 coefficients, for 36 pixels.
+    made = case(narrow, (1, 6, 6), parts=bases(other, {"hidden": 20, "head": 80, "shift": 4}, single))
+    assert mse(inverted(made.network, made.gradients)[0].x, made.x) < 1e-15
+    made = case(narrow, (1, 6, 6), parts=bases(other, {"hidden": 10, "head": 80, "shift": 4}, single))
+    with pytest.raises(RankDeficient) as refused:
+        inverted(made.network, made.gradients)
+    assert (refused.value.layer, refused.value.deficit) == (1, 6)
+    mixed = {"both": ("1.weight", "1.bias", "3.weight", "3.bias")}
+    with pytest.raises(NotApplicable, match="must be one layer's own"):
+        case(model, (1, 6, 6), parts=bases(plain.structure, {"both": 30}, mixed))
