@@ -78,6 +78,12 @@ class KindOfResult:
         return "" if variant is None else f" {variant.preposition} noise"
 
 
+_OF_UPDATE = (
+    # Without its noise a release shows what codec and bound hide by themselves.
+    NoiseVariant(name="none", label="no noise", preposition="without", adjective="noise-free"),
+    NoiseVariant(name="calibrated", label="with noise", preposition="with", adjective="noisy", needs_noise=True),
+)
+
 _TABLE = (
     # No control is judged by accuracy: a model may leak whatever it scores on held-out data.
     KindOfResult(name="utility", main="accuracy", counts="test examples", attacked=False, controls=()),
@@ -94,16 +100,21 @@ _TABLE = (
         main="psnr",
         counts="images",
         target="one shared update",
-        variants=(
-            # Without its noise a release shows what codec and bound hide by themselves.
-            NoiseVariant(name="none", label="no noise", preposition="without", adjective="noise-free"),
-            NoiseVariant(
-                name="calibrated", label="with noise", preposition="with", adjective="noisy", needs_noise=True
-            ),
-        ),
+        variants=_OF_UPDATE,
         question="asked for the images behind one shared update",
         absent="no attack on the images of a shared update",
         pictured=True,
+    ),
+    KindOfResult(
+        name="labels",
+        main="label_overlap",
+        counts="batches",
+        target="one shared update",
+        variants=_OF_UPDATE,
+        question="asked for the labels behind one shared update",
+        absent="no attack on the labels of a shared update",
+        # A batch of another may have the same labels, so that a negative control would fail by chance.
+        controls=("positive",),
     ),
 )
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import audit
-from attacks.core import Access, MembershipScores, NotApplicable, Reconstruction
+from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
 from audit.catalog import methods as catalog
 from audit.plan.build import initialised
 from audit.plan.pretrain import freeze_features, pretrained
@@ -368,7 +368,12 @@ def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device, name):
                 p.copy_(drawn(*p.shape, seed=number) / p[0].numel() ** 0.5)
         inputs, labels = drawn(examples, 1, 4, 4, seed=9).sigmoid(), torch.arange(examples) % 3
         execution = Execution(device=where)
-        target, _ = audit.share_update(model, inputs, labels, defense, noise=seeded(7), execution=execution)
+        public = Examples(
+            ids=torch.arange(20), inputs=drawn(20, 1, 4, 4, seed=8).sigmoid(), labels=torch.arange(20) % 3
+        )
+        target, _ = audit.share_update(
+            model, inputs, labels, defense, noise=seeded(7), population=public, execution=execution
+        )
         try:
             result = catalog.attack(name)(target)
         except NotApplicable as error:

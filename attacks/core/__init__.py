@@ -8,7 +8,16 @@ from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
 from .observation import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
 from .priors import Box, total_variation
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
-from .results import RESULTS, MembershipScores, Reconstruction, ResultType, checked_reconstruction, checked_scores
+from .results import (
+    RESULTS,
+    LabelEstimate,
+    MembershipScores,
+    Reconstruction,
+    ResultType,
+    checked_labels,
+    checked_reconstruction,
+    checked_scores,
+)
 
 __all__ = [
     "RESULTS",
@@ -21,6 +30,7 @@ __all__ = [
     "Examples",
     "InconsistentObservation",
     "Knows",
+    "LabelEstimate",
     "MembershipScores",
     "ModelAccess",
     "Network",
@@ -39,6 +49,7 @@ __all__ = [
     "Structure",
     "Target",
     "attack",
+    "checked_labels",
     "checked_reconstruction",
     "checked_scores",
     "granted",

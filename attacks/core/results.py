@@ -124,6 +124,49 @@ class MembershipScores:
             raise ValueError(f"dependence must be one of {', '.join(get_args(Dependence))}, got {self.dependence!r}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelEstimate:
+    """How often an attacker believes each class to be in the batch.
+
+    Attributes:
+        counts: int64 [classes]; at most the batch in all, less where the rest is not known.
+        lower: int64 [classes], at most as many as in `counts`.
+        upper: int64 [classes], at least as many.
+        observed: bool [classes], of which the update shows anything.
+        posterior: float64 [classes], probability that the class is in the batch.
+        status: `ok`; `degraded`: no class is named; `failed` is no status of an estimate.
+    """
+
+    counts: Tensor
+    lower: Tensor
+    upper: Tensor
+    observed: Tensor
+    posterior: Tensor
+    status: Status = "ok"
+
+    def __post_init__(self) -> None:
+        for name in ("counts", "lower", "upper", "observed", "posterior"):
+            values, wanted = getattr(self, name), _OF_LABELS.get(name, torch.int64)
+            if values.dtype != wanted or values.shape != self.counts.shape or values.ndim != 1:
+                raise ValueError(
+                    f"{name} must be {wanted} of shape [classes], got {values.dtype} of shape {list(values.shape)}"
+                )
+        if not ((self.lower >= 0) & (self.lower <= self.counts) & (self.counts <= self.upper)).all():
+            raise ValueError("counts must be between lower and upper, which must be at least 0")
+        if not ((self.posterior >= 0) & (self.posterior <= 1)).all():
+            raise ValueError("posterior must be probabilities")
+        if self.status not in ("ok", "degraded"):
+            raise ValueError(f"status must be 'ok' or 'degraded', got {self.status!r}")
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels that were named, in increasing order: int64, at most as many as the batch has examples."""
+        return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
+
+
+_OF_LABELS = {"observed": torch.bool, "posterior": torch.float64}
+
+
 def checked_scores(result: object, ids: Tensor) -> MembershipScores:
     """Scores of exactly the candidates that were asked about, as a copy in their order.
 
@@ -197,6 +240,35 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
     return own
 
 
+def checked_labels(
+    result: object, batch_size: int | None, classes: int | None = None, like: Tensor | None = None
+) -> LabelEstimate:
+    """Counts of no more examples than there are, as a copy.
+
+    Args:
+        result: what an attack returned.
+        batch_size: examples behind what was attacked; None where there is no batch.
+        classes: of the target; None for any.
+        like: as for `checked_reconstruction`.
+
+    Raises:
+        TypeError: it is something else than an estimate in plain tensors.
+        ValueError: there are more labels than examples, or counts of other classes.
+    """
+    if type(result) is not LabelEstimate:
+        raise TypeError(f"a label attack must return LabelEstimate, got {type(result).__name__}")
+    names = ("counts", "lower", "upper", "observed", "posterior")
+    own = LabelEstimate(**{n: _copied(n, getattr(result, n), like) for n in names}, status=result.status)
+    if classes is not None and len(own.counts) != classes:
+        raise ValueError(f"counts must be of the {classes} classes, got {len(own.counts)}")
+    # A list with every label would overlap with any batch.
+    if batch_size is not None and int(own.counts.sum()) > batch_size:
+        raise ValueError(
+            f"counts must add up to at most the batch's {batch_size} examples, got {int(own.counts.sum())}"
+        )
+    return own
+
+
 _OPTIONAL = ("history", "certified", "determined", "alternatives")
 
 
@@ -232,6 +304,11 @@ def _expected_reconstruction(target: Target) -> Callable[[object], Reconstructio
     return checked
 
 
+def _expected_labels(target: Target) -> Callable[[object], LabelEstimate]:
+    size, like, classes = target.batch_size_shown, getattr(target, "released", None), getattr(target, "classes", None)
+    return lambda result: checked_labels(result, size, classes, like)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultType:
     """What is known of one type of result.
@@ -255,6 +332,7 @@ RESULTS = {
     for row in (
         ResultType(kind="membership", result=MembershipScores, expected=_expected_scores, of_candidates=True),
         ResultType(kind="reconstruction", result=Reconstruction, expected=_expected_reconstruction),
+        ResultType(kind="labels", result=LabelEstimate, expected=_expected_labels),
     )
 }
 """Kind -> its row; an attack that finds out something else is another row."""

@@ -60,6 +60,7 @@ THREAT_MODELS = {
     (row.kind, row.access): row
     for row in (
         ThreatModel(kind="reconstruction", access=Access.UPDATE, knows=_SHARED, subject="shared_update"),
+        ThreatModel(kind="labels", access=Access.UPDATE, knows=_SHARED ^ Knows.LABELS, subject="shared_update"),
         ThreatModel(
             kind="membership", access=Access.UPDATE, knows=_RUN, subject="trained_model", build=last_update,
             reads="last step", participation_known=True,

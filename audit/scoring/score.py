@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attacks.core import MembershipScores, Reconstruction, checked_scores
+from attacks.core import LabelEstimate, MembershipScores, Reconstruction, checked_labels, checked_scores
 from leaderboard.records.record import Metric
 
+from .labels import LabelledBatch, public_shares, score_labels
 from .membership import score_membership
 from .reconstruction import score_reconstruction
 from .truth import GroundTruth
 
 
 def score(
-    result: MembershipScores | Reconstruction, truth: GroundTruth, *, delta: float | None = None
+    result: MembershipScores | Reconstruction | LabelEstimate, truth: GroundTruth, *, delta: float | None = None
 ) -> dict[str, Metric]:
     """Every metric of one result of an attack.
 
@@ -61,8 +62,17 @@ def _reconstruction(result: Reconstruction, truth: GroundTruth, delta: float | N
     )
 
 
+def _labels(result: LabelEstimate, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
+    if truth.labels is None:
+        raise ValueError("this truth is about membership, it has no labels")
+    found = checked_labels(result, len(truth.labels), like=truth.labels)
+    shares = public_shares(truth.labels, truth.public_labels, len(found.counts))
+    return score_labels([LabelledBatch(found.labels, truth.labels, shares)])
+
+
 SCORERS: dict[type, Callable[[Any, Any, float | None], dict[str, Metric]]] = {
     MembershipScores: _membership,
     Reconstruction: _reconstruction,
+    LabelEstimate: _labels,
 }
 """Type of result -> (result, truth, delta of the claim) -> metrics; another kind of result is another row."""

@@ -23,6 +23,7 @@ class GroundTruth:
         high: largest valid input.
         floor: mean public image, the best guess without looking at the update; None without public data.
         public: public images in an order that no truth decided; the best of a few for each input is the second floor.
+        public_labels: labels of public examples, in any order; their shares are the floor of label recovery.
         others: images that the inputs have to be told from, chosen without looking at them.
         labels_given: whether the attacker was told the labels.
     """
@@ -35,6 +36,7 @@ class GroundTruth:
     high: float = 1.0
     floor: Tensor | None = None
     public: Tensor | None = None
+    public_labels: Int[Tensor, " p"] | None = None
     others: Tensor | None = None
     labels_given: bool = True
 

@@ -24,6 +24,7 @@ from leaderboard.records.record import Metric, Record
 
 from .allowed import clopper_pearson
 from .images import summed_up
+from .labels import labels_again
 from .membership import score_membership
 from .reconstruction import compare_pictures
 from .utility import mean_loss
@@ -107,10 +108,15 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     return summed_up(scored)
 
 
+def _labels(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    return labels_again(table)
+
+
 AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {
     "utility": _utility,
     "membership": _membership,
     "reconstruction": _reconstruction,
+    "labels": _labels,
 }
 """Kind of result -> what its arrays give, computed again."""
 

@@ -1,4 +1,4 @@
-"""Shared updates as a subject: gradient inversion of single updates, one target batch after another.
+"""Shared updates as a subject: inputs or labels of single updates, one target batch after another.
 
 Each update is that of a fresh model under the defense, with the noise of the cell's budget, or without noise to see
 what the release alone hides. In the negative control another batch (a decoy) is shared than the one that is scored
@@ -14,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core import Knows, Reconstruction, checked_reconstruction
+from attacks.core import Knows, LabelEstimate, Reconstruction, checked_labels, checked_reconstruction
 from benchmarks.core import Splits
 from defenses.core import Defense, Execution, Noise, keyed
+from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
 from ..plan.build import build_model, defend, load_splits, noise_for
 from ..plan.cells import Cell
 from ..plan.request import seed_of_data
 from ..scoring.images import ImageValues, summed_up
+from ..scoring.labels import LabelledBatch, label_columns, public_shares, score_labels
 from ..scoring.reconstruction import best_match, compare
 from ..scoring.robustness import bound_metric, refuted
 from .outcome import Outcome, column, finite_claim, world_of
@@ -34,22 +36,23 @@ CROWD = 1000
 
 @dataclass(frozen=True)
 class _Attacked:
-    """One target batch, the update that was shared of it, and the attack's reconstruction with its metrics.
+    """One target batch, the update that was shared of it, and what the attack found.
 
     Attributes:
-        match: for each input the best of some public images; None without any.
+        match: for each input the best of some public images; None without any, and for labels.
+        values: of images that were reconstructed, before they are summed up.
     """
 
     inputs: Tensor
     labels: Tensor
     shared: Shared
-    result: Reconstruction
+    result: Reconstruction | LabelEstimate
     match: Tensor | None
     values: dict[str, ImageValues]
 
 
 class SharedUpdates:
-    """The shared updates of one reconstruction cell, one a target batch."""
+    """The shared updates of one cell, one a target batch."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
         """Names the updates of the job's only cell; nothing is computed yet."""
@@ -79,10 +82,11 @@ class SharedUpdates:
         flags = [*sorted({one.result.status for one in seen} - {"ok"}), *remarks]
         if matched and noisy:
             flags.append("noise_matched")
-        metrics = summed_up([one.values for one in seen])
-        metrics["rero_bound"] = bound_metric(last.ledger, min(CROWD, len(splits.non_member)))
-        if not request.never_saw and refuted(metrics["iip"], metrics["rero_bound"]):
-            flags.append("claim_violated")
+        metrics, arrays = self._found(seen)
+        if "iip" in metrics:
+            metrics["rero_bound"] = bound_metric(last.ledger, min(CROWD, len(splits.non_member)))
+            if not request.never_saw and refuted(metrics["iip"], metrics["rero_bound"]):
+                flags.append("claim_violated")
         return Outcome(
             metrics=metrics,
             task={
@@ -97,8 +101,20 @@ class SharedUpdates:
             noise=noise.kind if noisy and calibrated > 0 else "none",
             engine=last.engine,
             flags=flags,
-            arrays=_pictures(seen, last.truth.floor),
+            arrays=arrays,
         )
+
+    def _found(self, seen: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
+        """Metrics over all targets, and the arrays that decide them."""
+        named = [(one, one.result) for one in seen if isinstance(one.result, LabelEstimate)]
+        if not named:
+            return summed_up([one.values for one in seen]), _pictures(seen, seen[-1].shared.truth.floor)
+        public, classes = self._splits.public.labels, self._splits.classes
+        batches = [
+            LabelledBatch(result.labels, one.labels, public_shares(one.labels, public, classes))
+            for one, result in named
+        ]
+        return score_labels(batches), label_columns(batches)
 
     def _attacked(self, cell: Cell, image: int, defense: Defense, noise: Noise) -> _Attacked:
         """Shares target number `image`, attacks what is released, and scores what was found."""
@@ -124,6 +140,10 @@ class SharedUpdates:
         )
         coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
         found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))
+        if isinstance(found, LabelEstimate):
+            return _Attacked(
+                inputs, labels, shared, checked_labels(found, len(inputs), splits.classes, inputs), None, {}
+            )
         # By the true size, also where the attack was not told: of more guesses the truth would pick the best.
         result: Reconstruction = checked_reconstruction(found, len(inputs), inputs)
         low, high = splits.low, splits.high
@@ -187,6 +207,8 @@ def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
     found: list[list[float] | None] = []
     matches: list[list[float] | None] = []
     for one in seen:
+        if not isinstance(one.result, Reconstruction):
+            continue
         matches += [None] * len(one.inputs) if one.match is None else [column(x.flatten()).tolist() for x in one.match]
         here = [column(x.flatten()).tolist() for x in one.result.inputs[: len(one.inputs)]]
         found += here + [None] * (len(one.inputs) - len(here))

@@ -233,7 +233,15 @@ class _Client:
             remarks["unverified_model"] = self.runner.unverified
         return Shared(
             observation,
-            GroundTruth(inputs=inputs, labels=labels, low=world.low, high=world.high, floor=floor, public=public),
+            GroundTruth(
+                inputs=inputs,
+                labels=labels,
+                low=world.low,
+                high=world.high,
+                floor=floor,
+                public=public,
+                public_labels=None if population is None else population.labels,
+            ),
             self.account.ledger,
             self.runner.name,
             noise=self.noise.kind if self.sigma > 0 else "none",

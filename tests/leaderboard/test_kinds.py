@@ -63,7 +63,7 @@ def test_records_of_a_third_kind_are_checked_written_and_read(run, record, metri
 def test_a_kind_of_no_row_is_refused_in_records_and_manifests(record):
     one = record()
     for refused in (one, asked_for(one).cells[0]):
-        with pytest.raises(RecordError, match="kind must be one of utility, membership, reconstruction, got 'gossip'"):
+        with pytest.raises(RecordError, match="one of utility, membership, reconstruction, labels, got 'gossip'"):
             replace(refused, kind="gossip")
     with pytest.raises(RecordError, match="noise must be one of none, calibrated, got 'loud'"):
         replace(asked_for(record("reconstruction")).cells[0], noise="loud")
@@ -103,7 +103,7 @@ def test_a_third_kind_is_on_the_page_and_its_absence_too(run, record, tmp_path):
     page = build(tmp_path, tmp_path / "page").read_text(encoding="utf-8")
     assert "guess asked for a hidden attribute." in page
     assert 'title="0.25 is chance."' in page and '<span class="value">0.300</span>' in page
-    assert "the images of a shared update and no attribute attack in these records." in page
+    assert "the labels of a shared update and no attribute attack in these records." in page
     assert json.loads((tmp_path / "page/board.json").read_text())["rows"][1]["attribute"]["value"] == 0.3
 
 

@@ -173,3 +173,21 @@ def test_flags_say_that_an_attack_found_nothing_or_that_noise_was_matched(suite_
 
     monkeypatch.setattr(Double, "__call__", hopeless)
     assert outcome(suite_of(TEXT)).flags == ["degraded"]
+
+
+def test_labels_of_shared_updates_are_recovered_scored_and_kept(suite_of):
+    suite = suite_of(TEXT.replace('"inverting_gradients"', '"label_recovery"'))
+    cells = [
+        cell
+        for cell in plan(suite).cells
+        if cell.kind == "labels" and cell.request.control == "positive" and cell.request.defense.name == "sgd"
+    ]
+    (cell,) = [cell for cell in cells if cell.request.release_noise == "none"]
+    ((_, found),) = compute((cell,), CPU)
+    assert not found.error and not found.skipped
+    assert {"label_overlap", "label_exact", "label_overlap_floor"} == set(found.metrics)
+    overlap, floor = found.metrics["label_overlap"], found.metrics["label_overlap_floor"]
+    assert (
+        overlap.n == 2 and overlap.value is not None and floor.value is not None and overlap.value > floor.value + 0.2
+    )
+    assert found.arrays["target"] == [0, 0, 1, 1] and len(found.arrays["named"]) == 4

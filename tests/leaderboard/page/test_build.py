@@ -193,7 +193,7 @@ def test_columns_that_no_record_speaks_of_are_not_there(page, record):
     document = Document(page(record("utility"), record("utility", defense="dpdr")))
     titles = [attrs["data-title"] for attrs in document.all("th", role="columnheader")]
     assert titles == ["Defense", "Rank", "Claimed ε δ = 1e-5", "Accuracy", "Seeds"]
-    assert "no membership attack and no attack on the images of a shared update in these records" in document.text
+    assert "no attack on the images of a shared update and no attack on the labels of a shared update" in document.text
 
 
 def test_failed_cells_are_listed_with_their_reason(page, run):

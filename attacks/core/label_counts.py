@@ -1,0 +1,193 @@
+"""How often each class is in a batch, from the gradient of the last layer, whose sign tells.
+
+For a linear last layer under cross-entropy the gradient of the bias of class c is u_c = sum_i f_i (p_ic - 1[y_i = c]),
+with p_ic the model's probability and f_i the factor by which the defense shortened example i. Zhao, Mopuri & Bilen,
+"iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3.1, for one example: only the entry of
+its label is negative. For batches sum_i p_ic is guessed: n_c = B pbar_c - u_c. A logistic loss of one logit z is of
+the two logits 0 and z.
+
+Rows of the weight's gradient tell the same in units of the features: (p_c - 1[c = y]) x for one example.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .errors import InconsistentObservation, NotApplicable
+from .network import Network, Operation, Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayer:
+    """What an update shows of the gradient of the layer that gives the logits, undivided.
+
+    Attributes:
+        weight: [classes, features], 0 where nothing was released.
+        weight_seen: what of it was released.
+        bias: [classes].
+        bias_seen: nothing of it where the layer has no trained bias.
+    """
+
+    weight: Float[Tensor, "classes features"]
+    weight_seen: Bool[Tensor, "classes features"]
+    bias: Float[Tensor, " classes"]
+    bias_seen: Bool[Tensor, " classes"]
+
+    @property
+    def observed(self) -> Bool[Tensor, " classes"]:
+        """Classes of which anything was released."""
+        return self.bias_seen | self.weight_seen.any(dim=1)
+
+
+def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
+    """The gradient of the last layer as far as it was released, of a model of classes.
+
+    Args:
+        structure: of the update.
+        sums: numbers in the order of the released vector, undivided; float64 is kept.
+
+    Returns:
+        With a row a class: a single logit, of two classes, is taken for the difference of two.
+
+    Raises:
+        NotApplicable: the logits are of no trained linear layer, the loss is another, or its gradient was not released.
+    """
+    network = structure.known_network()
+    one = _gives_logits(network)
+    if network.loss == "other":
+        raise NotApplicable("the loss must be cross-entropy for the last layer's gradient to show labels")
+    if one.weight not in structure.names:
+        raise NotApplicable(f"the last layer must be trained, and {one.words or one.name} is not")
+    gradients = structure.gradients(sums)
+    weight = gradients[one.weight]
+    bias = gradients.get(one.bias or "")
+    values = weight.values.new_zeros(len(weight.values)) if bias is None else bias.values
+    seen = torch.zeros_like(values, dtype=torch.bool) if bias is None else bias.seen
+    layer = LastLayer(weight=weight.values, weight_seen=weight.seen, bias=values, bias_seen=seen)
+    if not layer.observed.any():
+        raise NotApplicable("the last layer's gradient must be released, and none of it is")
+    if network.loss == "cross_entropy":
+        return layer
+    sign = values.new_tensor([-1.0, 1.0])
+    return LastLayer(
+        weight=sign[:, None] * layer.weight,
+        weight_seen=layer.weight_seen.expand(2, -1),
+        bias=sign * layer.bias,
+        bias_seen=layer.bias_seen.expand(2),
+    )
+
+
+def one_label(layer: LastLayer) -> int:
+    """The label of a batch of one, without noise: exact, whatever the features are and however it was clipped.
+
+    With the bias: the one entry that is negative. Without: the one row that is opposed to all others, where there are
+    three classes or more; it is the longest, since |p_y - 1| is the sum of the others' probabilities. The usual argmin
+    of the rows' sums needs features that are not negative.
+
+    Raises:
+        NotApplicable: nothing was released that tells, or the gradient is 0.
+        InconsistentObservation: no single example gives this gradient.
+    """
+    shown = layer.bias[layer.bias_seen]
+    negative = (layer.bias_seen & (layer.bias < 0)).nonzero()[:, 0]
+    if len(negative) > 1:
+        raise InconsistentObservation(
+            f"one entry of the last bias's gradient must be negative for a batch of one, got {len(negative)}: is the "
+            "batch larger, or is there noise?"
+        )
+    if len(negative) == 1:
+        return int(negative[0])
+    classes = len(layer.bias)
+    hidden = (~layer.bias_seen).nonzero()[:, 0]
+    if len(shown) and bool((shown > 0).any()) and len(hidden) == 1:
+        return int(hidden[0])
+    # The sign of an inner product is that of the rows' factors, over the features that both show.
+    products = layer.weight @ layer.weight.T
+    products.fill_diagonal_(0.0)
+    there = layer.weight.abs().sum(dim=1) > 0
+    # Two rows have no third to tell which of them stands alone.
+    alone = ((products <= 0).all(dim=1) & ((products < 0).sum(dim=1) >= 2)).nonzero()[:, 0]
+    if len(alone) == 1:
+        whole = bool(layer.weight_seen.all())
+        if whole and int(layer.weight.norm(dim=1).argmax()) != int(alone[0]):
+            raise InconsistentObservation("the longest row of the last layer's gradient must be that of the label")
+        return int(alone[0])
+    if not there.any() and not shown.any():
+        raise NotApplicable(
+            "zero gradient of the last layer: the model is certain of the label, or nothing was released"
+        )
+    if bool(layer.weight_seen.all()) and classes >= 3:
+        raise InconsistentObservation(
+            "one row of the last layer's gradient must be opposed to all others for a batch of one, got "
+            f"{len(alone)}: is the batch larger, or is there noise?"
+        )
+    raise NotApplicable(
+        f"what was released of the last layer's {classes} rows must tell the label's from the others, and it does not"
+    )
+
+
+def class_sums(
+    layer: LastLayer, noise: LastLayer, features: Float[Tensor, " features"] | None
+) -> tuple[Float[Tensor, " classes"], Float[Tensor, " classes"], Bool[Tensor, " classes"]]:
+    """The sum u of each class, from the bias where it was released and else from the row of the weight.
+
+    A row is about u_c times the mean features of the batch, so u_c is its least squares coefficient on those of public
+    examples. Rows of all classes add up to 0, so that of a single class without any follows from the others.
+
+    Args:
+        layer: of the update.
+        noise: standard deviations in the places of its numbers.
+        features: mean features of public examples; None to go by the bias alone.
+
+    Returns:
+        u, the standard deviation of its noise, and of which classes there is one.
+    """
+    sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_seen.clone()
+    if features is not None:
+        seen = layer.weight_seen.to(features)
+        energy = seen @ features.square()
+        # By rows where there is no bias.
+        rows = ~known & (energy > 0)
+        size = energy[rows]
+        sums[rows] = (layer.weight @ features)[rows] / size
+        std[rows] = ((noise.weight * seen).square() @ features.square())[rows].sqrt() / size
+        known |= rows
+    if int((~known).sum()) == 1:
+        sums = torch.where(known, sums, -sums[known].sum())
+        std = torch.where(known, std, std[known].norm())
+        known = torch.ones_like(known)
+    return sums, std, known
+
+
+def largest_remainder(expected: Float[Tensor, " classes"], total: int) -> Int[Tensor, " classes"]:
+    """Whole numbers that add up to `total`, near to what was expected: the largest remainders are rounded up.
+
+    Args:
+        expected: any finite numbers; negative ones count as 0, and the rest is scaled to add up to `total`.
+        total: at least 0.
+    """
+    positive = expected.double().clamp(min=0)
+    size = positive.sum()
+    shares = positive * (total / size) if size > 0 else torch.full_like(positive, total / len(positive))
+    # A share of 2.9999999 is one of 3.
+    floors = (shares + 1e-9).floor()
+    missing = total - int(floors.sum())
+    order = (shares - floors).argsort(descending=True, stable=True)
+    floors[order[:missing]] += 1
+    return floors.long()
+
+
+def _gives_logits(network: Network) -> Operation:
+    by_name = {one.name: one for one in network.operations}
+    one = network.operations[-1]
+    while one.kind == "identity":
+        one = by_name[one.inputs[0]]
+    if one.kind != "linear":
+        raise NotApplicable(
+            f"the last layer must be linear for its gradient to show labels, got {one.words or one.kind}"
+        )
+    if one.weight is None:
+        raise NotApplicable("the last layer must have a weight")
+    return one

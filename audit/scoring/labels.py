@@ -1,0 +1,131 @@
+"""Metrics of recovered labels: how many of a batch's were named, and whether all of them were.
+
+Labels are compared as multisets: those of a batch are in no order, and a class may be in it several times. Beside the
+share that was named stands that of a guess by the classes' shares among public examples, which needs no update.
+Intervals are over target batches, of which each has an update of its own; labels within a batch are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from leaderboard.records.record import Metric
+
+from .allowed import clopper_pearson
+
+NOT_NAMED = -1
+"""In arrays: an example for which no label was named."""
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """One target batch.
+
+    Attributes:
+        found: labels that were named, in any order; at most as many as there are.
+        labels: the truth.
+        shares: of the class of each true label among public examples; None without any.
+    """
+
+    found: Tensor
+    labels: Tensor
+    shares: Tensor | None
+
+
+def score_labels(batches: Sequence[LabelledBatch]) -> dict[str, Metric]:
+    """Every metric of the labels named in one or more target batches.
+
+    Args:
+        batches: at least one, none empty.
+
+    Returns:
+        `label_overlap`, `label_exact` and `label_overlap_floor`, whose n counts batches.
+
+    Raises:
+        ValueError: no batch, an empty one, or more labels than examples.
+    """
+    if not batches or any(len(one.labels) == 0 for one in batches):
+        raise ValueError("batches must be one or more, of one or more examples each")
+    if any(len(one.found) > len(one.labels) for one in batches):
+        raise ValueError("labels named must be at most as many as the batch has examples")
+    shared = [_common(one) / len(one.labels) for one in batches]
+    exact = [share == 1.0 for share in shared]
+    metrics = {"label_overlap": _mean(shared), "label_exact": _mean(exact)}
+    floors = [_floor(one) for one in batches]
+    there = [floor for floor in floors if floor is not None]
+    if len(there) < len(floors):
+        reason = "there are no public examples to guess from"
+        return metrics | {"label_overlap_floor": Metric(value=None, n=len(floors), better="lower", reason=reason)}
+    return metrics | {"label_overlap_floor": _mean(there)}
+
+
+def label_columns(batches: Sequence[LabelledBatch]) -> dict[str, Any]:
+    """Columns of true and named labels, an example a row; the named ones in increasing order, from the first row on."""
+    found: list[int] = []
+    for one in batches:
+        named = sorted(int(label) for label in one.found)
+        found += [*named, *[NOT_NAMED] * (len(one.labels) - len(named))]
+    shares = [
+        share
+        for one in batches
+        for share in ([None] * len(one.labels) if one.shares is None else one.shares.double().tolist())
+    ]
+    return {
+        "target": [t for t, one in enumerate(batches) for _ in one.labels],
+        "label": [int(label) for one in batches for label in one.labels],
+        "named": found,
+        "public_share": shares,
+    }
+
+
+def labels_again(table: pd.DataFrame) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, every metric from the columns of a record."""
+    batches = []
+    for _, group in table.groupby("target", sort=True):
+        named = torch.from_numpy(group["named"].to_numpy().copy())
+        shares = group["public_share"].to_numpy(dtype=np.float64, na_value=np.nan)
+        batches.append(
+            LabelledBatch(
+                found=named[named != NOT_NAMED],
+                labels=torch.from_numpy(group["label"].to_numpy().copy()),
+                shares=None if np.isnan(shares).any() else torch.from_numpy(shares.copy()),
+            )
+        )
+    return score_labels(batches)
+
+
+def public_shares(labels: Tensor, public: Tensor | None, classes: int) -> Tensor | None:
+    """The share of each label's class among public labels; None without any."""
+    if public is None or len(public) == 0:
+        return None
+    shares = torch.bincount(public.cpu(), minlength=classes).double() / len(public)
+    return shares[labels.cpu()]
+
+
+def _common(one: LabelledBatch) -> int:
+    most = 1 + int(max(one.labels.max(), *one.found.tolist(), 0))
+    found, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (one.found, one.labels))
+    return int(torch.minimum(found, truth).sum())
+
+
+def _floor(one: LabelledBatch) -> float | None:
+    """The overlap of counts in proportion to the public shares, which are fractions of an example, with the truth."""
+    if one.shares is None:
+        return None
+    shares: Mapping[int, float] = dict(zip(one.labels.tolist(), one.shares.tolist(), strict=True))
+    size = len(one.labels)
+    there = torch.bincount(one.labels.cpu())
+    return sum(min(int(there[label]), size * share) for label, share in shares.items()) / size
+
+
+def _mean(values: Sequence[float]) -> Metric:
+    # Numbers in [0, 1] vary at most as much as successes of the same mean, so that the interval is never too narrow.
+    low, high = clopper_pearson(sum(values), len(values))
+    return Metric(value=sum(values) / len(values), low=low, high=high, n=len(values), better="lower")
