@@ -274,14 +274,14 @@ _TABLE = (
     KnownMetric(
         name="label_overlap", kind="labels", label="labels named", better="lower", digits=2,
         # A batch's labels as a multiset. In CSV and JSON; the page shows it in an attack's details.
-        floor=Floor(metric="label_overlap_floor", of="the public shares of classes", margin=0.2),
+        floor=Floor(metric="label_overlap_floor", of="a guess by class frequency", margin=0.2),
         columns=(
             BoardColumn(key="labels_free", field="labels_without_noise", variant="none"),
             BoardColumn(key="labels_noisy", field="labels_with_noise", variant="calibrated"),
         ),
     ),
     KnownMetric(
-        name="label_overlap_floor", kind="labels", label="labels named by the public shares of classes",
+        name="label_overlap_floor", kind="labels", label="labels named by class frequency alone",
         better="lower", digits=2, over_attacks="leading", reported=False,
         columns=(BoardColumn(key="labels_floor", field="label_overlap_floor"),),
     ),
