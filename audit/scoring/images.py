@@ -73,6 +73,8 @@ def summed_up(targets: Sequence[dict[str, ImageValues]]) -> dict[str, Metric]:
 def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
     """1 where both floors are exceeded significantly, 0 where not, n/a where that cannot be told.
 
+    Also n/a where the gain is large and the images are too few to make it significant.
+
     Both must be exceeded, each at its own 95 %: that needs no correction for two tests (intersection-union).
 
     Args:
@@ -86,6 +88,11 @@ def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
                 reason = f"{reason}: a paired test needs two or more"
             return Metric(value=None, n=gain.n, better="lower", reason=reason)
     lows = [gain.low for gain in (over_mean, over_match) if gain.low is not None]
+    least, margin = min(gain.value or 0.0 for gain in (over_mean, over_match)), METRICS["psnr"].floor
+    if min(lows) <= 0 and margin is not None and least > margin.margin:
+        # So much that "no leak" would be an effect of too few images, and flatter.
+        reason = f"undecided: {least:.1f} dB are gained, and {over_mean.n} images are too few to tell them from chance"
+        return Metric(value=None, n=over_mean.n, better="lower", reason=reason)
     return Metric(
         value=float(min(lows) > 0),
         n=over_mean.n,

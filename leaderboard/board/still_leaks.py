@@ -93,6 +93,12 @@ def _variant(row: Row, variant: NoiseVariant) -> str:
         )
     # Of the attack that came nearest.
     nearest = max(judged, key=lambda one: one.least)
+    # So large a gain is no "nothing found": of a few images it is undecided, and the other words would flatter.
+    if (floor := METRICS[KIND.main].floor) is not None and nearest.least > floor.margin:
+        return (
+            f"{words} it is UNDECIDED: {nearest.attack} gains {_decibels(nearest.least)} over public images, and "
+            f"{_counted(nearest)} are too few to tell that from chance{aside}"
+        )
     tried = f"{len(judged)} attacks are" if len(judged) > 1 else f"{nearest.attack} is"
     largest = max(detectable(gain, one.cell) for one in judged for gain in one.gains)
     return (

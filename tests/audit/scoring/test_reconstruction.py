@@ -316,6 +316,8 @@ def test_a_leak_exceeds_both_floors():
     mixed = summed_up(made([-0.5, 0.5, -0.3, 0.4, -0.1, 0.2, 0.0]))  # above the match, not above the mean
     assert number(mixed["gain_over_match"].low) > 0 > number(mixed["gain_over_mean"].low)
     assert mixed["leak"].value == 0
+    few = summed_up(made([30.0, 5.0]))["leak"]
+    assert few.value is None and "undecided: 17.5 dB are gained, and 2 images are too few" in str(few.reason)
     one = summed_up(made([30.0]))["leak"]
     assert (one.value, one.reason) == (None, "one image: a paired test needs two or more")
     public = scored(result_of(IMAGES))["leak"]

@@ -101,6 +101,12 @@ def test_one_image_has_no_verdict_and_a_failed_attack_is_no_safety():
     )
 
 
+def test_a_large_gain_of_too_few_images_is_undecided_and_not_nothing():
+    words = said(*sought((30.0, 25.0), (6.0, 4.0)))["dp_sgd"]
+    assert words.startswith("Without noise it is UNDECIDED: inverting_gradients gains 14.5 dB over public images")
+    assert "is not shown to find" in said(*sought((3.0, 2.0), (1.0, 0.5)))["dp_sgd"]
+
+
 def test_more_attacks_need_a_larger_gain():
     close = [(2.0, 2.0), (3.0, 3.0), (4.0, 4.0)]  # t interval [0.5, 5.5] by itself
     assert "LEAKS" in said(*sought(*close))["dp_sgd"]
