@@ -102,7 +102,7 @@ def _variant(row: Row, variant: NoiseVariant) -> str:
     tried = f"{len(judged)} attacks are" if len(judged) > 1 else f"{nearest.attack} is"
     largest = max(detectable(gain, one.cell) for one in judged for gain in one.gains)
     return (
-        f"{words} {tried} not shown to find more than public images have (gain at most {_decibels(nearest.least)}, "
+        f"{words} {tried} not shown to find more than public images have (gain measured {_decibels(nearest.least)}, "
         f"{_counted(nearest)}); {_decibels(largest)} would have been found with a chance of {POWER:.0%}{aside}"
     )
 

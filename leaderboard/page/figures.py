@@ -1,8 +1,9 @@
 """Plots of a page: the numbers of the board that each one shows, and its caption.
 
 A section of the board gets: utility against leakage; where there are several budgets, accuracy against claimed epsilon
-and against the noise multiplier, with the papers' figures; and what attacks imply about epsilon against what is
-claimed. A plot that the records cannot fill is a sentence that says why. Negative controls are in no plot: their
+and against the noise multiplier, with the papers' figures; where defenses are swept over sparsities or ranks, the PSNR
+of images found in their updates; and what attacks imply about epsilon against what is claimed.
+A plot that the records cannot fill is a sentence that says why. Negative controls are in no plot: their
 models never saw the members.
 """
 
@@ -14,9 +15,11 @@ from markupsafe import Markup
 
 from ..board.aggregate import BoardCell, Estimate, over_seeds, worst_case
 from ..board.rows import Row
+from ..kinds import KINDS
 from ..metrics import METRICS
 from .axes import Axis, axis_over
-from .plots import Point, marker, scatter
+from .plots import Point, marker, scatter, styles
+from .sweep_points import SWEPT, sweep_points
 
 Style = Mapping[str, tuple[int, str]]
 
@@ -24,6 +27,7 @@ WIDE, NARROW = (620.0, 430.0), (358.0, 350.0)
 """Every plot is drawn for two widths of the page, because letters shrink with a drawing."""
 
 ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
+PSNR = METRICS["psnr"]
 """The metrics that are drawn. Plots are about these, whatever else the table has."""
 
 
@@ -61,7 +65,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
         name: unique on the page; a prefix of the plots' names.
 
     Returns:
-        Two to four of them.
+        Two to four of them, and one for each sweep of a setting that images were sought under.
     """
     shown = [row for row in rows if row.control != "negative"]
     drawn = [_trade_off(shown, style, f"{name}-trade")]
@@ -71,6 +75,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
         drawn.append(_against_epsilon(shown, style, f"{name}-epsilon"))
     if len({row.noise_multiplier for row in shown} - {None, 0.0}) > 1:
         drawn.append(_against_noise(shown, style, f"{name}-noise"))
+    drawn += sweeps(shown, name)
     return [*drawn, _implied(shown, style, f"{name}-implied")]
 
 
@@ -139,6 +144,32 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     points = [*ours, *theirs]
     said = caption + _left_out(rows, kept, noise=True)
     return _figure(name, title, points, x, _accuracy_axis(points), style, said, dodge=True)
+
+
+def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
+    """PSNR against sparsity and against rank, of each variant of the release, where rows sweep them."""
+    drawn = []
+    for swept in SWEPT:
+        for variant in KINDS[PSNR.kind].variants:
+            points, floors, left_out = sweep_points(rows, swept, variant)
+            if len({point.x for point in points}) < 2:
+                continue
+            y = axis_over(PSNR.title, [v for p in points for v in _y_values(p)] + floors, least=PSNR.least)
+            x = axis_over(swept.title, [point.x for point in points], log=swept.log)
+            caption = [
+                f"Of images found in one update {variant.preposition} its noise, by the strongest attack; higher leaks "
+                "more. Bars are 95 % intervals, simultaneous over the attacks compared.",
+            ]
+            if floors:
+                least, most = (f"{end:.1f}" for end in (min(floors), max(floors)))
+                span = least if least == most else f"{least} to {most}"
+                caption.append(f"The mean public image has {PSNR.with_unit(span)}: at or below that nothing was found.")
+            title = f"{PSNR.label} against {swept.label}, {variant.label}"
+            # A line here is several rows, so it has a style of its own.
+            style = styles({point.series: point.series.partition(",")[0] for point in points})
+            said = [*caption, *left_out]
+            drawn.append(_figure(f"{name}-{swept.name}-{variant.name}", title, points, x, y, style, said, dodge=True))
+    return drawn
 
 
 def _reported(rows: Sequence[Row]) -> list[Point]:
