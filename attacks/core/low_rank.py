@@ -69,8 +69,10 @@ def factorised(matrix: Tensor, eps: float) -> LowRank:
     floor = rounding_floor(matrix.shape, eps) * values[0]
     rank = int((values > floor).sum())
     exact = rank < len(values)
-    scale = float(floor / math.sqrt(max(matrix.shape)))
-    if not exact:
+    if exact:
+        # As it is measured, not at its worst: thresholds of zeros are made of it.
+        scale = float(values[rank].clamp(min=float(values[0]) * eps / 8)) / math.sqrt(max(matrix.shape))
+    else:
         rank, scale = _above_noise(values, matrix.shape)
     if rank == 0:
         raise InconsistentObservation(

@@ -19,7 +19,7 @@ from attacks.core import (
     Structure,
 )
 from attacks.core.keep_rate import random_update, recovered_share
-from attacks.core.low_rank import completed, factorised
+from attacks.core.low_rank import completed, factorised, rounding_floor
 from attacks.spear import spear
 
 from . import toys
@@ -335,6 +335,18 @@ def test_a_completion_has_the_entries_that_were_not_known():
     found = completed(torch.where(known, matrix, torch.nan), known, 1e-15, coins, most=10)
     assert (found - matrix).norm() < 1e-5 * matrix.norm()
     assert factorised(matrix, 1e-6).rank == 3
+
+
+def test_rounding_is_measured_and_not_taken_at_its_worst():
+    """At its worst it would blur zeros of examples whose gradients are a hundredth of the largest."""
+    coins = toys.generator(21)
+    left = torch.linalg.qr(torch.randn(200, 3, generator=coins).double()).Q
+    matrix = left @ torch.diag(torch.tensor([1.0, 0.1, 0.01]).double()) @ torch.randn(3, 100, generator=coins).double()
+    found = factorised(matrix.float(), torch.finfo(torch.float32).eps)
+    assert found.rank == 3 and found.exact
+    worst = rounding_floor(matrix.shape, torch.finfo(torch.float32).eps) * torch.linalg.matrix_norm(matrix, 2)
+    assert found.error < worst / torch.linalg.svdvals(matrix)[2] / 200**0.5 / 10
+    assert (found.left - left @ (left.T @ found.left)).square().mean().sqrt() < 3 * found.error
 
 
 def test_the_line_falls_where_entries_run_out():
