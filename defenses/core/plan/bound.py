@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .lengths import lengths
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
@@ -166,7 +168,7 @@ def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
 
 def row_norms(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
     """L2 norms in float64; differentiable."""
-    norms = torch.linalg.vector_norm(rows, dim=1).double()
+    norms = lengths(rows)
     # A float32 square overflows above 1e19 and vanishes below 1e-22, and float64 reductions are many times as slow.
     if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):
         return norms

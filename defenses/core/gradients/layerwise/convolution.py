@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from ...plan.lengths import lengths
 from . import winograd as tiles
 from .cost import Shape, Strategy, cheapest, estimates, summed_by_tiles
 from .factors import FactoredGradient, GradientRows, Squares, gram_squares, joined, parts, product_size, recomputed
@@ -156,7 +157,7 @@ class Convolution(FactoredGradient):
         each = (self._unfolded + self.views * self.size) * self.like.element_size()
         for part in parts(self.examples, each, self.like):
             made = self._made(*self._some(part), out=None if kept is None else kept[part]).flatten(1)
-            found.append(torch.linalg.vector_norm(made if mask is None else made * mask, dim=1).square())
+            found.append(lengths(made if mask is None else made * mask).square())
         if kept is not None:
             self._kept = GradientRows(kept)
             return Squares.exact(torch.cat(found))

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...plan.bound import row_norms
+from ...plan.lengths import lengths
 
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -181,7 +182,7 @@ class GradientRows(FactoredGradient):
 
     def squares(self) -> Squares:
         """Squared norms, in one pass over the rows."""
-        return Squares.exact(torch.linalg.vector_norm(self.values, dim=1).square())
+        return Squares.exact(lengths(self.values).square())
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms of the kept columns."""
@@ -190,7 +191,7 @@ class GradientRows(FactoredGradient):
     def largest(self) -> Tensor:
         """Their norms, which bound their entries."""
         # Infinite where a square overflows: such a row is then looked at entry by entry (`BatchGradients._finite`).
-        return torch.linalg.vector_norm(self.values, dim=1).double()
+        return lengths(self.values)
 
     def along(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """One product, and one pass for the norms."""
@@ -313,5 +314,5 @@ def joined(found: Sequence[Squares]) -> Squares:
 
 def product_size(inputs: Tensor, signals: Tensor) -> Float[Tensor, " rows"]:
     """At least the largest entry of a product of factors: |x| |s| by Cauchy-Schwarz, in float64."""
-    first, second = (torch.linalg.vector_norm(values.flatten(1), dim=1) for values in (inputs, signals))
-    return first.double() * second.double()
+    first, second = (lengths(values.flatten(1)) for values in (inputs, signals))
+    return first * second
