@@ -11,7 +11,7 @@ import audit
 from attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
 from attacks.core.label_counts import LastLayer, class_sums, largest_remainder, one_label
 from attacks.label_recovery import label_recovery
-from defenses.core import Defense
+from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd
 from defenses.pcdp import pcdp
 from defenses.per_layer import per_layer
@@ -72,7 +72,7 @@ def shared(
     batch = drawn(len(labels), seed=seed)
     inputs = batch.inputs.to(next(model.parameters()).dtype)
     target, _ = audit.share_update(
-        model, inputs, torch.tensor(labels), defense, population=public, seed=seed, step=step
+        model, inputs, torch.tensor(labels), defense, population=public, seed=seed, step=step, noise=seeded(seed)
     )
     return target
 

@@ -20,7 +20,7 @@ from attacks.core.recursion.invert import InvertedInput, inverted, layers_of
 from attacks.core.recursion.shown import shown
 from attacks.r_gap import r_gap
 from benchmarks import models
-from defenses.core import Defense
+from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd
 from defenses.per_layer import per_layer
 from defenses.random_sparsification import random_sparsification
@@ -45,7 +45,7 @@ def update(
     coins = torch.Generator().manual_seed(100 + seed)
     x = torch.rand(count, *shape, generator=coins, dtype=torch.float64)
     labels = torch.full((count,), label)
-    return audit.share_update(model.double(), x, labels, defense, **more)[0], x
+    return audit.share_update(model.double(), x, labels, defense, noise=seeded(seed), **more)[0], x
 
 
 def built(name: str, shape: tuple[int, ...], seed: int = 0, classes: int = 1) -> nn.Module:
