@@ -16,9 +16,9 @@ import math
 import torch
 from torch import Tensor
 
-from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variation
-from .core.matching import direction_mismatch
-from .core.search import best_of, signed_adam
+from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variations
+from .core.matching import LayerWeights, direction_mismatches, layer_weights
+from .core.search import best, signed_adams
 
 HOPELESS = 0.9
 """A mismatch, 1 - cos, that tells nothing: where all of a search stays above, its result is `degraded`."""
@@ -33,6 +33,8 @@ def inverting_gradients(
     restarts: int = 1,
     tv_weight: float = 1e-3,
     lr: float = 0.1,
+    weighting: LayerWeights = "equal",
+    at_once: int = 8,
 ) -> Reconstruction:
     """Matches the direction of the shared update under a total variation prior, for known labels.
 
@@ -44,34 +46,40 @@ def inverting_gradients(
         tv_weight: weight of the total variation, per box unit; the paper sweeps 1e-1 to 1e-6. No effect on
             inputs that are not images.
         lr: first step length, in box units.
+        weighting: how much parameter tensors count in the cosine, from the input on: all alike, `linear`ly or
+            `exp`onentially less; for updates that release coordinates.
+        at_once: starts that descend side by side, which takes less time and more memory than in turn; the result is
+            that of one after another, up to rounding.
 
     Returns:
         Inputs in model-input units, the given labels, the objective and the mismatch [restarts, iterations].
 
     Raises:
         ValueError: a setting out of range.
+        NotApplicable: weights by layer of an update in other numbers than coordinates of a gradient.
     """
-    _check(iterations, restarts, tv_weight, lr)
+    _check(iterations, restarts, tv_weight, lr, at_once)
     labels, batch_size = granted(target.labels), granted(target.batch_size)
     box = Box(target.input_low, target.input_high)
-    mismatch = direction_mismatch(target)
+    mismatches = direction_mismatches(target, layer_weights(target, weighting))
     # Total variation is about neighbouring pixels, which a vector of features does not have.
-    prior = total_variation if len(target.input_shape) >= 2 and tv_weight > 0 else None
+    prior = total_variations if len(target.input_shape) >= 2 and tv_weight > 0 else None
 
-    def objective(point: Tensor) -> tuple[Tensor, Tensor]:
-        distance = mismatch(box.inputs(point), labels)
-        return (distance if prior is None else distance + tv_weight * prior(point)), distance
+    def objectives(points: Tensor) -> tuple[Tensor, Tensor]:
+        distances = mismatches(box.inputs(points), labels)
+        return (distances if prior is None else distances + tv_weight * prior(points)), distances
 
     def start() -> Tensor:
         # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
         shape = (batch_size, *target.input_shape)
         return torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
 
-    found = best_of(
-        restarts,
-        lambda: signed_adam(objective, [start()], iterations=iterations, lr=lr, project_=box.project_),
-        hopeless=HOPELESS,
-    )
+    descents = []
+    for first in range(0, restarts, at_once):
+        # One after the other from one generator, so that more restarts repeat the first ones.
+        starts = torch.stack([start() for _ in range(first, min(first + at_once, restarts))])
+        descents += signed_adams(objectives, [starts], iterations=iterations, lr=lr, project_=box.project_)
+    found = best(descents, hopeless=HOPELESS)
     return Reconstruction(
         # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
         inputs=box.clamp(box.inputs(found.unknowns[0])),
@@ -83,12 +91,13 @@ def inverting_gradients(
     )
 
 
-def _check(iterations: int, restarts: int, tv_weight: float, lr: float) -> None:
+def _check(iterations: int, restarts: int, tv_weight: float, lr: float, at_once: int) -> None:
     """Refuses settings out of range, before anything is computed."""
     for name, value, rule in (
         ("iterations", iterations, 1),
         ("restarts", restarts, 1),
         ("tv_weight", tv_weight, 0),
+        ("at_once", at_once, 1),
     ):
         if not (value >= rule and math.isfinite(value)):
             raise ValueError(f"{name} must be at least {rule}, got {value}")

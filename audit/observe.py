@@ -26,6 +26,9 @@ from torch import Tensor, nn
 
 from attacks.core import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Structure
 from defenses.core import (
+    Bound,
+    Everything,
+    Gradient,
     Layout,
     Loss,
     Run,
@@ -37,6 +40,7 @@ from defenses.core import (
     outputs,
     per_example_gradients,
 )
+from defenses.core.gradients.guesses import Factored, factored
 
 from .subjects.candidates import Candidates, copied
 from .subjects.structure import structure
@@ -128,6 +132,8 @@ def observe(
         released=seen.released,
         # Functions, because a bound method has `seen` as its `__self__`.
         simulate=lambda inputs, labels: seen.simulate(inputs, labels),
+        simulate_many=lambda inputs, labels: seen.simulate_many(inputs, labels),
+        compare_many=(lambda inputs, labels: seen.compare_many(inputs, labels)) if seen.is_dense else None,
         contributions=lambda inputs, labels: seen.contributions(inputs, labels),
         residual=lambda predicted: seen.residual(predicted),
         logits=lambda inputs: seen.logits(inputs),
@@ -181,6 +187,7 @@ class Observed:
             [self.sums.new_full((n,), std) for n, std in zip(sizes, step.plan.stds, strict=True)]
         )
         self._sizes = sizes
+        self._by_shape: dict[tuple[int, ...], Factored | None] = {}
         # Residuals are of divided releases, so the deviation is divided, too; 1 where there is no noise to whiten by.
         self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)
 
@@ -220,10 +227,66 @@ class Observed:
         with torch.no_grad():
             return self.rows(inputs, labels)
 
-    def residual(self, predicted: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    def residual(self, predicted: Float[Tensor, "*guesses m"]) -> Float[Tensor, "*guesses m"]:
         """Released minus predicted, whitened: in units of the noise, and without directions that no row can reach."""
-        parts = ((self.released - predicted) * self._whitening).split(self._sizes)
-        return torch.cat([b.codec.signal(part) for b, part in zip(self._plan.blocks, parts, strict=True)])
+        parts = ((self.released - predicted) * self._whitening).split(self._sizes, dim=-1)
+        return torch.cat([b.codec.signal(part) for b, part in zip(self._plan.blocks, parts, strict=True)], dim=-1)
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether it releases the bounded gradients themselves: one block, one view, nothing encoded."""
+        block = self._plan.blocks[0]
+        # Exactly these classes: a subclass may compute something else.
+        plain = type(block.codec) is Everything and type(block.query) is Gradient and type(block.bound) is Bound
+        return len(self._plan.blocks) == 1 and plain and self._views is None
+
+    def simulate_many(self, inputs: Float[Tensor, "guesses b ..."], labels: Tensor) -> Float[Tensor, "guesses m"]:
+        """As `simulate`, of several batches with one pass over all: labels of one batch, or of each."""
+        guesses, b = inputs.shape[:2]
+        together, all_labels = inputs.flatten(0, 1), _of_each(labels, guesses, b)
+        found = self._factored(inputs)
+        if found is None or self._views is not None:
+            rows = self.rows(together, all_labels)
+        else:
+            _refuse_too_many(guesses * b, self._layout.dim)
+
+            def gradients(point: Tensor | None) -> Tensor:
+                if point is None:
+                    return found.rows(together, all_labels)
+                return per_example_gradients(
+                    self._model, self._loss, self._layout, together, all_labels, parameters=point
+                )
+
+            rows = torch.cat(contributions(self._plan, gradients), dim=1)
+        return rows.view(guesses, b, -1).sum(dim=1) / self._step.expected_batch
+
+    def compare_many(
+        self, inputs: Float[Tensor, "guesses b ..."], labels: Tensor
+    ) -> tuple[Float[Tensor, " guesses"], Float[Tensor, " guesses"]]:
+        """Of each guess, <W simulated, W released> and |W simulated|^2, with W the whitening; of a dense release."""
+        guesses, b = inputs.shape[:2]
+        found, white = self._factored(inputs), self._whitening[0]
+        if found is None:
+            simulated = self._whitening * self.simulate_many(inputs, labels)
+            return simulated @ (self._whitening * self.released), simulated.square().sum(dim=1)
+        bound = self._plan.blocks[0].bound
+        scale = None if bound.kind == "unbounded" else lambda norms: bound.scale(norms.double(), norms.dtype)
+        inner, squares = found.compared(inputs, _of_each(labels, guesses, b), self._directions, scale)
+        # One block has noise of one size, so the whitening is one number.
+        size = white / self._step.expected_batch
+        return inner * white * size, squares * size.square()
+
+    @cached_property
+    def _directions(self) -> dict[str, Tensor]:
+        """The released vector, cut into parameters."""
+        return dict(self._layout.unflatten(self.released))
+
+    def _factored(self, inputs: Tensor) -> Factored | None:
+        """The model by factors, checked at the first call; None where a layer is not known."""
+        shape = tuple(inputs.shape[2:])
+        if shape not in self._by_shape:
+            self._by_shape[shape] = factored(self._model, self._loss, self._layout, self._step.parameters, shape)
+        return self._by_shape[shape]
 
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:
         """The model's logits, at the parameters of this step."""
@@ -232,6 +295,13 @@ class Observed:
     def structure(self, input_shape: tuple[int, ...]) -> Structure:
         """The equations behind this step: copies of what is public."""
         return structure(self._plan, self._model, self._layout, self._step.parameters, self._loss, input_shape)
+
+
+def _of_each(labels: Tensor, guesses: int, b: int) -> Tensor:
+    """Labels of all guesses one after another: those of one batch are everybody's, unless each has its own."""
+    own = labels.ndim == 3 or (labels.ndim == 2 and labels.dtype == torch.int64)
+    shared = labels if own else labels.expand(guesses, *labels.shape)
+    return shared.reshape(guesses * b, *shared.shape[2:])
 
 
 def _refuse_too_many(examples: int, dim: int, width: int = 4) -> None:

@@ -6,7 +6,7 @@ from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsa
 from .narrow import narrow
 from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
 from .observation import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
-from .priors import Box, total_variation
+from .priors import Box, total_variation, total_variations
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
 from .results import (
     RESULTS,
@@ -58,4 +58,5 @@ __all__ = [
     "relative_residual",
     "subsampled",
     "total_variation",
+    "total_variations",
 ]

@@ -7,11 +7,17 @@ Leakage from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et a
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from .errors import NotApplicable
 from .observation import Observation
+
+LayerWeights = Literal["equal", "linear", "exp"]
+"""How much layers count in a comparison, from the input on: all alike, or less and less."""
 
 
 def squared_distance(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
@@ -37,15 +43,90 @@ def direction_mismatch(target: Observation) -> Callable[[Tensor, Tensor], Tensor
         Takes inputs and labels as `squared_distance` does. In [0, 2]; the size of the update, which depends on clipping
         and on the expected batch, does not count.
     """
+    between = _directions(target, None)
+    return lambda inputs, labels: between(target.simulate(inputs, labels))
+
+
+def direction_mismatches(
+    target: Observation, weights: Tensor | None = None
+) -> Callable[[Tensor, Tensor], Float[Tensor, " r"]]:
+    """As `direction_mismatch`, of several guesses at once: (inputs [r, b, *input_shape], labels) -> [r].
+
+    Args:
+        target: one shared update; what it offers for several guesses is taken where it is there.
+        weights: [m], by which squares and products of released numbers count; None for all alike.
+    """
+    compare, between = target.compare_many, _directions(target, weights)
+    if compare is None or weights is not None:
+        return lambda inputs, labels: between(simulated_many(target, inputs, labels))
+    length = _norm(target.residual(torch.zeros_like(target.released)))
+
+    def mismatches(inputs: Tensor, labels: Tensor) -> Tensor:
+        inner, squares = compare(inputs, labels)
+        # A difference of numbers near 1: below the rounding of its parts nothing is smaller than anything else.
+        return 1 - inner / (squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt() * length[0])
+
+    return mismatches
+
+
+def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"] | None:
+    """By how much each released number counts, by the parameter tensor that it is of; None for all alike.
+
+    Args:
+        target: `structure` is read, unless all count alike.
+        kind: of the l-th of L parameter tensors, l from 0 at the input: 1, 1 - l / L or exp(-l).
+
+    Raises:
+        NotApplicable: what was released is not coordinates of one gradient.
+    """
+    if kind == "equal":
+        return None
+    if target.structure is None:
+        raise NotApplicable(f"weighting '{kind}' needs the structure of the update; set 'equal'")
+    structure = target.structure()
+    sizes = torch.tensor([torch.Size(shape).numel() for shape in structure.shapes])
+    depth = torch.arange(len(sizes), dtype=torch.float64)
+    by_tensor = 1 - depth / len(sizes) if kind == "linear" else torch.exp(-depth)
+    by_coordinate = by_tensor.repeat_interleave(sizes).to(target.released)
+    found = []
+    for part in structure.parts:
+        if part.kind != "coordinates" or part.coordinates is None or not part.of_gradient:
+            raise NotApplicable(
+                f"weighting '{kind}' needs released coordinates of one gradient, got {part.words or part.kind}; "
+                "set 'equal'"
+            )
+        found.append(by_coordinate[part.coordinates.to(by_coordinate.device)])
+    return torch.cat(found)
+
+
+def simulated_many(target: Observation, inputs: Tensor, labels: Tensor) -> Float[Tensor, "r m"]:
+    """The releases that several guesses would give, in one pass where the target offers that."""
+    if target.simulate_many is not None:
+        return target.simulate_many(inputs, labels)
+    own = labels.ndim == 3 or (labels.ndim == 2 and labels.dtype == torch.int64)
+    each = labels if own else labels.expand(len(inputs), *labels.shape)
+    return torch.stack([target.simulate(x, y) for x, y in zip(inputs, each, strict=True)])
+
+
+def _directions(target: Observation, weights: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Function simulated [..., m] -> 1 - cos between it and the release, both whitened and weighted [...]."""
     # residual(p) = W (released - p) with W the whitening, so W p = residual(0) - residual(p) for every kind of release.
     shared = target.residual(torch.zeros_like(target.released))
-    # clamp: an update of zeros has no direction, and 0 / tiny is 0 where 0 / 0 is NaN.
-    direction = shared / shared.norm().clamp(min=torch.finfo(shared.dtype).tiny)
+    root = None if weights is None else weights.sqrt()
+    compared = shared if root is None else root * shared
+    direction = compared / _norm(compared)
 
-    def mismatch(inputs: Tensor, labels: Tensor) -> Tensor:
-        simulated = shared - target.residual(target.simulate(inputs, labels))
-        unit = simulated / simulated.norm().clamp(min=torch.finfo(simulated.dtype).tiny)
+    def between(simulated: Tensor) -> Tensor:
+        white = shared - target.residual(simulated)
+        white = white if root is None else root * white
         # |a - b|^2 / 2 = 1 - cos(a, b) for unit vectors, without the cancellation near 0.
-        return (unit - direction).square().sum() / 2
+        return (white / _norm(white) - direction).square().sum(dim=-1) / 2
 
-    return mismatch
+    return between
+
+
+def _norm(vectors: Tensor) -> Float[Tensor, "*r 1"]:
+    """Norms of vectors [..., m], not below the root of the smallest number: an update of zeros has no direction."""
+    # PyTorch's norm adds up in order: it was off by 1e-3 at 11 million float32 numbers, where sums by halves are exact
+    # to 1e-7. clamp: 0 / tiny is 0 where 0 / 0 is NaN, and the root has no derivative at 0.
+    return vectors.square().sum(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny).sqrt()

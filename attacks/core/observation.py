@@ -84,7 +84,7 @@ class Observation(Target):
         simulate: (inputs [b, *input_shape], labels [b] or class probabilities [b, classes]) -> [m], the
             release without noise that these data would give; differentiable in both arguments.
         contributions: (inputs, labels) -> [n, m], encoded, bounded and undivided, per example; no gradient.
-        residual: (predicted [m]) -> whitened `released - predicted`; affine in `predicted`, without noise the
+        residual: (predicted [..., m]) -> whitened `released - predicted`; affine in `predicted`, without noise the
             difference.
         logits: inputs -> [n, classes], the model at this step; differentiable in inputs.
         input_shape: shape of one example.
@@ -107,6 +107,11 @@ class Observation(Target):
         others_removed: () -> [candidates, m], per candidate the undivided noisy sums less what everybody else
             contributed, computed anew at each call (`Knows.OTHERS`). Each row is what an adversary of its own
             knows: rows share the noise of the step, so a score may use its own candidate's row alone.
+        simulate_many: (inputs [r, b, *input_shape], labels of all, or [r, b] or [r, b, classes] of each) -> [r, m]: as
+            `simulate` of each of r batches, from one pass over all; None where nobody offers that.
+        compare_many: (inputs, labels) as of `simulate_many` -> ([r], [r]), the inner products of the whitened simulated
+            with the whitened released update, and squared norms of the former, without the updates themselves; None
+            where the release is not dense.
         structure: () -> the network's operations and parameters, and what each released number is; None where the
             update was not made by a plan.
     """
@@ -133,6 +138,8 @@ class Observation(Target):
     candidates: Examples | None = None
     others_removed: Callable[[], Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
     structure: Callable[[], Structure] | None = None
+    simulate_many: Callable[..., Tensor] | None = None
+    compare_many: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         if self.released.ndim != 1 or self.released.numel() == 0 or not self.released.is_floating_point():

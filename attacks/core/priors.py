@@ -20,6 +20,17 @@ def total_variation(images: Float[Tensor, "batch *channels height width"]) -> Fl
     return variation
 
 
+def total_variations(
+    images: Float[Tensor, "guesses batch *channels height width"],
+) -> Float[Tensor, " guesses"]:
+    """`total_variation` of each of several batches."""
+    variation = images.new_zeros(len(images))
+    for axis in (-1, -2):
+        if images.shape[axis] > 1:
+            variation = variation + images.diff(dim=axis).abs().flatten(1).mean(dim=1)
+    return variation
+
+
 class Box:
     """The box [low, high] of valid inputs, in units in which it is [-2, 2].
 

@@ -54,19 +54,28 @@ class Search:
 
 
 def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = math.inf) -> Search:
-    """Descends from several starts and keeps the one with the smallest objective.
+    """Descends from several starts, one after another, and keeps the one with the smallest objective.
 
     Args:
         restarts: how many starts, at least 1.
         descend: draws a start and descends from it; all descents take as many iterations.
+        hopeless: as of `best`.
+    """
+    # One after the other from one generator, so that more restarts repeat the first ones.
+    return best([descend() for _ in range(restarts)], hopeless=hopeless)
+
+
+def best(descents: Sequence[Descent], *, hopeless: float = math.inf) -> Search:
+    """The descent with the smallest objective.
+
+    Args:
+        descents: of as many iterations each; at least one.
         hopeless: a mismatch that means that nothing was found: if none is below after a tenth of the iterations, the
             status is `degraded`.
 
     Returns:
         The best start, with `failed` as its status where no start gave a finite objective.
     """
-    # One after the other from one generator, so that more restarts repeat the first ones.
-    descents = [descend() for _ in range(restarts)]
     best = min(descents, key=lambda descent: descent.objective)
     history = torch.stack([descent.history for descent in descents])
     later = history[:, history.shape[1] // SETTLED :]
@@ -88,39 +97,63 @@ def signed_adam(
     lr: float,
     project_: Callable[..., object] | None = None,
 ) -> Descent:
+    """`signed_adams` from one start, by an objective of one."""
+
+    def of_one(*unknowns: Tensor) -> tuple[Tensor, Tensor]:
+        value, mismatch = objective(*(unknown[0] for unknown in unknowns))
+        return value.unsqueeze(0), mismatch.unsqueeze(0)
+
+    starts = [unknown.unsqueeze(0) for unknown in start]
+    return signed_adams(of_one, starts, iterations=iterations, lr=lr, project_=project_)[0]
+
+
+def signed_adams(
+    objectives: Objective,
+    starts: Sequence[Tensor],
+    *,
+    iterations: int,
+    lr: float,
+    project_: Callable[..., object] | None = None,
+) -> list[Descent]:
     """Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
 
-    The sign takes out the size of the gradient, which is tiny wherever the simulated update is large.
+    The sign takes out the size of the gradient, which is tiny wherever the simulated update is large. Starts descend
+    side by side, one pass for all in each iteration, and none knows of the others: all that is done is by element.
 
     Args:
-        objective: of as many unknowns as `start` has.
-        start: the first iterate; written into.
+        objectives: of as many unknowns as `starts` has -> values and mismatches, both [r].
+        starts: the first iterates [r, ...] of each unknown; written into.
         iterations: steps, at least 1.
         lr: first step length, in units of the unknowns.
         project_: moves (*unknowns) to the nearest valid ones, in place; without it all are valid.
 
     Returns:
-        The best iterate. Without one finite gradient that would be the random start, which must not pass for a
-        reconstruction, so its objective is infinite then.
+        The best iterate from each start. Without one finite gradient that would be the random start, which must not
+        pass for a reconstruction, so its objective is infinite then.
     """
     project_ = project_ or (lambda *unknowns: None)
-    project_(*start)
-    unknowns = [unknown.requires_grad_() for unknown in start]
+    project_(*starts)
+    unknowns = [start.requires_grad_() for start in starts]
     optimizer = torch.optim.Adam(unknowns, lr=lr)
     cuts = [iterations * part // 8 for part in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=cuts, gamma=0.1)
-    best, best_unknowns = unknowns[0].new_full((), math.inf), [unknown.detach().clone() for unknown in unknowns]
-    history, moved = [], torch.zeros((), dtype=torch.bool, device=best.device)
+    count = len(unknowns[0])
+    best_values = unknowns[0].new_full((count,), math.inf)
+    best_unknowns = [unknown.detach().clone() for unknown in unknowns]
+    history, moved = [], torch.zeros(count, dtype=torch.bool, device=best_values.device)
     for _ in range(iterations):
-        value, mismatch = objective(*unknowns)
-        gradients = torch.autograd.grad(value, unknowns)
+        values, mismatches = objectives(*unknowns)
+        gradients = torch.autograd.grad(values.sum(), unknowns)
         # Tensors all the way: a comparison on the host would wait for the device in every iteration.
-        better = value.detach() < best
+        better = values.detach() < best_values
         # NaN is below nothing, so an iterate without a finite objective is never kept.
-        best = torch.where(better, value.detach(), best)
-        best_unknowns = [torch.where(better, u.detach(), b) for u, b in zip(unknowns, best_unknowns, strict=True)]
-        history.append(mismatch.detach())
-        moved = moved | torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
+        best_values = torch.where(better, values.detach(), best_values)
+        best_unknowns = [
+            torch.where(better.view(-1, *[1] * (u.ndim - 1)), u.detach(), b)
+            for u, b in zip(unknowns, best_unknowns, strict=True)
+        ]
+        history.append(mismatches.detach())
+        moved = moved | torch.stack([gradient.isfinite().flatten(1).all(dim=1) for gradient in gradients]).all(dim=0)
         for unknown, gradient in zip(unknowns, gradients, strict=True):
             # PyTorch's sign of NaN is 0 and documented nowhere; a NaN would stay in Adam's moments for good.
             unknown.grad = gradient.sign().nan_to_num_()
@@ -128,5 +161,8 @@ def signed_adam(
         schedule.step()
         with torch.no_grad():
             project_(*unknowns)
-    objective_found = float(best) if moved else math.inf
-    return Descent(unknowns=tuple(best_unknowns), objective=objective_found, history=torch.stack(history))
+    found = torch.where(moved, best_values, math.inf).tolist()
+    return [
+        Descent(unknowns=tuple(u[r] for u in best_unknowns), objective=found[r], history=of_one)
+        for r, of_one in enumerate(torch.stack(history, dim=1))
+    ]

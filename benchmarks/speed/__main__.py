@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from . import architectures, masked, methods, noise, plot, projection, report, rgap, step
+from . import architectures, inversion, masked, methods, noise, plot, projection, report, rgap, step
 
-Benchmark = Literal["all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap"]
+Benchmark = Literal["all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion"]
 # Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -73,6 +73,11 @@ def speed(
         where = report.environment(device)
         found = projection.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
         _finish({"benchmark": "projection", "environment": where, **found}, out)
+    if what in ("all", "inversion"):
+        _say("inversion")
+        where = report.environment(device)
+        found = inversion.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
+        _finish({"benchmark": "inversion", "environment": where, **found}, out)
 
 
 def _finish(document: dict[str, Any], out: Path) -> None:

@@ -35,6 +35,17 @@ def test_of_several_starts_the_one_with_the_smallest_objective_is_returned():
     assert together.history is not None and together.history.shape == (3, 30)
 
 
+def test_restarts_side_by_side_give_what_they_give_in_turn():
+    target, _ = toys.conv_step(dtype=torch.float32)
+    turn, side = (inverting_gradients(target, toys.generator(5), iterations=12, restarts=5, at_once=n) for n in (1, 3))
+    assert turn.history is not None and side.history is not None
+    torch.testing.assert_close(side.history, turn.history, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(side.inputs, turn.inputs, rtol=0, atol=1e-4)
+    fewer = inverting_gradients(target, toys.generator(5), iterations=12, restarts=2).history
+    assert fewer is not None
+    torch.testing.assert_close(side.history[:2], fewer, rtol=1e-5, atol=1e-5)
+
+
 def test_the_result_is_the_best_iterate_and_lies_in_the_box():
     target, batch = toys.conv_step(dtype=torch.float32)
     result = inverting_gradients(target, toys.generator(6), iterations=50, tv_weight=0.0)
@@ -100,6 +111,7 @@ def test_inputs_that_are_not_images_have_no_total_variation():
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"restarts": 0}, "restarts must be at least 1, got 0"),
         ({"tv_weight": -1.0}, r"tv_weight must be at least 0, got -1\.0"),
+        ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"lr": 0.0}, r"lr must be positive, got 0\.0"),
         ({"iterations": 1.5}, r"iterations of inverting_gradients must be of type int, got 1\.5"),
         ({"restart": 2}, "did you mean 'restarts'"),

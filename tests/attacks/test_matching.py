@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from attacks.core import Examples, Observation
-from attacks.core.matching import direction_mismatch, squared_distance
+from attacks.core import Examples, NotApplicable, Observation
+from attacks.core.matching import direction_mismatch, direction_mismatches, layer_weights, squared_distance
 
 from . import toys
 
@@ -93,3 +93,27 @@ def test_the_scale_of_the_update_does_not_matter():
     torch.testing.assert_close(
         direction_mismatch(plain)(toys.probe(), batch.labels), direction_mismatch(clipped)(toys.probe(), batch.labels)
     )
+
+
+@pytest.mark.parametrize(("kind", "of_last"), [("linear", 1 / 6), ("exp", 2.718281828459045**-5)])
+def test_weights_by_layer_are_those_of_products_and_squares(kind, of_last):
+    dim = toys.parameters_of_conv_net()
+    kept = torch.rand(dim, generator=toys.generator(75)) < 0.5
+    target, batch = toys.conv_step(torch.eye(dim)[kept])
+    weights = layer_weights(target, kind)
+    assert weights is not None and weights[0] == 1 and weights[-1] == pytest.approx(of_last)
+    simulated, released = target.simulate(toys.probe(), batch.labels), target.released
+    inner = (weights * simulated * released).sum()
+    norms = (weights * simulated.square()).sum().sqrt() * (weights * released.square()).sum().sqrt()
+    found = direction_mismatches(target, weights)(toys.probe()[None], batch.labels)
+    torch.testing.assert_close(found, (1 - inner / norms)[None])
+    plain = direction_mismatch(target)(toys.probe(), batch.labels)
+    assert abs(found.item() - plain.item()) > 1e-3
+
+
+def test_weights_by_layer_of_coefficients_are_refused():
+    dim = toys.parameters_of_conv_net()
+    rotated, _ = toys.conv_step(torch.linalg.qr(torch.randn(dim, dim, generator=toys.generator(71))).Q.double())
+    assert layer_weights(rotated, "equal") is None
+    with pytest.raises(NotApplicable, match="weighting 'exp' needs released coordinates"):
+        layer_weights(rotated, "exp")

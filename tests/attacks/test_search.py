@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attacks.core import Access, Box, Knows, Observation, Reconstruction, attack, granted
 from attacks.core.matching import squared_distance
-from attacks.core.search import Descent, best_of, signed_adam
+from attacks.core.search import Descent, best_of, signed_adam, signed_adams
 
 from . import toys
 
@@ -111,3 +111,29 @@ def test_it_says_itself_whether_it_found_anything(objective, history, status):
 def test_without_one_finite_gradient_the_start_is_no_result():
     broken = signed_adam(lambda x: (x.sum().sqrt(), x.sum()), [torch.zeros(2)], iterations=4, lr=0.1)
     assert broken.objective == math.inf
+
+
+def test_starts_that_descend_side_by_side_know_nothing_of_one_another():
+    """Each of three goes as it goes alone, whatever the slopes of the others."""
+
+    def valley(points: Tensor) -> tuple[Tensor, Tensor]:
+        values = (points - 1).square().sum(dim=1) + (3.0 - points[:, 0]).sqrt()
+        return values, 2 * values
+
+    starts = torch.tensor([[0.0, 5.0], [2.95, 1.0], [-4.0, 0.3]])
+    together = signed_adams(valley, [starts.clone()], iterations=60, lr=0.1)
+    for start, found in zip(starts, together, strict=True):
+        (alone,) = signed_adams(valley, [start.clone()[None]], iterations=60, lr=0.1)
+        torch.testing.assert_close(found.unknowns[0], alone.unknowns[0])
+        assert found.objective == pytest.approx(alone.objective)
+        torch.testing.assert_close(found.history, alone.history, equal_nan=True)
+
+
+def test_a_start_without_a_finite_gradient_fails_alone():
+    def half_broken(points: Tensor) -> tuple[Tensor, Tensor]:
+        values = (points * torch.tensor([[1.0], [math.nan]])).square().sum(dim=1)
+        return values, values
+
+    good, bad = signed_adams(half_broken, [torch.ones(2, 3)], iterations=30, lr=0.1)
+    assert good.objective < 0.1
+    assert bad.objective == math.inf and bad.unknowns[0].equal(torch.ones(3))

@@ -1,0 +1,146 @@
+"""Gradient inversion: one iteration of a search for an image, of several restarts in turn or side by side.
+
+What is timed is the gradient of 1 - cos(update of the guess, shared update) + total variation in the guesses, which is
+nearly all of an iteration. In turn, each restart has its own backward pass and the one through it. Side by side is
+`defenses.core.gradients.guesses`: one pass for all, and of a dense update no gradient of a parameter is formed. Masked
+updates keep half of the coordinates, projected ones are coefficients along random orthonormal directions.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from defenses.core.gradients.guesses import factored
+from defenses.core.gradients.reference import cross_entropy
+from defenses.core.plan.layout import Layout
+
+from .harness import interleaved
+from .networks import COLOUR, Workload
+
+RESTARTS = 8
+DIRECTIONS = 10
+TV_WEIGHT = 1e-3
+SEED = 0
+BUDGET = 180.0  # seconds a case, beyond its first three rounds
+IN_TURN, SIDE_BY_SIDE = "in turn", "side by side"
+
+Encode = Callable[[Tensor], Tensor]
+
+
+def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
+    """Times both ways of every case, in turn.
+
+    Args:
+        device: where the model lives, as torch names it.
+        rounds: how often each way is timed at most, after one untimed call.
+        quick: only the smaller network.
+
+    Returns:
+        The title and the cases as plain data. `ratio` is the median over rounds of a way's time over that in turn in
+        the same round: below 1 is faster. Times are of all restarts together.
+    """
+    cases = []
+    for name in ("dp_cnn",) if quick else ("dp_cnn", "resnet18_gn"):
+        model = Workload(name, RESTARTS).model().to(device)
+        for release in ("dense", "masked", "projected"):
+            cases.append(_case(name, model, release, device=device, rounds=rounds))
+    title = f"Inverting Gradients, {RESTARTS} restarts of one image, an iteration, float32"
+    return {"title": title, "cases": cases}
+
+
+def _case(name: str, model: nn.Module, release: str, *, device: str, rounds: int) -> dict[str, Any]:
+    """Times one network under one kind of release."""
+    coins = torch.Generator().manual_seed(SEED)
+    layout = Layout.of(model)
+    guesses = torch.rand(RESTARTS, 1, *COLOUR, generator=coins).to(device).requires_grad_()
+    image, label = torch.rand(1, *COLOUR, generator=coins).to(device), torch.tensor([3], device=device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    encode = _encoder(release, layout.dim, coins, device)
+
+    def update(inputs: Tensor, *, search: bool) -> list[Tensor]:
+        loss = cross_entropy(model(inputs), label).sum()
+        return list(torch.autograd.grad(loss, parameters, create_graph=search))
+
+    shared = update(image, search=False)
+    released = None if encode is None else encode(_flat(shared)[None])[0]
+    length = torch.stack([part.square().sum() for part in shared]).sum().sqrt()
+    known = factored(model, cross_entropy, layout, layout.read(model), COLOUR)
+    if known is None:
+        raise ValueError(f"case must have layers that are known by factors, got {name}")
+    along = dict(zip(layout.names, shared, strict=True))
+
+    def one(inputs: Tensor) -> Tensor:
+        found = update(inputs, search=True)
+        if encode is not None and released is not None:
+            return _mismatch(encode(_flat(found)[None]), released)[0] + TV_WEIGHT * _variation(inputs[None])[0]
+        inner = torch.stack([(a * b).sum() for a, b in zip(found, shared, strict=True)]).sum()
+        squares = torch.stack([part.square().sum() for part in found]).sum()
+        return 1 - inner / (squares.sqrt() * length) + TV_WEIGHT * _variation(inputs[None])[0]
+
+    def in_turn() -> Tensor:
+        apart = [guess.clone().requires_grad_() for guess in guesses.detach()]
+        return torch.stack([torch.autograd.grad(one(guess), guess)[0] for guess in apart])
+
+    def side_by_side() -> Tensor:
+        if encode is not None and released is not None:
+            values = _mismatch(encode(known.rows(guesses.flatten(0, 1), label.expand(RESTARTS))), released)
+        else:
+            inner, squares = known.compared(guesses, label.expand(RESTARTS), along, None)
+            values = 1 - inner / (squares.sqrt() * length)
+        return torch.autograd.grad((values + TV_WEIGHT * _variation(guesses)).sum(), guesses)[0]
+
+    expected = in_turn()
+    checks = {"largest_difference": ((side_by_side() - expected).abs().max() / expected.abs().max()).item()}
+    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    ways = {IN_TURN: lambda: in_turn, SIDE_BY_SIDE: lambda: side_by_side}
+    seconds = interleaved(ways, rounds=rounds, budget=BUDGET, warmup=1, synchronize=wait).seconds
+    figures = {
+        way: {
+            "median_s": statistics.median(own),
+            "min_s": min(own),
+            "rounds": len(own),
+            "ratio": statistics.median(mine / other for mine, other in zip(own, seconds[IN_TURN], strict=True)),
+        }
+        for way, own in seconds.items()
+    }
+    size = layout.dim if released is None else released.numel()
+    return {
+        "case": f"{name}, {release}",
+        "d": layout.dim,
+        "m": size,
+        "restarts": RESTARTS,
+        "ways": figures,
+        "baseline": IN_TURN,
+        "checks": checks,
+    }
+
+
+def _flat(parts: list[Tensor]) -> Tensor:
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _encoder(release: str, dim: int, coins: torch.Generator, device: str) -> Encode | None:
+    """Rows [r, dim] -> what is released of them [r, m]; None for all."""
+    if release == "dense":
+        return None
+    if release == "masked":
+        kept = torch.randperm(dim, generator=coins)[: dim // 2].sort().values.to(device)
+        return lambda rows: rows[:, kept]
+    basis = torch.linalg.qr(torch.randn(dim, DIRECTIONS, generator=coins)).Q.to(device)
+    return lambda rows: rows @ basis
+
+
+def _mismatch(simulated: Tensor, released: Tensor) -> Tensor:
+    """1 - cos of each row with the release."""
+    unit = simulated / simulated.square().sum(dim=1, keepdim=True).sqrt()
+    return (unit - released / released.square().sum().sqrt()).square().sum(dim=1) / 2
+
+
+def _variation(images: Tensor) -> Tensor:
+    """mean|dx| + mean|dy| of each guess."""
+    return sum((images.diff(dim=axis).abs().flatten(1).mean(dim=1) for axis in (-1, -2)), images.new_zeros(len(images)))

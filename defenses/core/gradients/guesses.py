@@ -1,0 +1,262 @@
+"""Gradients of many guessed examples from one backward pass, differentiable: what a search with restarts asks for.
+
+A parameter's gradient is a product of two factors, the input of its layer and the gradient at its output, so one pass
+over all guesses gives the factors of everybody. `rows` multiplies them. `inner` and `squared_norms`, which are enough
+to compare directions, do not: restarts share the update G that they are compared with, so that
+<gradient_i, G> = <gradient at the output_i, the layer with G as its weights (input_i)>, and no weight is ever held once
+a guess. Norms are the ghost norms of Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, and
+Bu, Mao & Xu, "Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
+NeurIPS 2022, or the products themselves, whichever is less work.
+
+Known layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `factored` says whether a
+model is made of those, by comparing with the reference on synthetic data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..plan.layout import Layout
+from .reference import Loss, outputs, per_example_gradients
+
+_AGREE = 1e-4
+"""Largest difference from the reference, relative to the norms: float32 rounds to 1e-6, a wrong layer is off by 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFactors:
+    """The two factors of one layer's gradients.
+
+    Attributes:
+        layer: which.
+        name: its prefix in the names of parameters.
+        entering: its input [n, ...].
+        leaving: gradient of the loss at its output [n, ...].
+    """
+
+    layer: nn.Module
+    name: str
+    entering: Tensor
+    leaving: Tensor
+
+    def products(self) -> dict[str, Float[Tensor, "n *shape"]]:
+        """The gradients of the layer's parameters, by full name."""
+        layer, g = self.layer, self.leaving
+        if isinstance(layer, nn.Conv2d):
+            weight = (g.flatten(2) @ self._patches().transpose(1, 2)).view(len(g), *layer.weight.shape)
+            bias = g.sum((2, 3))
+        elif isinstance(layer, nn.Linear):
+            weight, bias = g.unsqueeze(2) * self.entering.unsqueeze(1), g
+        else:
+            weight, bias = (self._normalised() * g).flatten(2).sum(2), g.flatten(2).sum(2)
+        return {f"{self.name}weight": weight, f"{self.name}bias": bias}
+
+    def inner(self, along: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
+        """Inner product of every gradient with one direction, given by name; 0 for a parameter without one."""
+        layer, g = self.layer, self.leaving
+        weight, bias = along.get(f"{self.name}weight"), along.get(f"{self.name}bias")
+        weight = torch.zeros_like(layer.weight) if weight is None else weight  # pyright: ignore[reportArgumentType]
+        if isinstance(layer, nn.Conv2d):
+            kept = (layer.stride, layer.padding, layer.dilation)
+            through = F.conv2d(self.entering, weight, bias, *kept)
+        elif isinstance(layer, nn.Linear):
+            through = F.linear(self.entering, weight, bias)
+        else:
+            each = (1, -1, *[1] * (g.ndim - 2))
+            through = self._normalised() * weight.view(each)
+            through = through if bias is None else through + bias.view(each)
+        return (g * through).flatten(1).sum(1)
+
+    def squared_norms(self, trained: frozenset[str], together: int) -> Float[Tensor, " groups"]:
+        """Squared norm of the sum of the gradients of every `together` examples in turn, over trained parameters."""
+        g, groups = self.leaving, len(self.leaving) // together
+        total = g.new_zeros(groups)
+        if isinstance(self.layer, nn.Conv2d | nn.Linear):
+            if isinstance(self.layer, nn.Conv2d):
+                # One long list of places for all that are added up: positions of all patches of a group.
+                a, d = self._patches().transpose(1, 2), g.flatten(2).transpose(1, 2)
+            else:
+                a, d = self.entering.unsqueeze(1), g.unsqueeze(1)
+            a, d = a.reshape(groups, -1, a.shape[2]), d.reshape(groups, -1, d.shape[2])
+            if f"{self.name}weight" in trained:
+                places, wide = a.shape[1], a.shape[2] + d.shape[2]
+                if places * wide < a.shape[2] * d.shape[2]:
+                    squares = (a @ a.transpose(1, 2)) * (d @ d.transpose(1, 2))
+                else:
+                    squares = (d.transpose(1, 2) @ a).square()
+                total = total + squares.flatten(1).sum(1)
+            if f"{self.name}bias" in trained:
+                total = total + d.sum(1).square().sum(1)
+            return total
+        for name, rows in self.products().items():
+            if name in trained:
+                total = total + rows.view(groups, together, -1).sum(1).square().sum(1)
+        return total
+
+    def _patches(self) -> Float[Tensor, "n patch places"]:
+        layer: Any = self.layer
+        return F.unfold(self.entering, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+
+    def _normalised(self) -> Tensor:
+        layer: Any = self.layer
+        return F.group_norm(self.entering, layer.num_groups, eps=layer.eps)
+
+
+class Factored:
+    """A model at one point, whose gradients are computed by factors."""
+
+    def __init__(self, model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"]) -> None:
+        """Finds the layers.
+
+        Args:
+            model: the architecture, whose trained parameters are not read.
+            loss: per-example loss.
+            layout: order of the flat vectors.
+            parameters: the point.
+
+        Raises:
+            ValueError: a trained parameter is in no layer that is known here.
+        """
+        self._model, self._loss, self._layout, self._point = model, loss, layout, parameters
+        self._layers = {f"{n}." if n else "": m for n, m in model.named_modules() if _is_known(m)}
+        self._trained = frozenset(layout.names)
+        known = {f"{prefix}{name}" for prefix, m in self._layers.items() for name, _ in m.named_parameters()}
+        if not self._trained <= known:
+            raise ValueError(
+                f"every trained parameter must be of a known layer, got {sorted(self._trained - known)[0]}"
+            )
+        self._layers = {
+            prefix: m for prefix, m in self._layers.items() if self._trained & {f"{prefix}weight", f"{prefix}bias"}
+        }
+
+    def factors(self, inputs: Tensor, labels: Tensor) -> list[LayerFactors]:
+        """The factors of all examples, with a graph behind them where an argument has one."""
+        seen: list[tuple[str, Tensor, Tensor]] = []
+
+        def note(prefix: str, _: nn.Module, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
+            seen.append((prefix, entering[0], leaving))
+
+        hooks = [m.register_forward_hook(partial(note, prefix)) for prefix, m in self._layers.items()]
+        search = inputs.requires_grad or labels.requires_grad
+        try:
+            with torch.enable_grad():
+                # So that outputs have gradients, also of the first layer and where nobody searches.
+                inputs = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
+                logits = outputs(self._model, self._layout, inputs, parameters=self._point.detach())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if sorted(prefix for prefix, _, _ in seen) != sorted(self._layers):
+            raise ValueError("every layer must be called once in a forward pass")
+        with torch.enable_grad():
+            value = self._loss(logits, labels).sum()
+            leaving = torch.autograd.grad(
+                value, [output for _, _, output in seen], create_graph=search, materialize_grads=True
+            )
+        return [
+            LayerFactors(layer=self._layers[prefix], name=prefix, entering=entering, leaving=gradient)
+            for (prefix, entering, _), gradient in zip(seen, leaving, strict=True)
+        ]
+
+    def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n dim"]:
+        """Per-example gradients, as of the reference."""
+        found: dict[str, Tensor] = {}
+        for one in self.factors(inputs, labels):
+            found |= one.products()
+        return torch.cat([found[name].reshape(len(inputs), -1) for name in self._layout.names], dim=1)
+
+    def compared(
+        self,
+        inputs: Float[Tensor, "guesses b ..."],
+        labels: Tensor,
+        along: Mapping[str, Tensor],
+        scale: Callable[[Tensor], Tensor] | None,
+    ) -> tuple[Float[Tensor, " guesses"], Float[Tensor, " guesses"]]:
+        """Inner product with one direction and squared norm of every guess's sum of bounded gradients.
+
+        Args:
+            inputs: a batch for each guess.
+            labels: of all of them, one after another [guesses * b, ...].
+            along: the direction, by name of the parameter.
+            scale: norms of gradients -> the factors that bound them; None where nothing is bounded.
+        """
+        guesses, b = inputs.shape[:2]
+        found = self.factors(inputs.flatten(0, 1), labels)
+        inner = torch.stack([one.inner(along) for one in found]).sum(0)
+        if scale is None:
+            squares = torch.stack([one.squared_norms(self._trained, b) for one in found]).sum(0)
+            return inner.view(guesses, b).sum(1), squares
+        own = torch.stack([one.squared_norms(self._trained, 1) for one in found]).sum(0)
+        # clamp: the root has no derivative at 0.
+        factor = scale(own.clamp(min=torch.finfo(own.dtype).tiny).sqrt())
+        inner = (inner * factor).view(guesses, b).sum(1)
+        if b == 1:
+            return inner, own * factor.square()
+        bounded = [
+            LayerFactors(
+                layer=one.layer,
+                name=one.name,
+                entering=one.entering,
+                leaving=one.leaving * factor.view(-1, *[1] * (one.leaving.ndim - 1)),
+            )
+            for one in found
+        ]
+        return inner, torch.stack([one.squared_norms(self._trained, b) for one in bounded]).sum(0)
+
+
+def factored(
+    model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"], input_shape: tuple[int, ...]
+) -> Factored | None:
+    """The model by factors, where that gives what the reference gives; else None.
+
+    Args:
+        model: the architecture.
+        loss: per-example loss.
+        layout: order of the flat vectors.
+        parameters: the point.
+        input_shape: of one example.
+    """
+    try:
+        found = Factored(model, loss, layout, parameters)
+        return found if _agrees(found, model, loss, layout, parameters, input_shape) else None
+    except (RuntimeError, ValueError):
+        # A layer that is called twice or on other shapes; the reference serves it.
+        return None
+
+
+def _agrees(
+    found: Factored,
+    model: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    parameters: Tensor,
+    input_shape: tuple[int, ...],
+) -> bool:
+    """Whether rows, inner products and norms on two synthetic examples are those of the reference."""
+    coins = torch.Generator().manual_seed(0)
+    inputs = torch.rand(2, *input_shape, generator=coins, dtype=torch.float64).to(parameters)
+    labels = torch.zeros(2, dtype=torch.int64, device=parameters.device)
+    reference = per_example_gradients(model, loss, layout, inputs, labels, parameters=parameters)
+    gram, first = reference @ reference.T, layout.unflatten(reference[0])
+    size = gram.diagonal().max()
+    inner, squares = (part.detach() for part in found.compared(inputs.unsqueeze(1), labels, first, None))
+    # A sum over a batch of two has the products between examples as well.
+    both = found.compared(inputs.unsqueeze(0), labels, first, torch.ones_like)[1].detach()
+    apart = torch.stack([*(inner - gram[0]), *(squares - gram.diagonal()), (both - gram.sum())[0]])
+    off = (found.rows(inputs, labels).detach() - reference).norm(dim=1).max()
+    return bool((apart.abs() <= _AGREE * size).all() and off <= _AGREE * size.sqrt())
+
+
+def _is_known(module: nn.Module) -> bool:
+    # Exactly these classes: a subclass may compute something else.
+    if type(module) is nn.Conv2d:
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return type(module) in (nn.Linear, nn.GroupNorm)
