@@ -40,7 +40,7 @@ from defenses.core import (
     outputs,
     per_example_gradients,
 )
-from defenses.core.gradients.guesses import Factored, factored
+from defenses.core.gradients.guesses import GuessGradients, factored
 
 from .subjects.candidates import Candidates, copied
 from .subjects.structure import structure
@@ -187,7 +187,7 @@ class Observed:
             [self.sums.new_full((n,), std) for n, std in zip(sizes, step.plan.stds, strict=True)]
         )
         self._sizes = sizes
-        self._by_shape: dict[tuple[int, ...], Factored | None] = {}
+        self._by_shape: dict[tuple[int, ...], GuessGradients | None] = {}
         # Residuals are of divided releases, so the deviation is divided, too; 1 where there is no noise to whiten by.
         self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)
 
@@ -281,7 +281,7 @@ class Observed:
         """The released vector, cut into parameters."""
         return dict(self._layout.unflatten(self.released))
 
-    def _factored(self, inputs: Tensor) -> Factored | None:
+    def _factored(self, inputs: Tensor) -> GuessGradients | None:
         """The model by factors, checked at the first call; None where a layer is not known."""
         shape = tuple(inputs.shape[2:])
         if shape not in self._by_shape:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import audit
 from attacks.core.matching import direction_mismatch, direction_mismatches
 from defenses.core import Block, Defense, Everything, Layout, Stateless, StepPlan, Subspace, cross_entropy, unbounded
-from defenses.core.gradients.guesses import Factored, factored
+from defenses.core.gradients.guesses import GuessGradients, factored
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.random_sparsification import random_sparsification
@@ -164,7 +164,7 @@ def test_a_wrong_factor_is_found_before_anything_is_searched(monkeypatch):
     model = net()
     layout = Layout.of(model)
     point = layout.read(model)
-    assert isinstance(factored(model, cross_entropy, layout, point, SHAPE), Factored)
+    assert isinstance(factored(model, cross_entropy, layout, point, SHAPE), GuessGradients)
     monkeypatch.setattr("defenses.core.gradients.guesses.LayerFactors._normalised", lambda self: self.entering)
     assert factored(model, cross_entropy, layout, point, SHAPE) is None
 
@@ -172,7 +172,7 @@ def test_a_wrong_factor_is_found_before_anything_is_searched(monkeypatch):
 def test_no_hook_is_left_behind():
     model = net()
     layout = Layout.of(model)
-    found = Factored(model, cross_entropy, layout, layout.read(model))
+    found = GuessGradients(model, cross_entropy, layout, layout.read(model))
     found.rows(drawn(2, *SHAPE), torch.tensor([0, 1]))
     with pytest.raises(RuntimeError):
         found.rows(drawn(2, 5, 6, 6), torch.tensor([0, 1]))

@@ -65,8 +65,8 @@ class LayerFactors:
         weight, bias = along.get(f"{self.name}weight"), along.get(f"{self.name}bias")
         weight = torch.zeros_like(layer.weight) if weight is None else weight  # pyright: ignore[reportArgumentType]
         if isinstance(layer, nn.Conv2d):
-            kept = (layer.stride, layer.padding, layer.dilation)
-            through = F.conv2d(self.entering, weight, bias, *kept)
+            conv: Any = layer  # its padding is never a word here
+            through = F.conv2d(self.entering, weight, bias, conv.stride, conv.padding, conv.dilation)
         elif isinstance(layer, nn.Linear):
             through = F.linear(self.entering, weight, bias)
         else:
@@ -110,7 +110,7 @@ class LayerFactors:
         return F.group_norm(self.entering, layer.num_groups, eps=layer.eps)
 
 
-class Factored:
+class GuessGradients:
     """A model at one point, whose gradients are computed by factors."""
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"]) -> None:
@@ -214,7 +214,7 @@ class Factored:
 
 def factored(
     model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"], input_shape: tuple[int, ...]
-) -> Factored | None:
+) -> GuessGradients | None:
     """The model by factors, where that gives what the reference gives; else None.
 
     Args:
@@ -225,7 +225,7 @@ def factored(
         input_shape: of one example.
     """
     try:
-        found = Factored(model, loss, layout, parameters)
+        found = GuessGradients(model, loss, layout, parameters)
         return found if _agrees(found, model, loss, layout, parameters, input_shape) else None
     except (RuntimeError, ValueError):
         # A layer that is called twice or on other shapes; the reference serves it.
@@ -233,7 +233,7 @@ def factored(
 
 
 def _agrees(
-    found: Factored,
+    found: GuessGradients,
     model: nn.Module,
     loss: Loss,
     layout: Layout,
@@ -245,7 +245,9 @@ def _agrees(
     inputs = torch.rand(2, *input_shape, generator=coins, dtype=torch.float64).to(parameters)
     labels = torch.zeros(2, dtype=torch.int64, device=parameters.device)
     reference = per_example_gradients(model, loss, layout, inputs, labels, parameters=parameters)
-    gram, first = reference @ reference.T, layout.unflatten(reference[0])
+    # float64: a product of float32 rows of 11 million numbers adds up in an order that loses digits.
+    wide = reference.double()
+    gram, first = wide @ wide.T, layout.unflatten(reference[0])
     size = gram.diagonal().max()
     inner, squares = (part.detach() for part in found.compared(inputs.unsqueeze(1), labels, first, None))
     # A sum over a batch of two has the products between examples as well.
