@@ -13,6 +13,9 @@ from .options import OK, Json, print_json, say
 Curve = Mapping[float, Sequence[Any]]
 """Sparsity -> `RankReport`s by layer, whose module imports PyTorch, which `--help` does not wait for."""
 
+WIDTH, INPUTS = 200, 100
+"""Neurons and inputs of the layer that SPEAR's share is measured on: of the mask and the batch, not of the model."""
+
 HEADINGS = (
     "layer",
     "unknowns",
@@ -38,7 +41,12 @@ def rank(
     ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Logits; 1 for a binary one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, masks and the random input.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Picture of deficit against sparsity, .png or .svg.")] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(help="As 2,5,8: also the share of batches of these sizes that SPEAR recovers."),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Random updates for each share of SPEAR.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Picture of rank against sparsity, .png or .svg.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,
 ) -> int:
@@ -47,7 +55,7 @@ def rank(
 
     from ..run.harness import pick_device
 
-    rates = _rates(sparsity or ["0"])
+    rates, sizes = _rates(sparsity or ["0"]), [] if batches is None else list(_positive("--batches", batches))
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise ValueError(f"--plot must end in .png or .svg, got {plot.name}")
     network = _network(model, input_shape, classes, seed, pick_device(device))
@@ -57,13 +65,36 @@ def rank(
         curve[rate] = rank_analysis(network, mask, seed=seed, like=next(iter(curve.values()), ()))
         if not as_json:
             print(_table(model, rate, curve[rate]) + "\n", flush=True)
+    shares = _phase_line(rates, sizes, trials, seed) if sizes else {}
+    if shares and not as_json:
+        print(_phase_table(shares, sizes, trials))
     if plot is not None:
-        _draw(model, curve, plot)
+        _draw(model, curve, shares, sizes, plot)
         say(f"written: {plot}")
     if as_json:
         masks = [{"sparsity": rate, "layers": [one.to_dict() for one in reports]} for rate, reports in curve.items()]
-        print_json({"model": model, "seed": seed, "masks": masks})
+        line = {"width": WIDTH, "inputs": INPUTS, "trials": trials, "batches": sizes}
+        line["shares"] = [{"sparsity": rate, "recovered": found} for rate, found in shares.items()]
+        print_json({"model": model, "seed": seed, "masks": masks, **({"spear": line} if shares else {})})
     return OK
+
+
+def _phase_line(rates: Sequence[float], sizes: Sequence[int], trials: int, seed: int) -> dict[float, list[float]]:
+    """Sparsity -> share of random updates of which SPEAR recovers every input, by batch size."""
+    from attacks.core.keep_rate import recovered_share
+
+    kept = [1 - rate for rate in rates]
+    found = recovered_share(kept, sizes, width=WIDTH, inputs=INPUTS, trials=trials, seed=seed)
+    return dict(zip(rates, found.tolist(), strict=True))
+
+
+def _phase_table(shares: Mapping[float, Sequence[float]], sizes: Sequence[int], trials: int) -> str:
+    told = (
+        f"SPEAR on a linear layer of {INPUTS} inputs and {WIDTH} neurons with ReLU behind it, {trials} random updates"
+    )
+    lines = ["sparsity  " + "  ".join(f"batch {size}".rjust(9) for size in sizes)]
+    lines += [f"{rate:>8g}  " + "  ".join(f"{share:9.2f}" for share in found) for rate, found in shares.items()]
+    return f"{told} each: share of which every input is recovered\n" + "\n".join(lines)
 
 
 def _rates(given: Sequence[str]) -> list[float]:
@@ -100,10 +131,15 @@ def _network(model: str, input_shape: str | None, classes: int | None, seed: int
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    sides = text.split(",")
-    if not all(side.strip().isdecimal() and int(side) > 0 for side in sides):
-        raise ValueError(f"--input-shape must be positive numbers with commas between, as 3,32,32, got {text!r}")
-    return tuple(int(side) for side in sides)
+    return _positive("--input-shape", text)
+
+
+def _positive(option: str, text: str) -> tuple[int, ...]:
+    """Numbers with commas between."""
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
+        raise ValueError(f"{option} must be positive numbers with commas between, as 3,32,32, got {text!r}")
+    return tuple(int(number) for number in numbers)
 
 
 def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
@@ -139,14 +175,24 @@ def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
     return f"{model}, sparsity {rate:g}\n{text}\nthe recursion {recursion}; a search {search} (largest RA {largest})"
 
 
-def _draw(model: str, curve: Curve, file: Path) -> None:
-    """Rank over unknowns of every layer against sparsity."""
+def _draw(model: str, curve: Curve, shares: Mapping[float, Sequence[float]], sizes: Sequence[int], file: Path) -> None:
+    """Rank over unknowns of every layer against sparsity, and beside it what SPEAR recovers."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = Figure(figsize=(11.0 if shares else 6.4, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
-    draw_ranks(figure.subplots(), curve)
+    if shares:
+        ranks, recovered = figure.subplots(1, 2)
+        draw_ranks(ranks, curve)
+        for number, size in enumerate(sizes):
+            recovered.plot(
+                list(shares), [found[number] for found in shares.values()], marker="o", label=f"batch {size}"
+            )
+        recovered.set(xlabel="sparsity (fraction dropped)", ylabel="batches that SPEAR recovers", ylim=(-0.02, 1.05))
+        recovered.legend(fontsize="small")
+    else:
+        draw_ranks(figure.subplots(), curve)
     figure.suptitle(f"{model}: what one gradient determines of each layer's input")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})

@@ -54,9 +54,23 @@ def test_masks_are_rows_of_the_document_and_points_of_the_picture(command, tmp_p
         (["fcn3", "--sparsity", "half"], "--sparsity must be in [0, 1), got 'half'"),
         (["fcn3", "--input-shape", "1x4x4"], "--input-shape must be positive numbers with commas between"),
         (["fcn3", "--plot", "ranks.pdf"], "--plot must end in .png or .svg, got ranks.pdf"),
+        (["fcn3", "--batches", "2,x"], "--batches must be positive numbers with commas between"),
         (["dp_cnn_small"], "every layer must be one that can be inverted, and"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, arguments, sentence):
     code, out, err = command(*arguments)
     assert (code, out) == (2, "") and sentence in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_the_share_that_spear_recovers_stands_beside_the_ranks(command, tmp_path):
+    asked = (*FCN, "--sparsity", "0,0.95", "--batches", "2,4", "--trials", "1")
+    code, out, _ = command(*asked, "--json", "--plot", "line.png")
+    told = json.loads(out)["spear"]
+    assert code == 0 and told["batches"] == [2, 4]
+    assert (told["width"], told["inputs"], told["trials"]) == (200, 100, 1)
+    dense, sparse = told["shares"]
+    assert dense == {"sparsity": 0.0, "recovered": [1.0, 1.0]} and sparse["recovered"] == [0.0, 0.0]
+    assert (tmp_path / "line.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = command(*FCN, "--batches", "2", "--trials", "1")
+    assert code == 0 and out.splitlines()[-1].split() == ["0", "1.00"]
