@@ -251,15 +251,20 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
         first = shown[0].strips[0]
         original = first.tiles[0].original
         shots: dict[str, tuple[str, str, Shot]] = {}  # a method with several settings is shown with its first
+        others: dict[str, str] = {}  # methods to whose release the first attack does not apply
         for exhibit in shown:
             for tile in exhibit.strips[0].tiles:
                 # The release as it is made, with its noise, comes last in the table of variants, and is wanted first.
                 made = [shot for shot in reversed(tile.shots) if shot.uri]
                 if tile.original == original and made:
                     epsilon = "" if exhibit.epsilon == "n/a" else f"ε {exhibit.epsilon}"
+                    if exhibit.name not in shots and exhibit.strips[0].attack != first.attack:
+                        others[exhibit.name] = exhibit.strips[0].attack
                     shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
                     break
         # With the original eight pictures, which is one line of the grid in print.
         seen = tuple(shots.values())[:7]
-        return Opening(original=original, title=first.tiles[0].title, attack=first.attack, shots=seen)
+        told = "; ".join(f"{name}: {attack}" for name, attack in others.items() if name in [shot[0] for shot in seen])
+        attack = f"{first.attack} ({told})" if told else first.attack
+        return Opening(original=original, title=first.tiles[0].title, attack=attack, shots=seen)
     return None

@@ -195,3 +195,9 @@ def test_a_method_with_several_settings_opens_the_page_once(shared, page):
     opening = page().partition('class="opening"')[2].partition("</figure>")[0]
     names = [name.replace("<wbr>", "") for name in re.findall(r"<b>(.+?)</b>", opening)]
     assert names == ["original", "dp_sgd", "pcdp"]
+
+
+def test_the_opening_names_the_attack_behind_each_picture(shared, page):
+    shared(defense="dp_sgd", attack="strong", error=0.01)
+    shared(defense="pcdp", attack="general", error=0.1)
+    assert "what strong (pcdp: general) recovers from each" in page()
