@@ -75,7 +75,7 @@ def rank(
         masks = [{"sparsity": rate, "layers": [one.to_dict() for one in reports]} for rate, reports in curve.items()]
         line = {"width": WIDTH, "inputs": INPUTS, "trials": trials, "batches": sizes}
         line["shares"] = [{"sparsity": rate, "recovered": found} for rate, found in shares.items()]
-        print_json({"model": model, "seed": seed, "masks": masks, **({"spear": line} if shares else {})})
+        print_json({"model": model, "seed": seed, "masks": masks, **({"phase_line": line} if shares else {})})
     return OK
 
 

@@ -66,7 +66,7 @@ def test_a_mistake_is_one_sentence(command, arguments, sentence):
 def test_the_share_that_spear_recovers_stands_beside_the_ranks(command, tmp_path):
     asked = (*FCN, "--sparsity", "0,0.95", "--batches", "2,4", "--trials", "1")
     code, out, _ = command(*asked, "--json", "--plot", "line.png")
-    told = json.loads(out)["spear"]
+    told = json.loads(out)["phase_line"]
     assert code == 0 and told["batches"] == [2, 4]
     assert (told["width"], told["inputs"], told["trials"]) == (200, 100, 1)
     dense, sparse = told["shares"]
