@@ -18,6 +18,7 @@ from .results import (
     checked_reconstruction,
     checked_scores,
 )
+from .shadows import Shadows, balanced_halves, viewed
 
 __all__ = [
     "RESULTS",
@@ -44,11 +45,13 @@ __all__ = [
     "Requirements",
     "ResultType",
     "SeenTranscript",
+    "Shadows",
     "SharedGradient",
     "Steps",
     "Structure",
     "Target",
     "attack",
+    "balanced_halves",
     "checked_labels",
     "checked_reconstruction",
     "checked_scores",
@@ -59,4 +62,5 @@ __all__ = [
     "subsampled",
     "total_variation",
     "total_variations",
+    "viewed",
 ]

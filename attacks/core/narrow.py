@@ -23,6 +23,7 @@ from torch.utils._device import DeviceContext
 
 from .observation import Examples, Steps, Target
 from .requires import MEANING, Access, AccessError, Controls, Knows, Requirements
+from .shadows import Shadows
 
 T = TypeVar("T", bound=Target)
 
@@ -86,10 +87,10 @@ def _alone(value: Any) -> Any:
     """A field's value whose tensors own their memory and have no graph, so that nothing else is reached from them."""
     if isinstance(value, Tensor):
         return value if _owns_its_memory(value) else value.detach().clone()
-    if isinstance(value, Examples):
+    if isinstance(value, Examples | Shadows):
         parts = {slot.name: getattr(value, slot.name) for slot in fields(value)}
         apart = {name: _alone(part) for name, part in parts.items()}
-        return value if all(apart[name] is part for name, part in parts.items()) else Examples(**apart)
+        return value if all(apart[name] is part for name, part in parts.items()) else type(value)(**apart)
     if isinstance(value, Mapping):
         return {name: _alone(part) for name, part in value.items()}
     return value

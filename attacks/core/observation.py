@@ -17,6 +17,7 @@ from torch import Tensor
 from .errors import InconsistentObservation
 from .network import Structure
 from .requires import Access, AccessError, Controls, Knows, Requirements
+from .shadows import Shadows
 
 Participation = Literal["known", "independent", "dependent"]
 """What an attacker knows of who takes part in a step; see `Observation.participation`."""
@@ -227,6 +228,7 @@ class ModelAccess(Target):
         classes: number of classes.
         candidates: whom a membership test is about.
         population: public examples (`Knows.POPULATION`).
+        shadows: what shadow models answer about the candidates and the population (`Knows.SHADOWS`).
         parameters: name -> tensor (`Access.WHITE_BOX`).
         controls: what the adversary was allowed to put into training.
     """
@@ -238,12 +240,29 @@ class ModelAccess(Target):
     classes: int
     candidates: Examples | None = None
     population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
+    shadows: Shadows | None = field(default=None, metadata={"needs": Knows.SHADOWS})
     parameters: Mapping[str, Tensor] | None = field(default=None, metadata={"needs": Access.WHITE_BOX})
     controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
             _check_examples(name, examples, self.input_shape, self.classes)
+        if self.shadows is not None:
+            self._check_shadows(self.shadows)
+
+    def _check_shadows(self, shadows: Shadows) -> None:
+        for name, answers, of in (
+            ("candidates", shadows.logits, self.candidates),
+            ("population", shadows.population, self.population),
+        ):
+            if answers is None:
+                continue
+            found, wanted = (answers.shape[1], answers.shape[-1]), (answers.shape[1] if of is None else len(of))
+            if found != (wanted, self.classes):
+                raise ValueError(
+                    f"shadow models must answer about the same {name} and classes, {wanted} and {self.classes}, "
+                    f"got {found[0]} and {found[1]}"
+                )
 
     def offered(self) -> Requirements:
         """White-box where the parameters are filled."""

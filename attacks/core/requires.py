@@ -59,6 +59,7 @@ class Knows(Flag):
     DEFENSE = auto()
     OTHERS = auto()
     PRIOR = auto()
+    SHADOWS = auto()
 
 
 class Controls(Flag):
@@ -75,6 +76,7 @@ MEANING = {
     Knows.DEFENSE: "the scale of the noise",
     Knows.OTHERS: "the contribution of everybody else in the batch",
     Knows.PRIOR: "candidates of which one is the record that is sought",
+    Knows.SHADOWS: "shadow models that were trained as the target was",
     Controls.CANARIES: "canaries among the training data",
     Access.WHITE_BOX: "the parameters of the model",
 }

@@ -20,7 +20,9 @@ from attacks.core import (
     Operation,
     ReleasedPart,
     SeenTranscript,
+    Shadows,
     Structure,
+    balanced_halves,
 )
 
 CLASSES = 4
@@ -338,15 +340,32 @@ def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tup
         nearest = torch.cdist(inputs.flatten(1), candidates.inputs.flatten(1)).argmin(dim=1)
         return table[nearest]
 
+    population = examples(16, (1, 4, 4), seed=98, first_id=1000)
     access = ModelAccess(
         logits=logits,
         input_shape=(1, 4, 4),
         classes=CLASSES,
         candidates=candidates,
-        population=examples(16, (1, 4, 4), seed=98, first_id=1000),
+        population=population,
+        shadows=shadow_tables(candidates, population, memory=memory, seed=seed),
         parameters={"table": table},
     )
     return access, member
+
+
+def shadow_tables(
+    candidates: Examples, population: Examples, *, memory: float, seed: int = 0, models: int = 8
+) -> Shadows:
+    """Such tables of the adversary's own, each with half of the candidates as members."""
+    coins = generator(seed + 4)
+    member = balanced_halves(len(candidates), models, coins)
+    bonus = memory * member[..., None] * torch.eye(CLASSES)[candidates.labels]
+    answers = bonus + torch.randn(models, len(candidates), CLASSES, generator=coins)
+    return Shadows(
+        logits=answers[:, :, None],
+        trained_on=member,
+        population=torch.randn(models, len(population), CLASSES, generator=coins),
+    )
 
 
 def auc(scores: Tensor, member: Tensor) -> float:

@@ -1,0 +1,61 @@
+"""LiRA: a candidate is a member if the model is as sure of its label as models that were trained on it.
+
+Carlini, Chien, Nasr, Song, Terzis & Tramèr, "Membership Inference Attacks From First Principles", S&P 2022, Algorithm 1
+and section VI. Over trainings, the log odds of a label are about normal. So the test of a candidate is the likelihood
+ratio of two normal distributions, of shadow models that were trained on it and of others that were not.
+
+Deviation: a pooled variance is that of residuals, where the authors' code pools log odds of different candidates. The
+offline score is the standard score, which orders candidates as its one-sided probability does, but has no ties at 1.
+Several views are taken as independent, as by the authors' code for few models.
+"""
+
+import torch
+from torch import Tensor
+
+from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
+from .core.shadow_statistics import Normal, compared, normal
+
+
+@attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
+def lira(
+    target: ModelAccess,
+    coins: torch.Generator,
+    *,
+    shadows: int = 16,
+    views: int = 1,
+    online: bool = True,
+    variance: str = "auto",
+    batch_size: int = 1024,
+) -> MembershipScores:
+    """Scores each candidate by the likelihood ratio of its log odds under models with and without it.
+
+    Args:
+        target: the final model, answering with logits, and shadow models.
+        coins: not used; the attack is deterministic.
+        shadows: models to compare with; even.
+        views: of each candidate: 1 for the image itself, 2 with its mirror image, up to 18 with moves by a pixel.
+        online: whether models that were trained on the candidate are used; without them it is the standard score
+            among those that were not, for an adversary who trained its models before it knew whom to ask about.
+        variance: "per_example", "pooled" over candidates, or "auto": of each candidate from 64 models on.
+        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+
+    Returns:
+        log N(odds; in) - log N(odds; out), or the standard score, summed over views, float64.
+
+    Raises:
+        NotApplicable: too few shadow models.
+        ValueError: a setting out of range.
+    """
+    own, others, trained_on = compared(target, shadows, views, batch_size)
+    without = normal(others, ~trained_on, variance)
+    if online:
+        scores = _log_density(own, normal(others, trained_on, variance)) - _log_density(own, without)
+    else:
+        scores = (own - without.mean) / without.deviation
+    ids = granted(target.candidates).ids
+    return MembershipScores(ids=ids, scores=scores.sum(1), exact=False, dependence="per_model")
+
+
+def _log_density(values: Tensor, under: Normal) -> Tensor:
+    """Without the constant, which is the same for all."""
+    return -under.deviation.log() - ((values - under.mean) / under.deviation).square() / 2
