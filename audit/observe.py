@@ -34,6 +34,7 @@ from attacks.core import (
     Participation,
     ReleasedPart,
     SeenTranscript,
+    Shadows,
     Steps,
     Structure,
 )
@@ -427,6 +428,7 @@ class RunView:
         informed: whether the attacker knows everybody but the candidate.
         kept: number of a step -> its noise and contributions of candidates. Views of a run share it: each takes the
             gradients of a whole batch to compute.
+        shadows: what shadow models answer about the candidates, in their order, and about the population.
     """
 
     run: Run
@@ -436,6 +438,7 @@ class RunView:
     candidates: Candidates | None = None
     informed: bool = True
     kept: dict[int, LeftOver] = field(default_factory=dict)
+    shadows: Shadows | None = None
 
     def __post_init__(self) -> None:
         # Dropout in training drew other units than an auditor would: contributions could not be computed again.
@@ -617,5 +620,6 @@ def _model_access(view: RunView, *, white: bool) -> ModelAccess:
         classes=world.classes,
         candidates=view.given,
         population=world.population,
+        shadows=view.shadows,
         parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
     )

@@ -18,9 +18,10 @@ from .results import (
     checked_reconstruction,
     checked_scores,
 )
-from .shadows import Shadows, balanced_halves, viewed
+from .shadows import MOST_VIEWS, Shadows, balanced_halves, viewed
 
 __all__ = [
+    "MOST_VIEWS",
     "RESULTS",
     "Access",
     "AccessError",

@@ -1,14 +1,14 @@
 """Artifacts: intermediate results that cells wait for, named by a hash of the request that decides them.
 
-A point of a hyperparameter search is one; a shadow model will be another. Cells of several jobs may wait for the same
-one: by its name it is known to be the same, and computed once.
+A point of a hyperparameter search is one, some models of a shadow bank are another. Cells of several jobs may wait for
+the same one: by its name it is known to be the same, and computed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -35,3 +35,10 @@ class Artifact:
     def name(self) -> str:
         """Hash of the request, and name of its file."""
         return digest_of(self.request)
+
+
+@runtime_checkable
+class Artifacts(Protocol):
+    """Results that cells waited for, by name; a mapping, of which each is read when it is asked for."""
+
+    def __getitem__(self, name: str, /) -> dict[str, Any]: ...

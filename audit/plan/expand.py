@@ -231,7 +231,12 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         # A paper's figure is about a model that was trained on its members.
         figures = [] if trained.never_saw else suite.reported_for(choice, run.budget, attack)
         told = tuple((f.metric, f.value, f.source) for f in figures)
-        needs = () if aimed is None or aimed.needs is None or skip else aimed.needs(request)
+        needs: tuple[Artifact, ...] = ()
+        if aimed is not None and aimed.needs is not None and not skip:
+            try:
+                needs = aimed.needs(request)
+            except ValueError as error:
+                raise SuiteError(f"{suite.source}: attack: {error}") from None
         return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, told, needs)
 
     # Utility first: the time that the training takes is counted in the first cell of a job.

@@ -14,6 +14,7 @@ from typing import Literal
 from attacks.core import Access, Knows, Requirements, Target
 
 from ..observe import RunView, black_box, every_step, last_update, white_box
+from ..subjects.shadow_bank import shadow_artifacts
 from .artifact import Artifact
 from .request import Request
 
@@ -58,6 +59,7 @@ _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
 # that no attack may know both (`attacks.core.decorator`).
 _INFORMED = Knows.OTHERS | Knows.PRIOR
 _RUN = Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
+_FINAL = Knows.POPULATION | Knows.SHADOWS
 
 THREAT_MODELS = {
     (row.kind, row.access): row
@@ -73,12 +75,12 @@ THREAT_MODELS = {
             reads="every step",
         ),
         ThreatModel(
-            kind="membership", access=Access.BLACK_BOX, knows=Knows.POPULATION, subject="trained_model",
-            build=black_box,
+            kind="membership", access=Access.BLACK_BOX, knows=_FINAL, subject="trained_model",
+            build=black_box, needs=shadow_artifacts,
         ),
         ThreatModel(
-            kind="membership", access=Access.WHITE_BOX, knows=Knows.POPULATION, subject="trained_model",
-            build=white_box,
+            kind="membership", access=Access.WHITE_BOX, knows=_FINAL, subject="trained_model",
+            build=white_box, needs=shadow_artifacts,
         ),
     )
 }  # fmt: skip

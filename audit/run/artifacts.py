@@ -6,7 +6,7 @@ A file of a former run is kept if it is whole, its seal holds, and the code that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,31 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
             raise RecordError(f"artifact {path} was edited after it was written; run the same command again")
         found[artifact.name] = content["result"]
     return found
+
+
+class Made(Mapping[str, dict[str, Any]]):
+    """Results that were computed or found kept in this run, by name, each read from its file when it is asked for.
+
+    So that one which failed is the error of those cells of a job that ask for it, and of no other.
+    """
+
+    def __init__(self, artifacts: Iterable[Artifact], folder: Path) -> None:
+        """Reads nothing yet.
+
+        Args:
+            artifacts: that a job waited for.
+            folder: where they lie.
+        """
+        self._artifacts, self._folder = {artifact.name: artifact for artifact in artifacts}, folder
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return read_made([self._artifacts[name]], self._folder)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._artifacts)
+
+    def __len__(self) -> int:
+        return len(self._artifacts)
 
 
 def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:

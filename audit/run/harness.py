@@ -22,13 +22,12 @@ from leaderboard.records.record import MethodUsed, Provenance, Record, RecordedC
 
 from ..catalog import methods as catalog
 from ..plan import expand as planning
-from ..plan.artifact import Artifact
+from ..plan.artifact import Artifact, Artifacts
 from ..plan.cells import Cell, Job, Plan
 from ..subjects.outcome import Outcome
-from ..subjects.table import Artifacts
 from ..suite.suite import Suite
 from .arrays import write_arrays
-from .artifacts import make_one, origin_of, read_kept, read_made
+from .artifacts import Made, make_one, origin_of, read_kept
 from .executors.local import Local
 from .graph import Graph
 from .job import compute
@@ -275,7 +274,7 @@ def run_piece(
     if isinstance(piece, Artifact):
         make_one(piece, store, device, origins)
         return []
-    return run_job(piece, folder, device, origins, partial(read_made, piece.needs.values(), store))
+    return run_job(piece, folder, device, origins, partial(Made, piece.needs.values(), store))
 
 
 def run_job(

@@ -15,10 +15,11 @@ from leaderboard.records.record import DOES_NOT_APPLY
 from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import in_one_line
+from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.request import Request
 from ..subjects.outcome import Outcome
-from ..subjects.table import SUBJECTS, Artifacts, Subject
+from ..subjects.table import SUBJECTS, Subject
 
 
 def compute(

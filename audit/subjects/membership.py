@@ -20,7 +20,8 @@ from ..scoring.allowed import largest_auc, largest_tpr
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from .candidates import Candidates, refuse_comparison
-from .outcome import Finding, column, examples_of, finite, join, pick
+from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
+from .shadow_bank import read_bank
 from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
 
 _ASKED_ALONE = 2
@@ -42,14 +43,21 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     if row.participation_known:
         examples, members = _of_one_step(model)
     else:
-        examples, members = _candidates(model), model.members.ids
+        # Members come first; `Candidates.draw` shuffles them before an attack gets them.
+        pools = asked_pools(model.splits, model.request.training.candidates, model.device)
+        examples, members = join(*pools), model.members.ids
     # Public examples are copied for attacks, so those that do not read them go without.
     world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
 
     def asked_about(some: Examples, purpose: str) -> MembershipScores:
         candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))
         informed = Knows.OTHERS in knows
-        view = RunView(model.run, world, model.trained_on, model.sampling[0], candidates, informed, model.left_over)
+        shadows = None
+        if Knows.SHADOWS in knows:
+            shadows = read_bank(cell.needs, model.artifacts, model.splits, examples, candidates.ids)
+        view = RunView(
+            model.run, world, model.trained_on, model.sampling[0], candidates, informed, model.left_over, shadows
+        )
         # The same coins at every call: scores alone and among others may differ by what was given, and not by chance.
         coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
         target = _target(view, row, attack.name, model.sampling[1])
@@ -126,22 +134,6 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     if informed and dependent:
         flags.append("not_most_powerful")
     return flags
-
-
-def _candidates(model: TrainedRun) -> Examples:
-    """As many members as non-members, drawn by the digest of the splits alone: the same for every defense and attack.
-
-    Members come first; `Candidates.draw` shuffles them before an attack gets them.
-    """
-    outside = examples_of(model.splits.non_member, model.device)
-    if not len(outside):
-        raise ValueError("membership needs non-members, and the sizes of this task leave none")
-    limit = model.request.training.candidates or max(len(model.members), len(outside))
-    count = min(limit, len(model.members), len(outside))
-    coins = keyed(seed_of_data(model.splits.digest, "candidates"))
-    # Prefixes of permutations of the whole pools: fewer candidates are a part of more.
-    inside = pick(model.members, torch.randperm(len(model.members), generator=coins)[:count])
-    return join(inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count]))
 
 
 def _of_one_step(model: TrainedRun) -> tuple[Examples, Tensor]:

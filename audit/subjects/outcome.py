@@ -12,9 +12,11 @@ from torch import Tensor
 
 from attacks.core import Examples
 from benchmarks.core import Split, Splits
+from defenses.core import keyed
 from leaderboard.records.record import Metric
 
 from ..observe import World
+from ..plan.request import seed_of_data
 
 
 @dataclass
@@ -113,6 +115,27 @@ def join(a: Examples, b: Examples) -> Examples:
         inputs=torch.cat([a.inputs, b.inputs]),
         labels=torch.cat([a.labels, b.labels]),
     )
+
+
+def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
+    """As many members as non-members, drawn by the digest of the splits alone: the same for every defense and attack.
+
+    Args:
+        splits: whose pools they are of.
+        limit: most of each; as many as there are where None.
+        device: where they are wanted.
+
+    Raises:
+        ValueError: there are no non-members.
+    """
+    members, outside = examples_of(splits.private, device), examples_of(splits.non_member, device)
+    if not len(outside):
+        raise ValueError("membership needs non-members, and the sizes of this task leave none")
+    count = min(limit or len(members), len(members), len(outside))
+    coins = keyed(seed_of_data(splits.digest, "candidates"))
+    # Prefixes of permutations of the whole pools: fewer candidates are a part of more.
+    inside = pick(members, torch.randperm(len(members), generator=coins)[:count])
+    return inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count])
 
 
 def column(values: Tensor) -> np.ndarray:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
+from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from .outcome import Outcome
 from .shared_update import SharedUpdates
@@ -25,12 +26,9 @@ class Subject(Protocol):
         ...
 
 
-Artifacts = Mapping[str, dict[str, Any]]
-"""Results that cells waited for, by name."""
-
-# Artifacts are for subjects that wait for other trainings, as a bank of shadow models; these two wait for none.
+# Artifacts are for subjects that wait for other trainings, as a bank of shadow models; shared updates wait for none.
 SUBJECTS: dict[str, Callable[[tuple[Cell, ...], torch.device, Artifacts], Subject]] = {
-    "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device),
+    "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device, artifacts),
     "shared_update": lambda cells, device, artifacts: SharedUpdates(cells, device),
 }
 """Name -> what makes one from the cells of a job, the device to compute on, and what its cells waited for."""

@@ -16,6 +16,7 @@ import torch
 
 from ..catalog import methods as catalog
 from ..observe import RunView, logits_of, noise_found
+from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
 from ..scoring.utility import losses, score_utility
@@ -48,13 +49,13 @@ ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {"utility": utility,
 class TrainedModel:
     """The subject of all cells that attack, or measure, one training run."""
 
-    def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
+    def __init__(self, cells: tuple[Cell, ...], device: torch.device, artifacts: Artifacts | None = None) -> None:
         """Names the run that these cells share; nothing is computed before a cell asks."""
         attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
         rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
         # Transcripts may take gigabytes: all steps are kept only where an attack of the job reads them.
         every_step = any(row is not None and row.reads == "every step" for row in rows)
-        self.model = TrainedRun(cells[0].request.of_training(), device, every_step=every_step)
+        self.model = TrainedRun(cells[0].request.of_training(), device, every_step=every_step, artifacts=artifacts)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Trains, unless that was done for an earlier cell, and computes one cell."""

@@ -16,6 +16,7 @@ from benchmarks.core import Splits
 from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, train
 
 from ..observe import LeftOver, World
+from ..plan.artifact import Artifacts
 from ..plan.build import defend, load_splits, noise_for, planned, reads_public
 from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
@@ -39,12 +40,21 @@ class TrainedRun:
         request: of the training.
         device: where it is computed.
         every_step: whether attacks read all of its steps.
+        artifacts: what the cells waited for, as shadow models, by name.
         splits: of the data set.
         left_over: number of a step -> its noise and contributions of candidates, shared by the views of all cells.
     """
 
-    def __init__(self, request: TrainingRequest, device: torch.device, *, every_step: bool) -> None:
+    def __init__(
+        self,
+        request: TrainingRequest,
+        device: torch.device,
+        *,
+        every_step: bool,
+        artifacts: Artifacts | None = None,
+    ) -> None:
         """Reads the data; nothing is trained before it is asked for."""
+        self.artifacts: Artifacts = {} if artifacts is None else artifacts
         self.request, self.device, self.every_step = request, device, every_step
         self.splits: Splits = load_splits(request, device)
         self.left_over: dict[int, LeftOver] = {}

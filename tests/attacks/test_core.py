@@ -253,7 +253,7 @@ def test_who_leaves_something_that_watches_is_refused_and_it_is_ended(way, raise
 def test_a_view_has_tensors_and_not_what_they_were_cut_from():
     whole = toys.examples(50, (1, 4, 4), seed=3)
     cut = Examples(ids=whole.ids[:10], inputs=whole.inputs[:10], labels=whole.labels[:10])
-    target = replace(toys.model_target()[0], candidates=cut, parameters={"w": whole.inputs[3]})
+    target = replace(toys.model_target()[0], candidates=cut, shadows=None, parameters={"w": whole.inputs[3]})
     left = whole.inputs[40].numpy().tobytes()
     assert any(left in walker.memory(one) for one in walker.reached(target))  # the walk would find it
     view = narrow(target, Requirements(access=Access.WHITE_BOX))
@@ -290,9 +290,10 @@ def test_a_black_box_has_no_parameters():
 
 
 def test_an_offer_is_what_is_filled():
-    assert UPDATE.offered().knows == ~Knows.NOTHING
-    assert replace(UPDATE, labels=None).offered().knows == ~Knows.LABELS
+    assert UPDATE.offered().knows == ~Knows.SHADOWS  # which are of a trained model
+    assert replace(UPDATE, labels=None).offered().knows == ~(Knows.SHADOWS | Knows.LABELS)
     model, _ = toys.model_target()
+    assert model.offered().knows == Knows.POPULATION | Knows.SHADOWS
     assert model.offered().access is Access.WHITE_BOX
     assert replace(model, parameters=None).offered().access is Access.BLACK_BOX
 

@@ -1,0 +1,213 @@
+"""Shadow banks: models that are trained as a target was, on random halves of its candidates; their answers are kept.
+
+Shokri et al., S&P 2017; Carlini et al., S&P 2022. They come from the very trainer, defense, noise, sampler and length
+of the target, because models of another training answer otherwise, and a test that is calibrated on them finds less.
+Each is trained on as many examples as the target: half of the candidates, and others of the pools who are not asked
+about. Halves are drawn by the digest of the splits, and tell nothing of who is a member of the target.
+
+A target is no model of its bank. Where one of a balanced set is taken for the target, the others give its members away:
+who is in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attacks.core import MOST_VIEWS, Examples, NotApplicable, Shadows, balanced_halves, viewed
+from benchmarks.core import Splits
+from defenses.core import Execution, from_os, keyed, seeded, train
+
+from ..observe import logits_of
+from ..plan.artifact import Artifact, Artifacts
+from ..plan.build import defend, load_splits, planned, reads_public
+from ..plan.pretrain import starting_model
+from ..plan.request import Request, TrainingRequest, seed_of, seed_of_data
+from .outcome import asked_pools, examples_of, join, pick
+
+TOGETHER = 16
+"""Models of one artifact, which are trained together, and are lost together where a run is interrupted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowStack:
+    """Some models of a bank; calling it trains them.
+
+    Attributes:
+        request: the training of the target, of no suite and no part as a control: banks are shared by what they are.
+        first: number of the first model, even.
+        count: of models, even: the second of each pair is trained on the candidates that the first was not.
+        views: of each candidate that they are asked about.
+    """
+
+    request: TrainingRequest
+    first: int
+    count: int
+    views: int
+
+    def content(self) -> dict[str, Any]:
+        """Everything that decides the answers, as plain JSON values."""
+        return self._training() | {"shadows": {"first": self.first, "count": self.count, "views": self.views}}
+
+    def _training(self) -> dict[str, Any]:
+        """What is trained, whichever models of it: seeds derive from it, so that they are those of a larger bank."""
+        content = self.request.canonical()
+        return {key: content[key] for key in content if key not in ("suite", "control")}
+
+    def seed_for(self, purpose: str, model: int) -> int:
+        """A seed for one random process of one model.
+
+        Args:
+            purpose: what is drawn, as "noise".
+            model: its number in the bank.
+        """
+        return seed_of(self._training(), f"shadow {model} {purpose}")
+
+    def __call__(self, device: torch.device) -> dict[str, Any]:
+        """Trains the models and asks them; their answers as plain JSON values."""
+        splits = load_splits(self.request, device)
+        inside, outside = asked_pools(splits, self.request.training.candidates, device)
+        asked, public = join(inside, outside), examples_of(splits.public, device)
+        halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
+        others = _others(splits, asked, device)
+        size = len(splits.private)
+        answers, population = [], []
+        for number, half in enumerate(halves, start=self.first):
+            order = torch.randperm(len(others), generator=keyed(self.seed_for("others", number)))
+            rest = pick(others, order[: max(0, size - int(half.sum()))])
+            model = self._trained(number, join(pick(asked, half.nonzero()[:, 0]), rest), public, splits, device)
+            seen = viewed(asked.inputs, self.views)
+            answers.append(logits_of(model, seen.flatten(0, 1)).unflatten(0, seen.shape[:2]))
+            population.append(logits_of(model, public.inputs) if len(public) else torch.zeros(0, splits.classes))
+        return {"logits": packed(torch.stack(answers)), "population": packed(torch.stack(population))}
+
+    def _trained(
+        self, number: int, examples: Examples, public: Examples, splits: Splits, device: torch.device
+    ) -> nn.Module:
+        request, task = self.request, self.request.training
+        sampling, steps = planned(request, len(examples))
+        # Random weights are the trainer's own; those of pretraining on public examples are known to everybody.
+        own = request if task.pretrain is not None else replace(request, seed=self.seed_for("model", number))
+        run = train(
+            starting_model(own, splits, public),
+            (examples.inputs, examples.labels),
+            defend(request, len(examples))[0],
+            sampling=sampling,
+            steps=steps,
+            lr=task.lr,
+            public=(public.inputs, public.labels) if len(public) and reads_public(request.defense) else None,
+            noise=from_os() if request.secure else seeded(self.seed_for("noise", number)),
+            seed=self.seed_for("coins", number),
+            sampler_key=None if request.secure else self.seed_for("sampler", number),
+            recipe=task.recipe,
+            execution=Execution(engine=task.engine, device=device),
+        )
+        return run.model
+
+
+def halves_of(splits: Splits, count: int, models: int) -> Tensor:
+    """Whom of the candidates each of the first models of a bank is trained on, bool [models, count], on the CPU.
+
+    Args:
+        splits: whose digest decides it.
+        count: of candidates.
+        models: even.
+    """
+    return balanced_halves(count, models, keyed(seed_of_data(splits.digest, "shadow halves")))
+
+
+def _others(splits: Splits, asked: Examples, device: torch.device) -> Examples:
+    """Who is in the pools and not asked about."""
+    everybody = join(examples_of(splits.private, device), examples_of(splits.non_member, device))
+    return pick(everybody, (~torch.isin(everybody.ids, asked.ids)).nonzero()[:, 0])
+
+
+def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
+    """What the cell of an attack waits for: the stacks of its bank; nothing for attacks that read no shadow models.
+
+    Args:
+        request: of a cell with an attack, whose settings `shadows` and `views` say how many models, and what they
+            are asked.
+
+    Raises:
+        ValueError: an impossible number of models or views.
+    """
+    settings = request.asked_attack.settings
+    models, views = settings.get("shadows"), settings.get("views", 1)
+    if models is None:
+        return ()
+    for name, value, rule, fits in (
+        ("shadows", models, "an even number, at least 2: they halve the candidates", lambda n: n >= 2 and n % 2 == 0),
+        ("views", views, f"a whole number in [1, {MOST_VIEWS}]", lambda n: 1 <= n <= MOST_VIEWS),
+    ):
+        if type(value) is not int or not fits(value):
+            raise ValueError(f"{name} of {request.asked_attack.name} must be {rule}, got {value!r}")
+    own = replace(request.of_training(), suite="", control=None)
+    stacks = [
+        ShadowStack(request=own, first=first, count=min(TOGETHER, models - first), views=views)
+        for first in range(0, models, TOGETHER)
+    ]
+    return tuple(_artifact(stack) for stack in stacks)
+
+
+def _artifact(stack: ShadowStack) -> Artifact:
+    request = stack.request
+    words = f"train shadow models {stack.first + 1} to {stack.first + stack.count} of {request.defense.name}"
+    return Artifact(
+        request=stack.content(), words=f"{words}, seed {request.seed}", make=stack, methods=(request.defense,)
+    )
+
+
+def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, asked: Examples, ids: Tensor) -> Shadows:
+    """The answers of a bank about candidates in the order in which an attack gets them.
+
+    Args:
+        needs: stacks of the bank, in order.
+        results: what came of them, by name.
+        splits: that they were trained on.
+        asked: the candidates in the order of the bank.
+        ids: of the candidates, in the order that is wanted.
+
+    Raises:
+        NotApplicable: a model of the bank diverged.
+    """
+    stacks = [results[artifact.name] for artifact in needs]
+    logits, population = (
+        torch.cat([unpacked(stack[name]) for stack in stacks]).to(ids.device) for name in ("logits", "population")
+    )
+    diverged = ~(logits.isfinite().flatten(1).all(1) & population.isfinite().flatten(1).all(1))
+    if int(diverged.sum()):
+        raise NotApplicable(f"{int(diverged.sum())} of its {len(logits)} shadow models diverged; take a smaller lr")
+    halves = halves_of(splits, len(asked), len(logits)).to(ids.device)
+    order = asked.ids.argsort()
+    places = order[torch.searchsorted(asked.ids[order], ids)]
+    return Shadows(
+        logits=logits[:, places],
+        trained_on=halves[:, places],
+        population=population if population.shape[1] else None,
+    )
+
+
+def packed(values: Tensor) -> dict[str, Any]:
+    """A tensor as plain JSON values: float32, little-endian, in base64; NaN and infinity included."""
+    array = values.detach().cpu().numpy().astype("<f4")
+    return {"shape": list(array.shape), "float32": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
+
+
+def unpacked(content: dict[str, Any]) -> Tensor:
+    """What `packed` was given.
+
+    Raises:
+        ValueError: numbers and shape do not fit.
+    """
+    raw, shape = base64.b64decode(content["float32"], validate=True), tuple(content["shape"])
+    if len(raw) != 4 * math.prod(shape):
+        raise ValueError(f"an array of shape {list(shape)} must have {4 * math.prod(shape)} bytes, got {len(raw)}")
+    return torch.from_numpy(np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(shape))

@@ -1,0 +1,203 @@
+"""Shadow banks: what models of a target's own training answer, whom each was trained on, and who waits for which."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attacks.core import NotApplicable
+from audit.plan.build import load_splits
+from audit.plan.cells import Cell
+from audit.plan.expand import plan
+from audit.run import harness
+from audit.subjects import shadow_bank
+from audit.subjects.outcome import asked_pools, join
+from audit.subjects.shadow_bank import ShadowStack, halves_of, packed, read_bank, unpacked
+from audit.suite.suite import SuiteError
+
+CPU = torch.device("cpu")
+SUITE = """
+name = "shadows_toy"
+about = "A toy."
+seeds = [0]
+task = { data = "digits", model = { name = "mlp", hidden = 16 }, SIZES, batch = 30, epochs = 2, lr = 0.5 }
+budget = { noise_multiplier = 1.0, delta = 1e-5 }
+defense = [{ name = "sgd" }, { name = "dp_sgd", clip_norm = 1.0 }]
+attack = [{ name = "lira", shadows = 4 }, { name = "lira", shadows = 4, online = false }, { name = "loss_threshold" }]
+controls = true
+""".replace("SIZES", "private = 121, non_member = 90, candidates = 80")
+
+
+def cell_of(suite, defense: str = "dp_sgd", control: str | None = None, attack: str = "lira") -> Cell:
+    return next(
+        cell
+        for cell in plan(suite).cells
+        if (cell.request.defense.name, cell.request.control) == (defense, control)
+        and cell.request.attack is not None
+        and cell.request.attack.name == attack
+    )
+
+
+def stack_of(cell: Cell) -> ShadowStack:
+    (artifact,) = cell.needs
+    assert isinstance(artifact.make, ShadowStack)
+    return artifact.make
+
+
+@pytest.fixture
+def trained_on(monkeypatch):
+    """Whom each training in a bank was about, by the ids behind its inputs."""
+    seen = []
+    real = shadow_bank.train
+
+    def watched(model, examples, *arguments, **settings):
+        seen.append((examples[0].clone(), settings))
+        return real(model, examples, *arguments, **settings)
+
+    monkeypatch.setattr(shadow_bank, "train", watched)
+    return seen
+
+
+def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(suite_of, trained_on):
+    stack = stack_of(cell_of(suite_of(SUITE)))
+    stack(CPU)
+    splits = load_splits(stack.request, CPU)
+    inside, outside = asked_pools(splits, 80, CPU)
+    asked = join(inside, outside)
+    halves = halves_of(splits, 160, 4)
+    pools = join(shadow_bank.examples_of(splits.private, CPU), shadow_bank.examples_of(splits.non_member, CPU))
+    assert len(trained_on) == 4
+    for half, (inputs, _) in zip(halves, trained_on, strict=True):
+        assert len(inputs) == 121
+        found = {tuple(row) for row in inputs.flatten(1).tolist()}
+        assert [tuple(row) in found for row in asked.inputs.flatten(1).tolist()] == half.tolist()
+        assert found <= {tuple(row) for row in pools.inputs.flatten(1).tolist()}
+    # Neither the noise, nor the sampler, nor the masks of one model are those of another.
+    for key in ("seed", "sampler_key"):
+        assert len({settings[key] for _, settings in trained_on}) == 4
+
+
+def test_halves_tell_nothing_of_who_is_a_member(suite_of):
+    splits = load_splits(stack_of(cell_of(suite_of(SUITE))).request, CPU)
+    halves = halves_of(splits, 160, 256)
+    # Members are the first 80: of half of the models each, so of 20 pairs' first halves a mean of 40 +- 0.4.
+    share = halves[::2, :80].double().sum(1).mean()
+    assert abs(float(share) - 40) < 5 * (40 / 2 * 160 / 159 / 128) ** 0.5
+
+
+def test_the_models_of_a_small_bank_are_the_first_of_a_large_one(suite_of):
+    small = stack_of(cell_of(suite_of(SUITE)))
+    large = dataclasses.replace(small, count=6)
+    few, many = (unpacked(stack(CPU)["logits"]) for stack in (small, large))
+    assert torch.equal(few, many[:4]) and not torch.equal(many[0], many[2])
+    rest = dataclasses.replace(small, first=4, count=2)
+    assert torch.equal(unpacked(rest(CPU)["logits"]), many[4:])
+
+
+def test_a_bank_is_shared_by_attacks_controls_and_suites_and_by_no_other_training(suite_of):
+    suite = suite_of(SUITE)
+    jobs = plan(suite).jobs
+    by_defense = {}
+    for job in jobs:
+        by_defense.setdefault(job.cells[0].request.defense.name, set()).update(job.needs)
+    assert {name: len(needs) for name, needs in by_defense.items()} == {"sgd": 1, "dp_sgd": 1}
+    assert not by_defense["sgd"] & by_defense["dp_sgd"]
+    (same,) = cell_of(suite_of(SUITE.replace("shadows_toy", "another"))).needs
+    assert {same.name} == by_defense["dp_sgd"]
+    for changed in (
+        SUITE.replace("epochs = 2", "epochs = 3"),
+        SUITE.replace("noise_multiplier = 1.0", "noise_multiplier = 2.0"),
+        SUITE.replace("clip_norm = 1.0", "clip_norm = 0.5"),
+        SUITE.replace("seeds = [0]", "seeds = [1]"),
+        SUITE.replace("candidates = 80", "candidates = 70"),
+    ):
+        (other,) = cell_of(suite_of(changed)).needs
+        assert other.name not in by_defense["dp_sgd"]
+    assert not cell_of(suite, attack="loss_threshold").needs
+    many = SUITE.replace("shadows = 4 }", "shadows = 36 }")
+    made = [artifact.make for artifact in cell_of(suite_of(many)).needs]
+    assert [stack.count for stack in made if isinstance(stack, ShadowStack)] == [16, 16, 4]
+
+
+def test_answers_come_in_the_order_of_the_candidates_with_the_half_of_each(suite_of):
+    cell = cell_of(suite_of(SUITE))
+    stack = stack_of(cell)
+    splits = load_splits(stack.request, CPU)
+    asked = join(*asked_pools(splits, 80, CPU))
+    results = {cell.needs[0].name: stack(CPU)}
+    plain = read_bank(cell.needs, results, splits, asked, asked.ids)
+    assert plain.population is not None and plain.population.shape == (4, len(splits.public), 10)
+    order = torch.randperm(160, generator=torch.Generator().manual_seed(3))[:50]
+    some = read_bank(cell.needs, results, splits, asked, asked.ids[order])
+    assert torch.equal(some.logits, plain.logits[:, order])
+    assert torch.equal(some.trained_on, halves_of(splits, 160, 4)[:, order])
+
+
+def test_a_bank_with_a_model_that_diverged_is_refused(suite_of):
+    cell = cell_of(suite_of(SUITE))
+    asked = join(*asked_pools(load_splits(stack_of(cell).request, CPU), 80, CPU))
+    logits = torch.zeros(4, 160, 1, 10)
+    logits[2, 5] = torch.nan
+    result = {"logits": packed(logits), "population": packed(torch.zeros(4, 0, 10))}
+    splits = load_splits(stack_of(cell).request, CPU)
+    with pytest.raises(NotApplicable, match="1 of its 4 shadow models diverged"):
+        read_bank(cell.needs, {cell.needs[0].name: result}, splits, asked, asked.ids)
+
+
+def test_a_suite_runs_it_keeps_the_bank_and_records_who_knew_what(suite_of, tmp_path):
+    suite = suite_of(SUITE)
+    records = harness.run(suite, tmp_path, device=CPU, jobs=1)
+    by_lira = [r for r in records if r.attack is not None and r.attack.name == "lira"]
+    assert by_lira and all(r.status == "ok" and r.requires["knows"] == ["SHADOWS"] for r in by_lira)  # type: ignore[index]
+    stores = sorted((tmp_path / "artifacts").glob("*.json"))
+    assert len(stores) == 2  # of two defenses, whatever the attacks and controls
+    before = {path: path.stat().st_mtime_ns for path in stores}
+    kept = {r.id: r.metrics["auc"].value for r in by_lira}
+    for path in (tmp_path / "records").glob("*.json"):
+        path.unlink()
+    again = harness.run(suite, tmp_path, device=CPU, jobs=1)
+    assert {r.id: r.metrics["auc"].value for r in again if r.id in kept} == kept
+    assert {path: path.stat().st_mtime_ns for path in stores} == before
+
+
+def test_a_bank_that_fails_is_the_error_of_the_cells_that_read_it_alone(suite_of, tmp_path, monkeypatch):
+    def broken(self, device):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(ShadowStack, "__call__", broken)
+    records = harness.run(suite_of(SUITE), tmp_path, device=CPU, jobs=1)
+    for record in records:
+        reads = record.attack is not None and record.attack.name == "lira"
+        assert record.status == ("failed" if reads else "ok"), record.reason
+        assert not reads or "train shadow models 1 to 4 of" in (record.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("shadows = 3", "shadows of lira must be an even number, at least 2: they halve the candidates, got 3"),
+        ("shadows = 0", "got 0"),
+        ("shadows = 4, views = 19", r"views of lira must be a whole number in \[1, 18\], got 19"),
+    ],
+)
+def test_impossible_banks_are_refused_before_anything_is_computed(suite_of, settings, sentence):
+    with pytest.raises(SuiteError, match=sentence):
+        plan(suite_of(SUITE.replace("shadows = 4 }", settings + " }")))
+
+
+@given(shape=st.lists(st.integers(0, 3), max_size=3), seed=st.integers(0, 9))
+def test_packed_tensors_come_back_bit_for_bit(shape, seed):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    back = unpacked(json.loads(json.dumps(packed(values))))
+    assert torch.equal(back, values)
+    odd = torch.tensor([torch.nan, torch.inf, -0.0])
+    assert torch.equal(unpacked(packed(odd)).isnan(), odd.isnan())
+
+
+def test_a_torn_array_is_refused():
+    content = packed(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="must have 28 bytes, got 24"):
+        unpacked(content | {"shape": [7]})
