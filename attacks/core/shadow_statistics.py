@@ -71,8 +71,19 @@ def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[
     return logit_gap(logits.double().flatten(0, -2), own.flatten()).reshape(logits.shape[:-1])
 
 
-def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log odds of candidates by target [n, views] and shadow models [models, n, views], and `trained_on` [models, n].
+def label_log_probability(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:
+    """Log probability of the label under each view, minus its loss, in float64.
+
+    Args:
+        logits: of one model or of several.
+        labels: of the candidates [n].
+    """
+    own = labels[:, None].expand(logits.shape[:-1])
+    return logits.double().log_softmax(-1).gather(-1, own[..., None])[..., 0]
+
+
+def answered(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of the target [n, views, k] and of shadow models [models, n, views, k], and `trained_on` [models, n].
 
     Args:
         target: with candidates and shadow models.
@@ -86,8 +97,59 @@ def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> 
     asked, bank = granted(target.candidates), granted(target.shadows).first(shadows)
     if views > bank.logits.shape[2]:
         raise NotApplicable(f"{views} views are asked for, and shadow models were asked about {bank.logits.shape[2]}")
-    own = log_odds(target_answers(target, asked, views, batch_size), asked.labels)
-    return own, log_odds(bank.logits[:, :, :views], asked.labels), bank.trained_on
+    return target_answers(target, asked, views, batch_size), bank.logits[:, :, :views], bank.trained_on
+
+
+def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log odds of candidates by target [n, views] and shadow models [models, n, views], and `trained_on` [models, n].
+
+    As `answered`, whose arguments and errors it has.
+    """
+    own, others, trained_on = answered(target, shadows, views, batch_size)
+    labels = granted(target.candidates).labels
+    return log_odds(own, labels), log_odds(others, labels), trained_on
+
+
+def mean_over(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"]) -> Float[Tensor, "n views"]:
+    """The mean of each candidate over those models that are chosen for it.
+
+    Args:
+        values: of each model and view.
+        chosen: models by candidate, as those that were not trained on it.
+
+    Raises:
+        NotApplicable: a candidate without a model.
+    """
+    refuse_nobody(chosen)
+    weight = chosen.to(values)[..., None]
+    return (weight * values).sum(0) / weight.sum(0)
+
+
+def log_mean_over(logs: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"]) -> Float[Tensor, "n views"]:
+    """The logarithm of the mean of exp(logs) of each candidate over those models that are chosen for it.
+
+    Args:
+        logs: as log probabilities, of each model and view.
+        chosen: as for `mean_over`.
+
+    Raises:
+        NotApplicable: a candidate without a model.
+    """
+    refuse_nobody(chosen)
+    return logs.masked_fill(~chosen[..., None], -torch.inf).logsumexp(0) - chosen.sum(0).to(logs).log()[:, None]
+
+
+def refuse_nobody(chosen: Bool[Tensor, "models n"], least: int = 1) -> None:
+    """Refuses candidates with too few shadow models of a kind.
+
+    Raises:
+        NotApplicable: a candidate has fewer than `least`.
+    """
+    if int(chosen.sum(0).min()) < least:
+        raise NotApplicable(
+            f"every candidate must have at least {least} shadow models of a kind, trained on it or not, "
+            f"got {int(chosen.sum(0).min())}; take more"
+        )
 
 
 def normal(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"], variance: str = "auto") -> Normal:
@@ -107,12 +169,7 @@ def normal(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models
     own = variance == "per_example" or (variance == "auto" and len(values) >= ENOUGH)
     weight = chosen.double()[..., None]
     count = weight.sum(0)
-    least = 2 if own else 1
-    if int(count.min()) < least:
-        raise NotApplicable(
-            f"every candidate must have at least {least} shadow models of a kind, trained on it or not, "
-            f"got {int(count.min())}; take more"
-        )
+    refuse_nobody(chosen, 2 if own else 1)
     mean = (weight * values).sum(0) / count
     squares = (weight * (values - mean).square()).sum(0)
     if own:

@@ -1,0 +1,63 @@
+"""BaVarIA: LiRA's test with mean and variance of each candidate drawn towards what is likely for candidates like it.
+
+Brännvall, "Exponential-Family Membership Inference: From LiRA and RMIA to BaVarIA", 2026 (arXiv:2603.11799). LiRA and
+RMIA (and BASE) are log ratios of one exponential family, and differ in how many numbers they estimate for each
+candidate: with few shadow models, variances of its own are what LiRA lacks. Under a normal-inverse-gamma prior, which
+all candidates share, the log odds of a candidate have a Student t distribution among models that were trained on it,
+and another among the others.
+
+Deviation: hyperparameters are those of the largest marginal likelihood. The location of the mean with a candidate is a
+quadratic function of its mean without it, for members are lifted the more, the less sure other models are of them, as
+in RMIA's p_in = a p_out + 1 - a. Offline, the distribution with the candidate is that prior, without the answers of the
+models that were trained on this very candidate: they count for the six hyperparameters alone, which an adversary finds
+on examples of its own.
+"""
+
+import torch
+
+from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
+from .core.conjugate import Summary, fitted_prior
+from .core.shadow_statistics import compared, refuse_nobody
+
+
+@attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
+def bavaria(
+    target: ModelAccess,
+    coins: torch.Generator,
+    *,
+    shadows: int = 16,
+    views: int = 1,
+    online: bool = True,
+    batch_size: int = 1024,
+) -> MembershipScores:
+    """Scores each candidate by the ratio of two Student t densities of its log odds, with and without it.
+
+    Args:
+        target: the final model, answering with logits, and shadow models.
+        coins: not used; the attack is deterministic.
+        shadows: models to compare with; even, at least 4.
+        views: of each candidate, as of `lira`; taken as independent.
+        online: whether models that were trained on the candidate are used for it.
+        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+
+    Returns:
+        log t(odds; in) - log t(odds; out), summed over views, float64.
+
+    Raises:
+        NotApplicable: too few shadow models.
+        ValueError: a setting out of range.
+    """
+    odds, others, trained_on = compared(target, shadows, views, batch_size)
+    refuse_nobody(trained_on)
+    refuse_nobody(~trained_on)
+    # Each view of a candidate is a subject; all share a prior.
+    values, inside = others.flatten(1), trained_on.repeat_interleave(views, dim=1)
+    without, among = Summary.of(values, ~inside), Summary.of(values, inside)
+    one = torch.ones_like(without.mean)
+    out = fitted_prior(without, one[:, None]).predicted(without)
+    easy = out.location
+    prior = fitted_prior(among, torch.stack([one, easy, easy.square()], dim=1))
+    lifted = prior.predicted(among if online else among.nothing())
+    scores = lifted.log_density(odds.flatten()) - out.log_density(odds.flatten())
+    ids = granted(target.candidates).ids
+    return MembershipScores(ids=ids, scores=scores.unflatten(0, odds.shape).sum(1), exact=False, dependence="per_model")

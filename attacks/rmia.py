@@ -1,0 +1,146 @@
+"""RMIA: a candidate is a member if its probability rose more, by the target's training, than that of strangers.
+
+Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", ICML 2024 (arXiv:2312.03262), Section 3
+and Algorithm 1. R(x) is the probability of the label under the target over its mean under reference models; the score
+is the share of public examples z with R(x) >= gamma R(z). BASE (Lassila et al. 2025) is the same test.
+
+On one target the score is a rising function of R(x), whatever the public examples and gamma: they make scores of
+different targets comparable, and an AUC on one target is that of R(x). n public examples give scores of n + 1 steps,
+so that they say nothing of false positive rates below 1 / n; ten of them for each false positive, at
+a rate of 1 %, are a thousand. Within a step R(x) itself decides.
+
+Deviation: public examples are in no reference model, so their mean is estimated as offline in both modes. With views
+the score is the mean over views, where the authors vote.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .core import Access, Knows, MembershipScores, ModelAccess, NotApplicable, attack, granted
+from .core.shadow_statistics import (
+    answered,
+    label_log_probability,
+    log_mean_over,
+    target_answers,
+)
+
+LEAST_POPULATION = 10
+"""Public examples with which the score has any meaning at all."""
+
+GRID = [i / 10 for i in range(11)]
+"""Values of `a` among which it is tuned."""
+
+
+@attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS | Knows.POPULATION)
+def rmia(
+    target: ModelAccess,
+    coins: torch.Generator,
+    *,
+    shadows: int = 16,
+    views: int = 1,
+    online: bool = True,
+    gamma: float = 1.0,
+    a: float = 0.3,
+    tuned: bool = False,
+    temperature: float = 1.0,
+    batch_size: int = 1024,
+) -> MembershipScores:
+    """Scores each candidate by the share of public examples whose probability rose less.
+
+    Args:
+        target: the final model, answering with logits, shadow models and public examples.
+        coins: not used; the attack is deterministic.
+        shadows: reference models; even.
+        views: of each candidate, as of `lira`; public examples are asked about as they are.
+        online: whether models that were trained on the candidate are used, half of all; without them the mean over all
+            is taken to be ((1 + a) p_out + 1 - a) / 2.
+        gamma: how much more its probability must have risen than that of a public example.
+        a: slope, in [0, 1], of the probability of the label with the candidate in the training set over that without:
+            p_in = a p_out + 1 - a.
+        tuned: whether `a` is the one with the largest mean AUC where shadow models are the targets of the others.
+        temperature: that logits are divided by.
+        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+
+    Returns:
+        The share, refined by R(x) within its steps, in (0, 1), float64.
+
+    Raises:
+        NotApplicable: too few shadow models or public examples.
+        ValueError: a setting out of range.
+    """
+    for name, value in (("gamma", gamma), ("temperature", temperature)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    if not 0 <= a <= 1:
+        raise ValueError(f"a must be in [0, 1], got {a}")
+    candidates, public = granted(target.candidates), granted(target.population)
+    if len(public) < LEAST_POPULATION:
+        raise NotApplicable(f"rmia must have at least {LEAST_POPULATION} public examples, got {len(public)}")
+    own, others, trained_on = answered(target, shadows, views, batch_size)
+    strangers = granted(target.shadows).first(shadows).population
+    if strangers is None:
+        raise NotApplicable("rmia must know what shadow models answer about the public examples")
+    log_p, of_models = (label_log_probability(logits / temperature, candidates.labels) for logits in (own, others))
+    if tuned:
+        a = best_slope(of_models, trained_on)
+    mean = log_mean_over(of_models, torch.ones_like(trained_on)) if online else None
+    ratio = log_p - (_both(log_mean_over(of_models, ~trained_on), a) if mean is None else mean)
+    log_z = label_log_probability(target_answers(target, public, 1, batch_size) / temperature, public.labels)
+    out_z = label_log_probability(strangers[:, :, None] / temperature, public.labels)
+    ratio_z = log_z - _both(log_mean_over(out_z, torch.ones_like(out_z[..., 0], dtype=torch.bool)), a)
+    scores = dominated(ratio, ratio_z[:, 0], gamma).mean(1)
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
+
+
+def dominated(log_ratio: Tensor, of_public: Tensor, gamma: float) -> Tensor:
+    """Share of public examples with R(x) >= gamma R(z), from logarithms, with ties broken by R(x): strictly rising.
+
+    Args:
+        log_ratio: log R(x), of any shape.
+        of_public: log R(z) [public].
+        gamma: the factor.
+    """
+    below = torch.searchsorted((of_public + math.log(gamma)).sort().values, log_ratio.contiguous(), right=True)
+    # x / (1 + |x|) and not a sigmoid, which is 0 or 1 to float64 from 37 nats on.
+    within = (1 + log_ratio / (1 + log_ratio.abs())) / 2
+    return (below + within) / (len(of_public) + 1)
+
+
+def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
+    """The `a` that serves best where each shadow model in turn is the target of the others.
+
+    Its twin, trained on the other half, is left out as well: else whoever the rest has seen in fewer than half of its
+    models would be in the target.
+
+    Args:
+        log_p: of the label [models, n, views].
+        trained_on: [models, n], in pairs.
+
+    Raises:
+        NotApplicable: a single pair of models, or no pairs of complements.
+    """
+    models = len(trained_on)
+    if models < 4 or not torch.equal(trained_on[::2], ~trained_on[1::2]):
+        raise NotApplicable(f"a can be tuned on at least 4 shadow models in pairs of complements, got {models}")
+    outside = log_p.masked_fill(~(~trained_on)[..., None], -torch.inf)
+    # Of each pair one model has not seen the candidate: all others but that one, for both of the pair.
+    of_pair = outside.unflatten(0, (models // 2, 2)).logsumexp(1).exp()
+    rest = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
+    scored = torch.stack([(log_p - _both(rest, a)).mean(-1) for a in GRID])
+    return GRID[int(_mean_auc(scored, trained_on).argmax())]
+
+
+def _mean_auc(scores: Tensor, positive: Tensor) -> Tensor:
+    """Mean over models of the AUC of scores [settings, models, n]; ties, which are rare here, count by their order."""
+    ranks = scores.argsort(-1).argsort(-1).double() + 1
+    inside = positive.sum(-1).double()
+    lead = (ranks * positive).sum(-1) - inside * (inside + 1) / 2
+    return (lead / (inside * (positive.shape[-1] - inside))).mean(-1)
+
+
+def _both(log_out: Tensor, a: float) -> Tensor:
+    """Log of ((1 + a) p_out + 1 - a) / 2, the mean of p_out and of p_in = a p_out + 1 - a."""
+    rest = math.log((1 - a) / 2) if a < 1 else -math.inf
+    return torch.logaddexp(log_out + math.log((1 + a) / 2), torch.full_like(log_out, rest))
