@@ -1,4 +1,4 @@
-"""`leakbench epsilon`: the epsilon of a planned run, by accounting for the defense's own plans."""
+"""`leakbench epsilon`: what a planned run proves, epsilon and bounds on tests of membership, by its defense's plans."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from .options import OK, Json, Overrides, print_json
 
 def epsilon(
     defense: Annotated[str, typer.Option(help="Name of a defense.")],
-    noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation / sensitivity.")],
     sample_rate: Annotated[float, typer.Option(help="Expected batch / number of examples.")],
     steps: Annotated[int, typer.Option(help="Number of steps.")],
     delta: Annotated[float, typer.Option(help="Probability that epsilon may fail.")],
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise standard deviation / sensitivity; or --calibrate.")
+    ] = None,
+    calibrate: Annotated[
+        str, typer.Option(help="The least noise for epsilon=3, advantage=0.1 or tpr=0.05@0.01 (TPR at FPR).")
+    ] = "",
     sampling: Annotated[
         str,
         typer.Option(help="poisson, truncated_poisson, random_allocation, cyclic, shuffle, partition, fixed or full."),
@@ -23,13 +28,21 @@ def epsilon(
     groups: Annotated[int, typer.Option(help="Of cyclic sampling: parts of the examples that take turns.")] = 1,
     largest_batch: Annotated[int, typer.Option(help="Of truncated_poisson sampling.")] = 0,
     examples: Annotated[int, typer.Option(help="Of truncated_poisson sampling: records it draws from.")] = 0,
+    advantage: Annotated[
+        bool, typer.Option("--advantage", help="Also the largest TPR - FPR and AUC of any membership test.")
+    ] = False,
+    tpr_at_fpr: Annotated[
+        list[float] | None, typer.Option(help="Also the largest TPR of any membership test at this FPR; repeat it.")
+    ] = None,
+    delta_at: Annotated[list[float] | None, typer.Option(help="Also delta at this epsilon; repeat it.")] = None,
     settings: Overrides = None,
     as_json: Json = False,
 ) -> int:
-    """Epsilon of a planned run, from the defense's own plans."""
+    """Epsilon of a planned run, from the defense's own plans, and what it allows any test of membership."""
     import torch
 
     from defenses.core import Sampling, predicted
+    from defenses.core import calibrate as calibrated
 
     from ..catalog import methods as catalog
     from ..catalog.messages import in_one_line, no_such
@@ -38,15 +51,24 @@ def epsilon(
     from ..suite import schema
 
     torch.set_num_threads(1)
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+    if (noise_multiplier is None) == (not calibrate):
+        raise ValueError("one of --noise-multiplier and --calibrate must be given")
+    wanted: dict[str, Any] = _wanted(calibrate, delta) if calibrate else {}
+    if noise_multiplier is not None and not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be zero or a positive number, got {noise_multiplier}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
     if sampling not in (known := get_args(schema.SamplingName)):
         raise ValueError(no_such("sampling", sampling, known))
+    if bad := [rate for rate in tpr_at_fpr or () if not 0 <= rate <= 1]:
+        raise ValueError(f"tpr_at_fpr must be a rate in [0, 1], got {bad[0]}")
+    if bad := [value for value in delta_at or () if not value >= 0]:
+        raise ValueError(f"delta_at must be an epsilon of at least 0, got {bad[0]}")
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     try:
         drawn = Sampling(sampling, sample_rate, groups, largest_batch, examples)  # pyright: ignore[reportArgumentType]  refused there by name
+        if wanted:
+            made = calibrated(made, sampling=drawn, steps=steps, **wanted)
         account = predicted(made, sampling=drawn, steps=steps)
     except Exception as error:
         if not catalog.foreign("defenses", defense):
@@ -57,10 +79,14 @@ def epsilon(
     claim = account.ledger.claim(delta)
     # Of code that is none of ours the claim takes the word, as in a record.
     doubts = [sentence for sentence in account.remarks.values() if sentence]
+    allowed = _allowed(claim, advantage=advantage, fprs=tpr_at_fpr or [], epsilons=delta_at or [])
     if as_json:
-        print_json(_document(defense, made, claim, steps) | ({"unverified": doubts} if doubts else {}))
+        print_json(_document(defense, made, claim, steps) | allowed | ({"unverified": doubts} if doubts else {}))
         return OK
+    if wanted:
+        print(f"noise   {made.noise_multiplier:.6g}, calibrated for {calibrate}")
     _print(claim)
+    _print_allowed(allowed)
     for sentence in doubts:
         print(f"unverified: {sentence}")
     return OK
@@ -85,6 +111,46 @@ def _document(name: str, defense: Any, claim: Any, steps: int) -> dict[str, Any]
         "events": list(claim.events),
         "reason": claim.reason or None,
     }
+
+
+def _wanted(text: str, delta: float) -> dict[str, Any]:
+    """What `--calibrate` asks for, as arguments of `calibrate`."""
+    name, _, value = text.partition("=")
+    try:
+        if name == "epsilon":
+            return {"epsilon": float(value), "delta": delta}
+        if name == "advantage":
+            return {"advantage": float(value)}
+        if name == "tpr":
+            tpr, _, fpr = value.partition("@")
+            return {"tpr": float(tpr), "fpr": float(fpr)}
+    except ValueError:
+        pass
+    raise ValueError(f"calibrate must be epsilon=NUMBER, advantage=NUMBER or tpr=NUMBER@NUMBER, got {text!r}")
+
+
+def _allowed(claim: Any, *, advantage: bool, fprs: list[float], epsilons: list[float]) -> dict[str, Any]:
+    """What the claim answers beside its epsilon; nothing where nothing was asked."""
+    found: dict[str, Any] = {}
+    if advantage:
+        found |= {"advantage": claim.advantage, "auc": claim.trade_off.auc}
+    if fprs:
+        found["tpr_at_fpr"] = [{"fpr": fpr, "tpr": claim.tpr_at(fpr)} for fpr in fprs]
+    if epsilons:
+        found["delta_at"] = [{"epsilon": epsilon, "delta": claim.delta_at(epsilon)} for epsilon in epsilons]
+    return found | {"allowed_by": claim.trade_off.by} if found else {}
+
+
+def _print_allowed(allowed: dict[str, Any]) -> None:
+    if not allowed:
+        return
+    if "advantage" in allowed:
+        print(f"tests   advantage at most {allowed['advantage']:.4g}, AUC at most {allowed['auc']:.4g}")
+    for one in allowed.get("tpr_at_fpr", ()):
+        print(f"tests   TPR at most {one['tpr']:.4g} at FPR {one['fpr']:g}")
+    for one in allowed.get("delta_at", ()):
+        print(f"delta   {one['delta']:.4g} at epsilon {one['epsilon']:g}")
+    print(f"from    {allowed['allowed_by']}")
 
 
 def _print(claim: Any) -> None:

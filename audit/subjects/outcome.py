@@ -72,7 +72,8 @@ def finite(epsilon: float) -> float | None:
 
 def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
     """A claim as a record has it: an infinite epsilon is None with its reason."""
-    return claim | {
+    # Of the events a record has the words.
+    return {key: value for key, value in claim.items() if key != "gaussians"} | {
         "epsilon": finite(claim["epsilon"]),
         "epsilon_rdp": finite(claim["epsilon_rdp"]),
         "reason": claim["reason"] or None,

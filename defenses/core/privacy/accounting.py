@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib.metadata import version
 
 import dp_accounting
@@ -37,6 +37,9 @@ _QUICK_EVENTS = 24
 _WIDEST = 1.0  # nats between grid points: from an epsilon of 5e5 on, a grid says no more than RDP does
 _CLOSED_FORM_ERROR = 1e-6, 1e-9
 """Relative and absolute: what float64 may lose of an epsilon in the closed form, added to it."""
+_SOME_EPSILONS = np.concatenate([np.linspace(0, 2, 81), np.geomspace(2.05, 700, 160)])
+"""At which curves are known where a fine grid costs too much."""
+_SOME_ORDERS = [1.25, 1.5, 1.75, *range(2, 13), 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024]
 _WHOLE_ORDERS = [order for order in DEFAULT_RDP_ORDERS if order == int(order)]
 _RDP_ERROR = 1e-12
 """What float64 and a truncated series may lose of the divergence of one subsampled step: all of it at tiny rates."""
@@ -84,23 +87,23 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     if not events:
         return Epsilon(0.0, 0.0, "nothing was released")
     by_rdp = rdp_epsilon(events, delta)
-    # Of about the right size, where RDP knows no amplification.
-    size = by_rdp if all(e.plain for e in events) else rdp_epsilon(merged([e.as_poisson for e in events]), delta)
     if events[0].sample_rate == 1 and len(events) == 1:  # `merged` puts all unsampled events into the first
         exact = gaussian_epsilon(events[0].noise_multiplier, delta)
         return Epsilon(exact, max(exact, by_rdp), f"closed form of the Gaussian ({library})")
-    interval = DISCRETISATION * max(1.0, size / _FINE_UP_TO)
-    if interval > _WIDEST:
+    interval = interval_for(events, delta, by_rdp)
+    if interval is None:
         by_pld = None
+    elif quick(events):
+        by_pld = pld_epsilon(events, delta, interval)
     else:
-        in_time = partial(_pld_in_time, time_limit=time_limit)
-        by_pld = (pld_epsilon if quick(events) else in_time)(events, delta, interval)
+        slow = pld_in_time(events, delta, interval, time_limit)
+        by_pld = None if slow is None else slow.epsilon
     # Sampling only lowers epsilon, so the composition without it is an upper bound too, and the smallest bound holds:
     # on rare tiny events PLD's truncation makes PLD's larger.
     plain = gaussian_epsilon(math.fsum(e.count / e.noise_multiplier**2 for e in events) ** -0.5, delta)
     if plain < min(by_rdp, math.inf if by_pld is None else by_pld):
         return Epsilon(plain, by_rdp, f"closed form of the Gaussian ({library}; sampling not counted)")
-    if by_pld is None and interval > _WIDEST:
+    if interval is None:
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; too large for a grid of losses)")
     if by_pld is None:
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; PLD took longer than {time_limit:g} s)")
@@ -111,6 +114,23 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     composed += ", random allocation by leakbench" if any(e.allocated for e in events) else ""
     composed += "" if all(e.plain for e in events) else "; RDP beside it without amplification"
     return Epsilon(by_pld, by_rdp, f"PLD ({composed}, pessimistic, discretisation {interval:.2g})")
+
+
+def interval_for(events: Sequence[Gaussian], delta: float, by_rdp: float | None = None) -> float | None:
+    """Nats between the losses of PLD's grid; None where so large an epsilon is looked for that a grid says no more.
+
+    Args:
+        events: merged.
+        delta: in (0, 1).
+        by_rdp: epsilon by RDP, if it is known already.
+    """
+    # Of about the right size, where RDP knows no amplification.
+    if not all(e.plain for e in events):
+        by_rdp = rdp_epsilon(merged([e.as_poisson for e in events]), delta)
+    elif by_rdp is None:
+        by_rdp = rdp_epsilon(events, delta)
+    interval = DISCRETISATION * max(1.0, by_rdp / _FINE_UP_TO)
+    return None if interval > _WIDEST else interval
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -188,6 +208,19 @@ def _dp_events(events: Sequence[Gaussian]) -> Iterator[tuple[dp_accounting.DpEve
         yield sampled, e.count
 
 
+@dataclass(frozen=True, eq=False)
+class SlowAnswer:
+    """What dp-accounting's own accountant found.
+
+    Attributes:
+        epsilon: at the delta asked for.
+        divergences: epsilons and deltas at these, of some epsilons from 0 up.
+    """
+
+    epsilon: float
+    divergences: tuple[np.ndarray, np.ndarray]
+
+
 # A program of its own, because a thread cannot be ended at a limit; it imports nothing of ours, and so no torch.
 _WORKER = """
 import json, sys, logging
@@ -199,15 +232,18 @@ accountant = pld.PLDAccountant(value_discretization_interval=job["interval"])
 for q, s, n in job["events"]:
     event = dp.GaussianDpEvent(s)
     accountant.compose(dp.PoissonSampledDpEvent(q, event) if q < 1 else event, n)
-print(json.dumps(float(accountant.get_epsilon(job["delta"]))))
+deltas = [float(delta) for delta in accountant.get_delta(job["epsilons"])]
+print(json.dumps([float(accountant.get_epsilon(job["delta"])), deltas]))
 """
 
 
-def _pld_in_time(events: Sequence[Gaussian], delta: float, interval: float, time_limit: float) -> float | None:
-    """PLD's epsilon from a process that is ended at the limit; None when it was, or ran out of memory."""
+@lru_cache(maxsize=256)
+def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, time_limit: float) -> SlowAnswer | None:
+    """PLD's answers from a process that is ended at the limit; None when it was, or ran out of memory."""
     job = {
         "interval": interval,
         "delta": delta,
+        "epsilons": _SOME_EPSILONS.tolist(),
         "events": [[e.sample_rate, e.noise_multiplier, e.count] for e in events],
     }
     command = [sys.executable, "-c", _WORKER]
@@ -215,9 +251,35 @@ def _pld_in_time(events: Sequence[Gaussian], delta: float, interval: float, time
         done = subprocess.run(  # noqa: S603 - our own interpreter and our own text
             command, input=json.dumps(job), capture_output=True, text=True, timeout=time_limit, check=True
         )
-        return float(json.loads(done.stdout))
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return None
+    found, deltas = json.loads(done.stdout)
+    # Its transforms lose digits, a few more with every power, and it counts none of that.
+    lost = 64 * 2.0**-53 * sum(e.count for e in events)
+    return SlowAnswer(float(found), (_SOME_EPSILONS, np.minimum(np.array(deltas) + lost, 1.0)))
+
+
+def rdp_divergences(events: Sequence[Gaussian]) -> tuple[np.ndarray, np.ndarray]:
+    """Some epsilons from 0 up, and deltas at these by Renyi DP, rounded up.
+
+    Args:
+        events: in any order.
+    """
+    with _quiet():
+        accountant = rdp.RdpAccountant(_SOME_ORDERS)
+        for event, count in _dp_events(events):
+            accountant.compose(event, count)
+    # The library takes a divergence that rounding made negative for a delta of 0.
+    lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
+    found = (np.maximum(accountant.rdp, 0.0) + lost)[:, None]
+    orders = np.array(_SOME_ORDERS)[:, None]
+    # Canonne, Kamath & Steinke, "The Discrete Gaussian for Differential Privacy", 2020, Proposition 12; beside it the
+    # total variation by Bretagnolle & Huber, which a divergence of any order above 1 bounds.
+    logs = (orders - 1) * (found - _SOME_EPSILONS + np.log1p(-1 / orders)) - np.log(orders)
+    with np.errstate(divide="ignore"):
+        logs = np.minimum(logs, 0.5 * np.log(-np.expm1(-found)))
+    deltas = np.exp(np.minimum(logs.min(axis=0), 0.0)) * (1 + _CLOSED_FORM_ERROR[0])
+    return _SOME_EPSILONS, np.minimum(deltas, 1.0)
 
 
 @contextmanager

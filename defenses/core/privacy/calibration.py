@@ -1,4 +1,4 @@
-"""Noise calibration: the privacy cost of a run from dry runs of its plans, and the noise multiplier for an epsilon.
+"""Noise calibration: the privacy cost of a run from dry runs of its plans, and the noise multiplier for what is wanted.
 
 `predict` takes the steps of a run on empty batches over a toy layout, and its ledger is the one that the run will have:
 plans depend on public things and on releases, and what a step costs depends on its plan alone. `calibrate` predicts
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
@@ -28,8 +28,11 @@ from .accounting import epsilon as proved
 from .events import Gaussian, merged
 from .ledger import Entry, Ledger, events_of
 from .noise import seeded
+from .tradeoff import gaussian_shift, of_events
 from .verified import unverified
 
+_OF_GRID = 1e-6
+"""Delta whose epsilon decides how fine the grid of losses is, where no epsilon is asked for."""
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
 # Two layers with biases: methods with a basis or a direction per tensor or per layer have several of them.
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
@@ -132,49 +135,111 @@ def rehearsed(
         yield replace(taken, verdict=verdict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MembershipLimit:
+    """What no test of one record's membership may exceed: an advantage, or a true positive rate at a false one.
+
+    Attributes:
+        advantage: largest TPR - FPR, in (0, 1); None for the other two.
+        tpr: largest true positive rate at `fpr`, in (0, 1).
+        fpr: below `tpr`, in (0, 1).
+    """
+
+    advantage: float | None = None
+    tpr: float | None = None
+    fpr: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.advantage is None) == (self.tpr is None) or (self.tpr is None) != (self.fpr is None):
+            raise ValueError(
+                "a limit must be an advantage, or tpr and fpr, got "
+                f"advantage {self.advantage}, tpr {self.tpr} and fpr {self.fpr}"
+            )
+        if self.advantage is not None and not 0 < self.advantage < 1:
+            raise ValueError(f"advantage must be in (0, 1), got {self.advantage}")
+        if self.tpr is not None and self.fpr is not None and not 0 < self.fpr < self.tpr < 1:
+            raise ValueError(
+                f"tpr must be in (fpr, 1), and fpr above 0, got {self.tpr} and {self.fpr}: coins have a tpr of fpr"
+            )
+
+    @property
+    def words(self) -> str:
+        """The limit, as in a sentence."""
+        return f"advantage {self.advantage:g}" if self.advantage else f"TPR {self.tpr:g} at FPR {self.fpr:g}"
+
+    @property
+    def shift(self) -> float:
+        """Of the Gaussian whose best test is just at the limit, in standard deviations of its noise."""
+        return gaussian_shift(advantage=self.advantage, tpr=self.tpr or 0.0, fpr=self.fpr or 0.0)
+
+    def exceeded(self, events: Sequence[Gaussian]) -> float:
+        """The logarithm of what a test can gain over coins, less that of what it may; at most 0 is within the limit."""
+        found = of_events(events, _OF_GRID)
+        gain, limit = found.advantage, self.advantage
+        if self.tpr is not None and self.fpr is not None:
+            gain, limit = found.tpr_at(self.fpr) - self.fpr, self.tpr - self.fpr
+        return math.log(max(gain, 1e-12) / (limit or 1.0))
+
+
 def calibrate(
     defense: Defense,
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
     sampling: Sampling,
     steps: int,
     precision: float = 1e-3,
     before: Sequence[NoisyPlan] = (),
 ) -> Defense:
-    """The defense with the smallest noise multiplier that proves `epsilon` at `delta`.
+    """The defense with the smallest noise multiplier that proves what is wanted: one of three.
 
     Args:
         defense: its own noise multiplier, if it has one, is replaced; 0 says that it adds no noise by choice.
-        epsilon: wanted, in nats, by the PLD accountant.
+        epsilon: wanted at `delta`, in nats, by the PLD accountant.
         delta: in (0, 1).
+        advantage: the largest TPR - FPR that a test of one record's membership may have, in (0, 1).
+        tpr: the largest true positive rate that such a test may have at `fpr`.
+        fpr: false positive rate, in (0, 1).
         sampling: the sampler of the run.
         steps: its number of steps.
         precision: relative, of the noise multiplier; the result is on the private side.
         before: releases on all the data before the first step, whose own noise stays what it is.
 
     Returns:
-        A new defense whose predicted epsilon is at most `epsilon`.
+        A new defense whose predicted epsilon, advantage or true positive rate is at most what was wanted.
 
     Raises:
-        ValueError: when no noise multiplier gives this defense a finite epsilon, or none that is practical
-            this one.
+        ValueError: when nothing, or more than one thing, is wanted, or when no noise multiplier proves it for this
+            defense, or none that is practical.
     """
+    limited = not advantage is tpr is fpr is None
+    if limited == (epsilon is not None) or (epsilon is None) != (delta is None):
+        raise ValueError(
+            "one thing must be wanted: epsilon and delta, advantage, or tpr and fpr, got "
+            f"epsilon {epsilon}, delta {delta}, advantage {advantage}, tpr {tpr} and fpr {fpr}"
+        )
+    limit = MembershipLimit(advantage=advantage, tpr=tpr, fpr=fpr) if limited else None
+    proves = "no epsilon" if limit is None else "nothing"
     if defense.noise_multiplier == 0:
         # Else clipped SGD, say, would become DP-SGD under a name that promises no noise.
-        raise ValueError(f"'{defense.name}' proves no epsilon: it adds no noise, its noise_multiplier is 0")
+        raise ValueError(f"'{defense.name}' proves {proves}: it adds no noise, its noise_multiplier is 0")
     probe = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before)
     reasons = sorted({entry.reason for entry in probe.entries if entry.reason})
     if reasons:
-        raise ValueError(f"'{defense.name}' proves no epsilon at any noise multiplier: {'; '.join(reasons)}")
+        raise ValueError(f"'{defense.name}' proves {proves} at any noise multiplier: {'; '.join(reasons)}")
     # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
     # methods; releases of their own, and trials, keep the multiplier that their method gives them.
     own = tuple(entry for entry in probe.entries if entry.own_noise)
     steady = all(entry.row is None for entry in probe.entries)
     rows = () if steady else tuple(entry for entry in probe.entries if not entry.own_noise)
+    if limit is not None:
+        sigma = noise_within(limit, rows or (Entry(0, steps, 1.0, sampling),), precision=precision, beside=own)
+        return defense.with_noise(sigma)
     wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
-    sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
-    return defense.with_noise(sigma)
+    return defense.with_noise(noise_multiplier(**wanted, beside=own, correlated=rows))
 
 
 @lru_cache(maxsize=256)
@@ -285,6 +350,55 @@ def _searched(
         # Newton's step with the slope of the coarse curve, and a little more, to the private side.
         root += over / slope + precision / 4
     return math.exp(_crossing(excess, high, precision))
+
+
+@lru_cache(maxsize=256)
+def noise_within(
+    limit: MembershipLimit, unit: tuple[Entry, ...], *, precision: float = 1e-3, beside: tuple[Entry, ...] = ()
+) -> float:
+    """The least noise multiplier under which no test of membership exceeds a limit, up to `precision`.
+
+    Args:
+        limit: of the tests.
+        unit: the steps at noise multiplier 1.
+        precision: relative.
+        beside: what is released besides, at multipliers that stay as they are.
+
+    Raises:
+        ValueError: where no practical multiplier does.
+    """
+    if beside and limit.exceeded(list(events_of([*beside]))) >= 0:
+        raise ValueError(
+            f"{limit.words} must be above what releases of their own allow at their own noise; ask for more, or give "
+            "those more noise"
+        )
+
+    def exceeded(log_sigma: float) -> float:
+        sigma = math.exp(log_sigma)
+        return limit.exceeded(list(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)])))
+
+    # Without subsampling everything is one Gaussian, and with it no worse than that.
+    events = list(events_of([*unit]))
+    left = limit.shift**2 - math.fsum(e.count / e.noise_multiplier**2 for e in events_of([*beside]))
+    most = math.log(LARGEST_MULTIPLIER)
+    steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
+    high = min(most, 0.5 * math.log(steps_charged / left) + 1e-8) if left > 0 else most
+    way_out = f"{limit.words} needs a noise multiplier above {LARGEST_MULTIPLIER:.0e}; ask for more"
+    if high == most and exceeded(high) > 0:
+        raise ValueError(way_out)
+    while exceeded(high) > 0:  # by what is given away to rounding
+        high += 1e-6
+    low, step = high - precision, 0.1
+    while exceeded(low) <= 0:
+        high, low, step = low, low - step, 2 * step
+        if low < math.log(LEAST_MULTIPLIER):
+            raise ValueError(f"{limit.words} is proved by hardly any noise; ask for less")
+    if high - low > precision:
+        low = cast(float, brentq(exceeded, low, high, xtol=precision / 2))
+        while exceeded(low) > 0:
+            low += precision / 2
+        high = low
+    return checked_multiplier(math.exp(high))
 
 
 def _crossing(excess: Callable[[float], float], near: float, precision: float) -> float:

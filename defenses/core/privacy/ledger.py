@@ -23,6 +23,7 @@ from .accounting import epsilon as proved
 from .events import Gaussian
 from .strategies import NoiseStrategy, StrategyRow
 from .streams import amplified, stream_events
+from .tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
 
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
 """Samplers under which a record is used at most once in an epoch, or in a cycle of its groups."""
@@ -95,6 +96,7 @@ class Claim:
         reason: why epsilon is infinite; empty otherwise.
         assumes: what the guarantee rests on beyond the mathematics, a sentence each.
         unverified: parts of the run that are none of ours, a sentence each; the claim takes their word.
+        gaussians: the events that it was computed from; None where a pair of epsilon and delta is all that is known.
     """
 
     epsilon: float
@@ -110,6 +112,57 @@ class Claim:
     reason: str = ""
     assumes: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
+    gaussians: tuple[Gaussian, ...] | None = field(default=None, repr=False)
+
+    @property
+    def trade_off(self) -> TradeOff:
+        """What any test of one record's membership can do at most, computed when it is first asked for."""
+        if math.isinf(self.epsilon):
+            return NOTHING_PROVED
+        if self.gaussians is None:
+            return of_pair(self.epsilon, self.delta)
+        return of_events(self.gaussians, self.delta)
+
+    def epsilon_at(self, delta: float) -> float:
+        """Epsilon at another delta, nats, by the accountants; infinite where nothing is proved.
+
+        Args:
+            delta: in (0, 1).
+        """
+        if math.isinf(self.epsilon) or self.gaussians is None:
+            return self.trade_off.epsilon_at(delta)
+        return proved(self.gaussians, delta).value
+
+    def delta_at(self, epsilon: float) -> float:
+        """Delta at another epsilon; 1 where nothing is proved.
+
+        Args:
+            epsilon: nats, at least 0.
+        """
+        return self.trade_off.delta_at(epsilon)
+
+    def beta_at(self, alpha: float, *, replaced: bool = False) -> float:
+        """The least rate of misses of any membership test at a rate of false alarms; 0 where nothing is proved.
+
+        Args:
+            alpha: in [0, 1].
+            replaced: whether the test is between a record and another one in its place.
+        """
+        return self.trade_off.beta_at(alpha, replaced=replaced)
+
+    def tpr_at(self, fpr: float, *, replaced: bool = False) -> float:
+        """The largest true positive rate of any membership test; 1 where nothing is proved.
+
+        Args:
+            fpr: false positive rate, in [0, 1].
+            replaced: as for `beta_at`.
+        """
+        return self.trade_off.tpr_at(fpr, replaced=replaced)
+
+    @property
+    def advantage(self) -> float:
+        """The largest TPR - FPR of any membership test; 1 where nothing is proved."""
+        return self.trade_off.advantage
 
 
 @dataclass
@@ -218,12 +271,21 @@ class Ledger:
                 reason="; ".join(reasons),
                 **shared,
             )
-        found = proved(list(events_of(self.entries)), delta, time_limit=time_limit)
+        gaussians = tuple(events_of(self.entries))
+        found = proved(gaussians, delta, time_limit=time_limit)
         as_if = None
         if s.kind in ("shuffle", "partition", "fixed") and all(e.row is None for e in self.entries):
             believed = [replace(e, sampling=poisson(e.sampling.rate)) for e in self.entries]
             as_if = proved(list(events_of(believed)), delta, time_limit=time_limit).value
-        return Claim(found.value, found.rdp, accountant=found.accountant, as_if_poisson=as_if, events=words, **shared)
+        return Claim(
+            epsilon=found.value,
+            epsilon_rdp=found.rdp,
+            accountant=found.accountant,
+            as_if_poisson=as_if,
+            events=words,
+            gaussians=gaussians,
+            **shared,
+        )
 
 
 def events_of(entries: list[Entry]) -> Iterator[Gaussian]:

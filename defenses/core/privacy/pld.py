@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -79,6 +80,20 @@ class Losses:
         infinite = _TRUNCATED - math.expm1(count * math.log1p(-self.infinite))
         infinite += count * _ROUNDING * math.log2(size + 1)
         return Losses(self.first * count + low, masses, infinite, self.interval)
+
+    def divergences(self) -> np.ndarray:
+        """Hockey stick divergences at the losses 0, 1, 2, .. intervals, up to the largest; all terms are positive.
+
+        With A the mass of the losses above one, delta there is e^-interval times that of the next one, plus
+        (1 - e^-interval) A: nothing cancels, however small it is.
+        """
+        last = max(0, self.first + len(self.masses) - 1)
+        masses = np.zeros(last + 1)
+        kept = np.maximum(self.masses[max(0, -self.first) :], 0.0)
+        masses[len(masses) - len(kept) :] = kept
+        above = np.cumsum(masses[:0:-1])  # of the last but one, and so on down to 0
+        found = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], above)
+        return self.infinite + np.append(np.asarray(found)[::-1], 0.0)
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon whose hockey stick divergence is at most delta."""
@@ -194,8 +209,29 @@ def epsilon(events: Sequence[Gaussian], delta: float, interval: float) -> float:
         delta: in (0, 1).
         interval: of the grid of losses, nats.
     """
-    worst = 0.0
-    # Sampled, removing a record and adding one have different losses; epsilon holds for both.
+    return max((total.epsilon(delta) for total in _composed(tuple(events), interval)), default=0.0)
+
+
+def curve(events: Sequence[Gaussian], interval: float) -> tuple[np.ndarray, np.ndarray]:
+    """Epsilons on the grid from 0 up, and deltas at these, the larger one of both directions.
+
+    Args:
+        events: in any order.
+        interval: of the grid of losses, nats.
+    """
+    both = [total.divergences() for total in _composed(tuple(events), interval)]
+    deltas = np.zeros(max((len(one) for one in both), default=1))
+    for one in both:
+        # Beyond its largest loss, a distribution has what is infinite.
+        deltas = np.maximum(deltas, np.pad(one, (0, len(deltas) - len(one)), mode="edge"))
+    return interval * np.arange(len(deltas)), np.minimum(deltas, 1.0)
+
+
+@lru_cache(maxsize=2)
+def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ...]:
+    """The distributions of all events together: when a record is removed, and when one is added."""
+    found = []
+    # Sampled, removing a record and adding one have different losses; what is proved holds for both.
     for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD):
         total: Losses | None = None
         for event in events:
@@ -206,7 +242,7 @@ def epsilon(events: Sequence[Gaussian], delta: float, interval: float) -> float:
                 one = one if event.count == 1 else one.power(event.count)
             total = one if total is None else total.composed(one)
         if total is not None:
-            worst = max(worst, total.epsilon(delta))
+            found.append(total)
         if all(event.sample_rate == 1 for event in events):
             break  # alike
-    return worst
+    return tuple(found)

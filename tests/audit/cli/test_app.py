@@ -26,33 +26,6 @@ FAST = SUITE.replace("epsilon", "noise_multiplier")
 ALONE = FAST.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace('{ name = "sgd" }, ', "")
 
 
-@pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """Runs the command in this process and in an empty folder: code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def document(command):
-    """Runs a command with --json, which must succeed and print one document."""
-
-    def run(*arguments: object):
-        code, out, err = command(*arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-    return run
-
-
 def refused(answer: tuple[int, str, str], code: int, sentence: str) -> None:
     got, out, err = answer
     assert (got, out) == (code, ""), err
@@ -131,7 +104,7 @@ def test_epsilon_in_words_has_the_numbers_of_the_document(command):
         ([*planned(), "--set", "clip_norm='a'"], "clip_norm must be a number, got 'a'"),
         ([*planned(), "--set", "clip_norm=-1"], "norm must be a positive finite number, got -1"),
         ([*planned(), "--set", "noise_multiplier=1"], "unknown setting 'noise_multiplier'"),
-        (planned()[:3], "Missing option '--noise-multiplier'"),
+        (planned()[:3], "Missing option '--sample-rate'"),
         (["nope"], "No such command 'nope'"),
         (["run"], "Missing argument"),
         (["run", "quick", "--jbos", "2"], "No such option: --jbos"),

@@ -1,0 +1,270 @@
+"""The trade-off curve of a claim: what its events allow any test of one record's membership, at every error rate.
+
+Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (the least type II error at each type I error, Gaussian
+ones in closed form); Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (a pair of
+epsilon and delta forbids what lies below two lines). A claim at one delta is one such pair; the privacy loss
+distribution behind it has a pair for every epsilon, and so forbids more. Several valid bounds may be known of the same
+events, as that of the Gaussian without sampling: each question is answered by the best.
+
+Guarantee:
+    Relation as the claim's (add/remove or zero-out), in both orders, so the curve is its own inverse. Deltas are
+    pessimistic, chords between them bound a convex function from above, and what float64 may lose is given away: no
+    test has fewer errors than is said. `replaced` is for one record in the place of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from . import accounting, pld
+from .accounting import TIME_LIMIT
+from .events import Gaussian, merged
+
+_LOST = 1e-9, 1e-15
+"""Relative and absolute: more than float64 loses of an error rate, given away."""
+_LARGEST = 700.0
+"""Nats: e^709 is the largest float. Of a pair beyond it nothing is used."""
+_POINTS = 1500
+"""Error rates at which the area under a curve is read off, three times as many: the error is below 1e-6."""
+
+
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """What any test of membership can do at most, by all that is known.
+
+    Attributes:
+        by: how it is known, in words.
+        mu: shift of a Gaussian that is at least as revealing, in standard deviations of its noise; infinite where none
+            is known, 0 where nothing was released.
+        epsilons: rising, at least 0, nats; empty where no pairs are known.
+        deltas: at these, falling, convex in e^epsilon.
+    """
+
+    by: str
+    mu: float = math.inf
+    epsilons: Float[ndarray, " pairs"] = field(default_factory=lambda: np.empty(0))
+    deltas: Float[ndarray, " pairs"] = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        e, d = self.epsilons, self.deltas
+        if not (self.mu >= 0 and len(e) == len(d)):
+            raise ValueError(
+                f"mu must be at least 0, and deltas as many as epsilons, got {self.mu}, {len(d)}, {len(e)}"
+            )
+        if len(e) and not (e[0] >= 0 and (np.diff(e) > 0).all() and (d >= 0).all() and (np.diff(d) <= 0).all()):
+            raise ValueError("epsilons must rise from at least 0, and deltas fall to at least 0")
+
+    def delta_at(self, epsilon: float) -> float:
+        """The least delta at which an epsilon is proved.
+
+        Args:
+            epsilon: nats, at least 0; infinite for what no epsilon covers.
+        """
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon must be at least 0, got {epsilon}")
+        return min(1.0, _gaussian_delta(epsilon, self.mu), self._chord(epsilon))
+
+    def epsilon_at(self, delta: float) -> float:
+        """The least epsilon that is proved at a delta, nats; infinite where none is.
+
+        Args:
+            delta: in (0, 1).
+        """
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {delta}")
+        if self.delta_at(0.0) <= delta:
+            return 0.0
+        if self.delta_at(math.inf) > delta:
+            return math.inf
+        low, high = 0.0, 1.0
+        while self.delta_at(high) > delta:
+            low, high = high, 2 * high
+        while high - low > 1e-12 * max(1.0, high):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.delta_at(middle) > delta else (low, middle)
+        return high  # where delta is small enough: the side on which it is proved
+
+    def beta_at(self, alpha: float, *, replaced: bool = False) -> float:
+        """The least rate of misses (type II errors) at a rate of false alarms (type I), the trade-off function.
+
+        Args:
+            alpha: in [0, 1].
+            replaced: whether the test is between a record and another one in its place, which is a removal and an
+                addition.
+        """
+        if replaced:
+            alpha = self.tpr_at(alpha)
+        return float(self._misses(_rates(alpha))[0])
+
+    def tpr_at(self, fpr: float, *, replaced: bool = False) -> float:
+        """The largest true positive rate at a false positive rate, 1 - beta without the loss of digits near 0.
+
+        Args:
+            fpr: in [0, 1].
+            replaced: as for `beta_at`.
+        """
+        found = float(self._hits(_rates(fpr))[0])
+        return self.tpr_at(found) if replaced else found
+
+    @property
+    def advantage(self) -> float:
+        """The largest TPR - FPR of any test: the total variation distance, which is delta at epsilon 0."""
+        return self.delta_at(0.0)
+
+    @cached_property
+    def auc(self) -> float:
+        """The largest area under an ROC curve."""
+        near = np.geomspace(1e-12, 0.5, _POINTS)
+        edges = np.unique(np.concatenate([[0.0, 1.0], near, 1 - near, np.linspace(0, 1, _POINTS)]))
+        # The least misses are a convex function, whose mean over an interval is at least its value in the middle.
+        below = float(np.diff(edges) @ self._misses((edges[1:] + edges[:-1]) / 2))
+        by_gaussian = 1.0 if math.isinf(self.mu) else float(ndtr(self.mu / math.sqrt(2))) * (1 + _LOST[0])
+        return min(1.0, 1 - below * (1 - _LOST[0]), max(0.5, by_gaussian))
+
+    def _hits(self, fpr: ndarray) -> ndarray:
+        relative, absolute = _LOST
+        # A Gaussian tells nothing without an error; an infinite shift, of which nothing is known, might.
+        best = np.ones_like(fpr) if math.isinf(self.mu) else ndtr(ndtri(fpr) + self.mu) * (1 + relative)
+        for steep, flat in self._lines(fpr):
+            best = np.minimum(best, np.minimum(steep, 1 - flat) * (1 + relative) + absolute)
+        return np.minimum(best, 1.0)
+
+    def _misses(self, alpha: ndarray) -> ndarray:
+        relative, absolute = _LOST
+        best = np.zeros_like(alpha) if math.isinf(self.mu) else ndtr(-ndtri(alpha) - self.mu) * (1 - relative)
+        for steep, flat in self._lines(alpha):
+            best = np.maximum(best, np.maximum(1 - steep, flat) * (1 - relative) - absolute)
+        return np.maximum(best, 0.0)
+
+    def _lines(self, rates: ndarray) -> list[tuple[ndarray, ndarray]]:
+        """Largest hits by the steep line of a pair, and least misses by its flat one, of the pairs that decide.
+
+        Any pair is valid; which ones are best at a rate is found by where successive lines cross, and a neighbour on
+        either side makes up for what rounding does to that.
+        """
+        if not len(self.epsilons):
+            return []
+        slopes = np.exp(self.epsilons)
+        falls, rises = -np.diff(self.deltas), np.diff(slopes)
+        last = len(slopes) - 1
+        steep = last - np.searchsorted(np.maximum.accumulate((falls / rises)[::-1]), rates)
+        widths = np.expm1(np.diff(self.epsilons))
+        flat = np.searchsorted(np.maximum.accumulate(1 - self.deltas[:-1] - falls / widths), rates)
+        found = []
+        for beside in (-1, 0, 1):
+            s, f = np.clip(steep + beside, 0, last), np.clip(flat + beside, 0, last)
+            hits = self.deltas[s] + slopes[s] * rates
+            found.append((hits, (1 - self.deltas[f] - rates - 4 * 2.0**-53) / slopes[f]))
+        return found
+
+    def _chord(self, epsilon: float) -> float:
+        """Delta by the pairs: between two of them it lies below their chord, being convex in e^epsilon."""
+        if not len(self.epsilons):
+            return 1.0
+        at = int(np.searchsorted(self.epsilons, epsilon, side="right"))
+        if at == len(self.epsilons):
+            return float(self.deltas[-1])
+        high, delta = float(self.epsilons[at]), float(self.deltas[at])
+        if at:
+            low, larger = float(self.epsilons[at - 1]), float(self.deltas[at - 1])
+        else:
+            # The other order of the same pair: delta(-epsilon) = 1 - e^-epsilon (1 - delta(epsilon)).
+            low, larger = -high, 1 - math.exp(-high) * (1 - delta)
+        share = math.expm1(epsilon - high) / math.expm1(low - high)
+        return (delta + (larger - delta) * share) * (1 + _LOST[0])
+
+
+NOTHING_PROVED = TradeOff("nothing is proved")
+"""Without a guarantee a test may have no error at all."""
+
+
+def of_pair(epsilon: float, delta: float) -> TradeOff:
+    """What one pair of epsilon and delta says, where nothing is known of what is behind it.
+
+    Args:
+        epsilon: nats, at least 0; infinite where nothing is claimed.
+        delta: in [0, 1].
+    """
+    if not (epsilon >= 0 and 0 <= delta <= 1):
+        raise ValueError(f"epsilon must be at least 0 and delta in [0, 1], got {epsilon} and {delta}")
+    if epsilon > _LARGEST:
+        return NOTHING_PROVED
+    return TradeOff("its epsilon and delta alone", epsilons=np.array([epsilon]), deltas=np.array([delta]))
+
+
+def of_events(events: Sequence[Gaussian], delta: float, *, time_limit: float = TIME_LIMIT) -> TradeOff:
+    """What the composition of events says, by privacy loss distributions where they can be had, else by RDP.
+
+    Args:
+        events: in any order.
+        delta: of the claim, in (0, 1); the grid of losses is as fine as for its epsilon.
+        time_limit: seconds that may be taken where it is slow.
+    """
+    return _of_events(merged(events), delta, time_limit)
+
+
+@lru_cache(maxsize=16)
+def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> TradeOff:
+    if not events:
+        return TradeOff("nothing was released", mu=0.0)
+    # Sampling only makes a test harder: without it everything is one Gaussian.
+    mu = math.sqrt(math.fsum(e.count / e.noise_multiplier**2 for e in events)) * (1 + 1e-12)
+    if len(events) == 1 and events[0].sample_rate == 1:
+        return TradeOff("closed form of the Gaussian", mu=mu)
+    found, by = _by_pld(events, delta, time_limit), "PLD, pessimistic"
+    if found is None:
+        found, by = accounting.rdp_divergences(events), "RDP, which is looser: PLD took too long or too many losses"
+    epsilons, deltas = found
+    some = epsilons <= _LARGEST
+    # Rounding may leave a tiny rise.
+    falling = np.minimum(np.minimum.accumulate(deltas * (1 + _LOST[0])), 1.0)
+    return TradeOff(by, mu, epsilons[some], falling[some])
+
+
+def _by_pld(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> tuple[ndarray, ndarray] | None:
+    interval = accounting.interval_for(events, delta)
+    if interval is None:
+        return None
+    if accounting.quick(events):
+        return pld.curve(events, interval)
+    slow = accounting.pld_in_time(events, delta, interval, time_limit)
+    return None if slow is None else slow.divergences
+
+
+def gaussian_shift(*, advantage: float | None = None, tpr: float = 0.0, fpr: float = 0.0) -> float:
+    """The shift of a Gaussian of which a test reaches just so much, in standard deviations of its noise.
+
+    Args:
+        advantage: the largest TPR - FPR, in (0, 1); None for the other two.
+        tpr: reached at `fpr`, both in (0, 1).
+        fpr: below `tpr`.
+    """
+    if advantage is not None:
+        return 2 * float(ndtri((1 + advantage) / 2))
+    return float(ndtri(tpr) - ndtri(fpr))
+
+
+def _gaussian_delta(epsilon: float, mu: float) -> float:
+    """Delta of one Gaussian, rounded up: Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2)."""
+    if mu == 0:
+        return 0.0
+    if math.isinf(epsilon) or math.isinf(mu):
+        return 1.0 if math.isinf(mu) else 0.0
+    upper, lower = float(log_ndtr(-epsilon / mu + mu / 2)), float(log_ndtr(-epsilon / mu - mu / 2))
+    # The difference of two tails that may be nearly equal; beside it what their logarithms may be off by.
+    off = 1e-13 * (1 + abs(upper) + abs(lower) + epsilon)
+    return min(1.0, math.exp(upper) * (off - math.expm1(min(0.0, epsilon + lower - upper))))
+
+
+def _rates(rate: float) -> ndarray:
+    if not 0 <= rate <= 1:
+        raise ValueError(f"an error rate must be in [0, 1], got {rate}")
+    return np.array([rate], dtype=float)
