@@ -1,0 +1,344 @@
+"""One battery of declared tests, the same for every trainer, corrected for its size.
+
+A claim bounds how well anybody tells two neighbouring data sets apart by what is released. So every test is one of
+membership: a number computed from a release, a threshold found on runs that are used for nothing else, and how often
+runs with the canary and runs without lie above it. The upper end of the one rate and the lower end of the other
+(Clopper & Pearson) are held against the claim's own curve. Whatever the number is, a trainer that keeps its claim is
+accused with at most the declared probability; which number it is decides what a mistake has to look like to be seen. No
+test knows which mistake there is, or whether there is one.
+
+The level is divided by the number of tests and by the number of looks at each of them (Bonferroni), also where a test
+does not apply: so what is accused is accused whatever else was asked. Group-sequential looks end a scenario as soon as
+one of its tests has a violation, which makes gross mistakes cheap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..scoring.allowed import clopper_pearson_lower, clopper_pearson_upper
+from . import statistics
+from .protocol import Trainer, TrainerAnswer, TrainerClaim
+from .scenarios import Scenario, scenarios
+
+LEVEL = 1e-3
+"""Probability with which a trainer that keeps its claim may be accused, over the whole battery."""
+
+Found = Literal["violation", "no violation found", "n/a"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredTest:
+    """One number that is asked for of every release.
+
+    Attributes:
+        name: of the test.
+        scenario: whose runs it is computed of.
+        question: in words.
+        feature: of a release: a number, or a vector whose direction is learned on the calibration runs.
+        least_releases: below which it cannot be computed.
+        of_released: whether it is about floating-point numbers, of which a claim on real ones says nothing.
+    """
+
+    name: str
+    scenario: str
+    question: str
+    feature: Callable[[Scenario, TrainerAnswer, TrainerAnswer | None], Tensor]
+    least_releases: int = 1
+    of_released: bool = False
+
+
+TESTS = (
+    DeclaredTest(
+        name="canary",
+        scenario="canary",
+        question="how much does a record with a huge gradient add, along its own direction?",
+        feature=statistics.along_canary,
+    ),
+    DeclaredTest(
+        name="layers",
+        scenario="layers",
+        question="how much does it add in all layers together?",
+        feature=statistics.along_canary,
+    ),
+    DeclaredTest(
+        name="support",
+        scenario="traces",
+        question="which coordinates are exactly zero?",
+        feature=statistics.support,
+    ),
+    DeclaredTest(
+        name="exact_values",
+        scenario="traces",
+        question="on how many coordinates is the canary's contribution there without noise?",
+        feature=statistics.exact_values,
+    ),
+    DeclaredTest(
+        name="low_bits",
+        scenario="traces",
+        question="do the last bits of small numbers tell what was added to them?",
+        feature=statistics.low_bits,
+        of_released=True,
+    ),
+    DeclaredTest(
+        name="repeat",
+        scenario="traces",
+        question="can the run be repeated from what is published?",
+        feature=statistics.repeats,
+    ),
+    DeclaredTest(
+        name="size",
+        scenario="count",
+        question="does the size of an update tell how many records there were?",
+        feature=statistics.size,
+    ),
+    DeclaredTest(
+        name="differences",
+        scenario="steps",
+        question="does the difference between two steps tell more than each?",
+        feature=statistics.differences,
+        least_releases=2,
+    ),
+    DeclaredTest(
+        name="participation",
+        scenario="participation",
+        question="does the canary take part more often than it was charged for?",
+        feature=statistics.largest,
+    ),
+    DeclaredTest(
+        name="order",
+        scenario="order",
+        question="does one more record change what others contribute?",
+        feature=statistics.whole,
+    ),
+    DeclaredTest(
+        name="buffers",
+        scenario="buffers",
+        question="does the model keep anything beside its parameters?",
+        feature=statistics.buffers,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestOutcome:
+    """What one test found.
+
+    Attributes:
+        test: its name.
+        found: the verdict.
+        why: the reason where it does not apply.
+        runs: runs with the canary, and as many without, that were evaluated.
+        with_canary: of those with it, above the threshold.
+        without_canary: of those without.
+        at_least: lower end of the true positive rate.
+        at_most_fpr: upper end of the false positive rate.
+        allowed: the largest true positive rate that the claim allows there.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    test: str
+    found: Found
+    why: str = ""
+    runs: int = 0
+    with_canary: int = 0
+    without_canary: int = 0
+    at_least: float | None = None
+    at_most_fpr: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatteryOutcome:
+    """What the battery found of a trainer.
+
+    Attributes:
+        outcomes: one a test, in the order of `TESTS`.
+        level: of the whole battery.
+        runs: trainings that it took.
+        seconds: of all of them.
+    """
+
+    outcomes: tuple[TestOutcome, ...]
+    level: float
+    runs: int
+    seconds: float
+
+    @property
+    def accused_by(self) -> tuple[str, ...]:
+        """Tests with a violation."""
+        return tuple(one.test for one in self.outcomes if one.found == "violation")
+
+    @property
+    def asked(self) -> int:
+        """How many tests applied."""
+        return sum(one.found != "n/a" for one in self.outcomes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "accused_by": list(self.accused_by),
+            "level": self.level,
+            "runs": self.runs,
+            "seconds": round(self.seconds, 3),
+            "tests": [asdict(one) for one in self.outcomes],
+        }
+
+
+def battery(
+    trainer: Trainer,
+    *,
+    seed: int,
+    level: float = LEVEL,
+    stop_at_first: bool = False,
+    tests: Sequence[DeclaredTest] = TESTS,
+) -> BatteryOutcome:
+    """Asks all declared tests of a trainer.
+
+    Args:
+        trainer: of whatever kind.
+        seed: of canaries and public randomness; what a trainer keeps secret it draws itself.
+        level: probability of accusing a trainer that keeps its claim.
+        stop_at_first: whether a violation ends the battery, and tests of later scenarios are left out.
+        tests: those that are declared; the level is theirs together.
+
+    Raises:
+        ValueError: the trainer could not be run at all.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), got {level}")
+    begun, found, runs = time.perf_counter(), {}, 0
+    for scenario in scenarios(seed):
+        own = [test for test in tests if test.scenario == scenario.name]
+        if not own:
+            continue
+        if stop_at_first and any(one.found == "violation" for one in found.values()):
+            found |= {test.name: _not_asked(test, "another test had found a violation") for test in own}
+            continue
+        asked = _Asking(trainer, scenario, own, level / len(tests))
+        found |= asked.outcomes()
+        runs += asked.runs
+    outcomes = tuple(found[test.name] for test in tests)
+    if all(one.found == "n/a" for one in outcomes):
+        raise ValueError(f"no test of the battery could be asked: {outcomes[0].why}")
+    return BatteryOutcome(outcomes=outcomes, level=level, runs=runs, seconds=time.perf_counter() - begun)
+
+
+def _not_asked(test: DeclaredTest, why: str) -> TestOutcome:
+    return TestOutcome(test=test.name, found="n/a", why=why)
+
+
+class _Asking:
+    """The runs of one scenario, and its tests."""
+
+    def __init__(self, trainer: Trainer, scenario: Scenario, tests: Sequence[DeclaredTest], level: float) -> None:
+        self.trainer, self.scenario, self.tests, self.level = trainer, scenario, tests, level
+        self.runs = 0
+
+    def outcomes(self) -> dict[str, TestOutcome]:
+        """Outcomes of the tests by name; of a trainer that raises, why there are none."""
+        try:
+            return self._outcomes()
+        except Exception as error:  # whatever somebody else's function raises
+            verb = "refused" if self.scenario.may_be_refused else "failed"
+            told = " ".join(str(error).split())[:200] or type(error).__name__
+            return {test.name: _not_asked(test, f"{verb}: {told}") for test in self.tests}
+
+    def _outcomes(self) -> dict[str, TestOutcome]:
+        scenario = self.scenario
+        first = self._run(scenario.without)
+        claim, found, open_tests = first.claim, {}, []
+        for test in self.tests:
+            why = self._inapplicable(test, first)
+            if why:
+                found[test.name] = _not_asked(test, why)
+            else:
+                open_tests.append(test)
+        if not open_tests:
+            return found
+        calibration = self._features(open_tests, scenario.calibration)
+        rules = {test.name: _rule(*calibration[test.name]) for test in open_tests}
+        scores: dict[str, tuple[Tensor, Tensor]] = {test.name: (torch.zeros(0), torch.zeros(0)) for test in open_tests}
+        done = 0
+        for look in scenario.looks:
+            fresh = self._features(open_tests, look - done)
+            done = look
+            for test in open_tests:
+                old, new = scores[test.name], fresh[test.name]
+                rule = rules[test.name]
+                scores[test.name] = torch.cat([old[0], rule(new[0])]), torch.cat([old[1], rule(new[1])])
+                found[test.name] = self._judged(test, claim, *scores[test.name])
+            if any(found[test.name].found == "violation" for test in open_tests):
+                break
+        return found
+
+    def _inapplicable(self, test: DeclaredTest, answer: TrainerAnswer) -> str:
+        claim = answer.claim
+        if not claim.claims_something:
+            return "nothing is claimed"
+        if self.scenario.resized and claim.relation != "add_remove":
+            return f"the claim is of {claim.relation}, and this test adds a record"
+        if test.of_released and claim.arithmetic != "released":
+            return "the claim is about real numbers, not about those that are released"
+        if len(answer.releases) < test.least_releases:
+            return f"it takes {test.least_releases} releases, and a run shows {len(answer.releases)}"
+        return ""
+
+    def _run(self, examples: tuple[Tensor, Tensor], published: dict[str, Any] | None = None) -> TrainerAnswer:
+        self.runs += 1
+        task = self.scenario.task
+        if published:
+            task = replace(task, published=published)
+        inputs, labels = examples
+        return self.trainer(self.scenario.model(), (inputs.clone(), labels.clone()), task)
+
+    def _features(self, tests: Sequence[DeclaredTest], count: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Features of as many runs with the canary and without, those with it first."""
+        kept: dict[str, list[list[Tensor]]] = {test.name: [[], []] for test in tests}
+        for _ in range(count):
+            for side, examples in enumerate((self.scenario.present, self.scenario.without)):
+                answer = self._run(examples)
+                again = None
+                if self.scenario.repeated:
+                    again = self._run(self.scenario.without, dict(answer.published))
+                for test in tests:
+                    kept[test.name][side].append(test.feature(self.scenario, answer, again).double().reshape(-1))
+        finite = {"nan": 0.0, "posinf": 1e30, "neginf": -1e30}
+        return {
+            name: (torch.stack(sides[0]).nan_to_num(**finite), torch.stack(sides[1]).nan_to_num(**finite))
+            for name, sides in kept.items()
+        }
+
+    def _judged(self, test: DeclaredTest, claim: TrainerClaim, present: Tensor, without: Tensor) -> TestOutcome:
+        runs = len(present)
+        hits, alarms = int((present > 0).sum()), int((without > 0).sum())
+        alpha = self.level / len(self.scenario.looks) / 2  # half for each rate
+        tpr = clopper_pearson_lower(hits, runs, alpha)
+        fpr = clopper_pearson_upper(alarms, runs, alpha)
+        allowed = claim.most(fpr)
+        return TestOutcome(
+            test=test.name,
+            found="violation" if tpr > allowed else "no violation found",
+            runs=runs,
+            with_canary=hits,
+            without_canary=alarms,
+            at_least=tpr,
+            at_most_fpr=fpr,
+            allowed=allowed,
+        )
+
+
+def _rule(present: Tensor, without: Tensor) -> Callable[[Tensor], Tensor]:
+    """Direction and threshold from calibration runs: positive scores are taken for runs with the canary."""
+    high, low = present.mean(dim=0), without.mean(dim=0)
+    direction, middle = high - low, (high + low) / 2
+    length = torch.linalg.vector_norm(direction)
+    direction = direction / length if length > 0 else direction
+    return lambda features: (features - middle) @ direction

@@ -1,0 +1,347 @@
+"""Planted bugs: trainers that claim what our own loop claims, each with one mistake that has been made in practice.
+
+Every one of them is the real loop, engine, sampler or noise with one thing changed. Nothing of the catalogue imports
+this module, and no defense can ask for any of it. A trainer that is wrong does not know it: its claim is that of the
+plans it believes to have executed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor, nn
+
+from defenses.core import (
+    Bound,
+    Defense,
+    Engine,
+    Execution,
+    NoisyPlan,
+    Recipe,
+    Recording,
+    Release,
+    Run,
+    Sampling,
+    from_os,
+    keyed,
+    seed_from,
+    seeded,
+)
+from defenses.core.gradients.executor import add_noise
+from defenses.core.plan.bound import finite_rows
+from defenses.core.privacy.noise import PhiloxNoise
+from defenses.core.training.train import OngoingRun, TrainingSettings
+
+from .protocol import Trainer, TrainerTask
+from .trainers import VIEWS, plain, under_defense
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedBug:
+    """A trainer with a mistake.
+
+    Attributes:
+        name: of the mistake.
+        words: what is wrong.
+        trainer: that makes it.
+    """
+
+    name: str
+    words: str
+    trainer: Trainer
+
+
+def fit_by(kind: type[OngoingRun]) -> Callable[..., Run]:
+    """A function like `train` whose run is of another class.
+
+    Args:
+        kind: the class.
+    """
+
+    def fit(
+        model: nn.Module,
+        examples: tuple[Tensor, Tensor],
+        defense: Defense,
+        *,
+        sampling: Sampling,
+        steps: int,
+        lr: float,
+        public: tuple[Tensor, Tensor],
+        noise: Any,
+        seed: int,
+        recipe: Recipe,
+        recording: Recording,
+    ) -> Run:
+        settings = TrainingSettings(
+            defense=defense,
+            sampling=sampling,
+            steps=steps,
+            lr=lr,
+            noise=noise,
+            seed=seed,
+            sampler_key=None,
+            recipe=recipe,
+            execution=Execution(),
+            recording=recording,
+        )
+        return kind(model, examples, public, settings).run()
+
+    return fit
+
+
+def with_engine(kind: type[Engine]) -> Callable[..., Run]:
+    """A function like `train` whose engine is of another class.
+
+    Args:
+        kind: the class.
+    """
+
+    class WithEngine(OngoingRun):
+        """A run with that engine."""
+
+        def __init__(self, model: nn.Module, examples: Any, public: Any, settings: TrainingSettings) -> None:
+            super().__init__(model, examples, public, settings)
+            self.runner = kind(
+                model,
+                loss=settings.recipe.loss,
+                noise=settings.noise,
+                augmentation=settings.recipe.augmentation,
+                # In place of the expected batch of the rate: the constant that sums are divided by.
+                expected_batch=self._expected_batch,
+            )
+
+    return fit_by(WithEngine)
+
+
+class SumsOwnRows(Engine):
+    """Adds rows up in its own way, and noise in the right one."""
+
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+        """The sum to which noise is added; here the right one."""
+        return bound(rows).sum(dim=0)
+
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
+        """A step of a plan with a single block of everything."""
+        if not len(inputs):
+            return super().run(plan, inputs, targets, coins=coins)
+        rows = self.gradients(inputs, targets, coins=coins)(None)
+        total = self.summed(rows, plan.blocks[0].bound, coins)
+        return self.noisy(plan, total, rows.dtype, coins)
+
+    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
+        """The release of a sum; here the right one."""
+        return add_noise(plan, [total.double().clone()], self.noise, dtype)
+
+
+class HalfNoise(PhiloxNoise):
+    """Noise of half the standard deviation that is asked for."""
+
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Adds too little."""
+        return super().add(sums, std / 2)
+
+
+class NoiseOverBatch(PhiloxNoise):
+    """Noise that was divided by the batch size, and is divided once more with the sum."""
+
+    expected_batch = 1.0
+
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Adds too little."""
+        return super().add(sums, std / self.expected_batch)
+
+
+class SameNoise(PhiloxNoise):
+    """The same draw in every step: its stream begins anew."""
+
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Adds the first draw."""
+        self._draws = 0
+        return super().add(sums, std)
+
+
+class Float32Noise(PhiloxNoise):
+    """Noise in float32, added in float32: what most programs do."""
+
+    def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
+        """Adds numbers on the grid of floats of their own size."""
+        draws = torch.randn(len(sums), generator=keyed(secrets.randbits(256)))
+        return (sums.float() + draws * std).double()
+
+
+class NoClipping(SumsOwnRows):
+    """Forgets to clip."""
+
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+        """The sum of raw gradients."""
+        return finite_rows(rows).sum(dim=0)
+
+
+class MeanClipping(SumsOwnRows):
+    """Clips the mean of the batch, as for training that is not private."""
+
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+        """The clipped mean, times the batch."""
+        mean = finite_rows(rows).sum(dim=0, keepdim=True) / self._expected_batch
+        return bound(mean)[0] * self._expected_batch
+
+
+class LayerwiseFullNorm(SumsOwnRows):
+    """Clips every layer to the whole clip norm."""
+
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+        """Each layer bounded by itself."""
+        return torch.cat([bound(rows[:, start:stop]).sum(dim=0) for start, stop in self.layout.slices])
+
+
+class PrivateMask(SumsOwnRows):
+    """Keeps the half of the coordinates on which the sum of clipped gradients is largest."""
+
+    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
+        """Noise on all, and a mask that comes from the data."""
+        kept = torch.zeros_like(total).index_fill_(0, total.abs().topk(len(total) // 2).indices, 1.0)
+        masked = super().noisy(plan, total, dtype, coins).total * kept
+        return Release((masked,), masked)
+
+
+class MaskChanges(SumsOwnRows):
+    """Draws a mask for each half of a batch, and noise under the mask of the last."""
+
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+        """Both halves, each masked before it is clipped."""
+        halves = rows.tensor_split(2)
+        return torch.stack([bound(half * self._mask(i, coins)).sum(dim=0) for i, half in enumerate(halves)]).sum(dim=0)
+
+    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
+        """Noise where the last mask is."""
+        released = torch.where(self._mask(1, coins) > 0, super().noisy(plan, total, dtype, coins).total, total)
+        return Release((released,), released)
+
+    def _mask(self, half: int, coins: int | None) -> Tensor:
+        draws = torch.rand(self.layout.dim, generator=keyed(seed_from("mask", coins, half)))
+        return (draws < 0.5).float()
+
+
+class DividesByBatch(Engine):
+    """Divides by the number of records that were drawn."""
+
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
+        """What the loop divides by the expected batch comes to the mean over the batch."""
+        out = super().run(plan, inputs, targets, coins=coins)
+        factor = self._expected_batch / max(1, len(inputs))
+        return Release(tuple(block * factor for block in out.noisy), out.total * factor)
+
+
+class ViewsByPosition(Engine):
+    """Draws the views of a record by its place in the batch."""
+
+    def _entry_keys(
+        self, choice: Any, inputs: Tensor, targets: Tensor, views: int, coins: int | None
+    ) -> Int64[Tensor, " entries"] | None:
+        keys = super()._entry_keys(choice, inputs, targets, views, coins)
+        if keys is None:
+            return None
+        return torch.arange(len(keys)) * 1_000_003 + seed_from("place", coins)
+
+
+class ReleasesTwice(OngoingRun):
+    """Two noisy sums of one batch, and a charge for one."""
+
+    def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
+        """Shows the first as it shows the second."""
+        first = super()._on_batch(plan, batch)
+        meter = self.settings.recording.meter
+        if meter is not None:
+            meter.add(self.stepper.context.step, first.total / self._expected_batch)
+        return super()._on_batch(plan, batch)
+
+
+class DealtBatches(Sampling):
+    """Batches of neighbours in turn, charged as Poisson samples."""
+
+    def indices(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
+        """The next ones in the order of the data."""
+        size = max(1, round(self.rate * examples))
+        return (torch.arange(size) + step * size) % examples
+
+
+class FixedStatistics(nn.Module):
+    """A batch norm whose statistics stay what they were."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        """Takes a layer's statistics over, under the names that they had."""
+        super().__init__()
+        self.eps = norm.eps
+        for name, value in norm.named_buffers():
+            self.register_buffer(name, value.detach().clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Standardised inputs."""
+        return (inputs - self.running_mean) / torch.sqrt(self.running_var + self.eps)  # pyright: ignore[reportOperatorIssue, reportArgumentType, reportCallIssue] -- buffers are tensors
+
+
+class PrivateStatistics(OngoingRun):
+    """Takes the statistics of batch norms from a pass over the private data, and keeps them fixed while it trains."""
+
+    def __init__(self, model: nn.Module, examples: Any, public: Any, settings: TrainingSettings) -> None:
+        with torch.no_grad():
+            model.train()(examples[0])
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                    setattr(parent, name, FixedStatistics(child))
+        super().__init__(model, examples, public, settings)
+
+
+def _os_key(kind: type[PhiloxNoise]) -> Callable[[TrainerTask], PhiloxNoise]:
+    return lambda task: kind(secrets.token_bytes(16), "os")
+
+
+def _over_batch(task: TrainerTask) -> PhiloxNoise:
+    noise = NoiseOverBatch(secrets.token_bytes(16), "os")
+    noise.expected_batch = task.expected_batch
+    return noise
+
+
+def _bug(name: str, words: str, **given: Any) -> PlantedBug:
+    return PlantedBug(name=name, words=words, trainer=under_defense(plain, **given))
+
+
+BUGS = (
+    _bug("half_noise", "noise of half the scale", noise=_os_key(HalfNoise)),
+    _bug("noise_divided_twice", "noise divided by the batch size twice", noise=_over_batch),
+    _bug("no_clipping", "no clipping", fit=with_engine(NoClipping)),
+    _bug("mean_clipped", "clipping of the batch mean", fit=with_engine(MeanClipping)),
+    _bug("layers_at_full_norm", "per-layer clipping at the full clip norm", fit=with_engine(LayerwiseFullNorm)),
+    _bug("private_mask", "mask chosen from the private gradients", fit=with_engine(PrivateMask)),
+    _bug("two_releases", "two releases of one batch charged as one", fit=fit_by(ReleasesTwice)),
+    _bug("noise_reused", "noise reused across steps", noise=_os_key(SameNoise)),
+    _bug(
+        "dealt_batches",
+        "fixed batches charged as Poisson",
+        sampling=lambda rate: DealtBatches("poisson", rate),
+    ),
+    _bug("divided_by_batch", "normaliser from the sampled batch", fit=with_engine(DividesByBatch)),
+    _bug("batch_norm", "BatchNorm statistics of the private data", fit=fit_by(PrivateStatistics)),
+    _bug("mask_changes", "un-noised coordinates when the mask changes within a batch", fit=with_engine(MaskChanges)),
+    _bug(
+        "seed_published",
+        "noise seed published",
+        noise=lambda task: seeded(task.published["noise_seed"]),
+        publish=lambda task: {"noise_seed": secrets.randbits(63)},
+    ),
+    _bug("float_lattice", "noise added in float32", noise=_os_key(Float32Noise)),
+    _bug(
+        "views_by_position",
+        "augmentation keyed by position",
+        augmentation=VIEWS,
+        fit=with_engine(ViewsByPosition),
+        noise=lambda task: from_os(),
+    ),
+)
+"""All of them, in the order of the issue that asked for them."""

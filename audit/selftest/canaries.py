@@ -1,0 +1,79 @@
+"""Canaries in gradient space that are records: they pass through a trainer's own sampling, views and clipping.
+
+Nasr et al., "Adversary Instantiation", S&P 2021 (Dirac gradients); Andrew et al., "One-shot Empirical Privacy
+Estimation for Federated Learning", ICLR 2024 (random directions); orthonormal ones do not disturb one another.
+
+A linear logit beside a constant one, without bias and at zero, gives a record x of class 0 the gradient -x/2: whatever is
+wanted in parameter space is the gradient of a record, of any trainer, without a hook in it. A canary is valid where the
+codec of a step keeps it whole: so directions are drawn in the codec's own space, of the step or the epoch of masks that
+they are for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from defenses.core import Codec
+
+CanaryKind = Literal["dirac", "random", "orthonormal"]
+
+
+def unit_directions(
+    kind: CanaryKind, count: int, dim: int, coins: torch.Generator, *, codec: Codec | None = None
+) -> Float[Tensor, "count dim"]:
+    """Directions of length 1 for canaries.
+
+    Args:
+        kind: one coordinate each, all of them different; independent and uniform; or orthonormal.
+        count: how many.
+        dim: length of a gradient.
+        coins: of the draw; one generator an epoch of masks gives each mask canaries of its own.
+        codec: of the step, whose mask or subspace they lie in; None for the whole space.
+
+    Raises:
+        ValueError: more different directions than there are.
+    """
+    if kind not in get_args(CanaryKind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(CanaryKind))}, got {kind!r}")
+    size = dim if codec is None else codec.size
+    if count < 1 or (kind != "random" and count > size):
+        raise ValueError(f"there must be between 1 and {size} canaries of kind '{kind}', got {count}")
+    if kind == "dirac":
+        drawn = nn.functional.one_hot(torch.randperm(size, generator=coins)[:count], size).float()
+    else:
+        drawn = torch.randn(count, size, generator=coins)
+    if codec is not None:
+        drawn = torch.stack([codec.decode(one) for one in drawn])
+    if kind == "orthonormal":
+        # After decoding: a basis that is not orthonormal would make them so no longer.
+        return torch.linalg.qr(drawn.T.double()).Q.T.to(drawn.dtype).contiguous()
+    return drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
+
+
+class LinearLogit(nn.Module):
+    """A linear logit against a constant zero, all weights zero: of two classes, and no bias."""
+
+    def __init__(self, inputs: int) -> None:
+        """Takes the number of inputs, which is the number of parameters."""
+        super().__init__()
+        self.logit = nn.Linear(inputs, 1, bias=False)
+        nn.init.zeros_(self.logit.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Two logits a record."""
+        logit = self.logit(inputs.flatten(1))
+        return torch.cat([logit, torch.zeros_like(logit)], dim=1)
+
+
+def as_records(directions: Float[Tensor, "count dim"], norm: float) -> Float[Tensor, "count dim"]:
+    """Inputs of class 0 whose gradient at a `LinearLogit` at zero is minus a direction, of this length.
+
+    Args:
+        directions: of length 1.
+        norm: of the gradient, before anything is clipped.
+    """
+    return directions * (2 * norm)

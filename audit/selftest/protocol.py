@@ -1,0 +1,236 @@
+"""What a trainer is to the battery: a function of a model and data that answers with what it released and claims.
+
+The trainer may be ours, with or without a planted bug, or a function of somebody's own file:
+
+    def train(model, examples, *, noise_multiplier, clip_norm, sample_rate, steps, lr, expected_batch, seed, published)
+
+It is given those of the keywords that it takes. It returns the trained model, or a mapping with `model` and any of
+`releases` (the noisy updates, a vector for each), `claim` (a mapping with the fields of `TrainerClaim`) and `published`
+(whatever else everybody may see, by name).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from dp_accounting.pld import privacy_loss_distribution
+from numpy import ndarray
+from torch import Tensor, nn
+
+from defenses.core import Layout
+from defenses.core.privacy.events import Gaussian, merged
+
+from ..scoring.allowed import gaussian_tpr, largest_tpr
+
+GRID = 1e-3
+"""Nats between the losses of a privacy loss distribution; pessimistic, so that a coarse grid accuses nobody."""
+
+_EPSILONS = np.linspace(0.0, 60.0, 3001)
+
+ClaimedRelation = Literal["add_remove", "zero_out"]
+Arithmetic = Literal["released", "real"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerTask:
+    """What a trainer is asked to do; all of it is public.
+
+    Attributes:
+        noise_multiplier: noise standard deviation on the sum / clip norm.
+        clip_norm: largest norm of a record's contribution, L2, in gradient units.
+        sample_rate: every record joins every step by a coin of its own with this probability.
+        steps: of plain SGD, without momentum.
+        lr: learning rate of the mean update.
+        expected_batch: what sums are divided by, a constant that no record changes.
+        seed: of public randomness (masks, views): whoever sees the releases knows it.
+        published: what an earlier run published beside its releases, for a trainer by which it can be done again.
+    """
+
+    noise_multiplier: float
+    clip_norm: float = 1.0
+    sample_rate: float = 1.0
+    steps: int = 1
+    lr: float = 1.0
+    expected_batch: float = 4.0
+    seed: int = 0
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerClaim:
+    """What a run is said to prove, as the curve of its best membership test.
+
+    Attributes:
+        events: Gaussian mechanisms whose composition it is; None where epsilon and delta are given.
+        epsilon: in nats; infinite where nothing is claimed.
+        delta: in [0, 1).
+        relation: `add_remove`, or `zero_out` where a record is replaced by one that contributes nothing.
+        arithmetic: `released`: of the floating-point numbers that are released; `real`: as if numbers were real ones.
+    """
+
+    events: tuple[Gaussian, ...] | None = None
+    epsilon: float = math.inf
+    delta: float = 0.0
+    relation: ClaimedRelation = "add_remove"
+    arithmetic: Arithmetic = "released"
+
+    def __post_init__(self) -> None:
+        for name, known in (("relation", ClaimedRelation), ("arithmetic", Arithmetic)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(
+                    f"{name} of a claim must be one of {', '.join(get_args(known))}, got {getattr(self, name)!r}"
+                )
+        if not (self.epsilon >= 0 and 0 <= self.delta < 1):
+            raise ValueError(
+                f"a claim must have epsilon of at least 0 and delta in [0, 1), got {self.epsilon} and {self.delta}"
+            )
+
+    @property
+    def claims_something(self) -> bool:
+        """Whether any membership test is forbidden."""
+        return self.events is not None or math.isfinite(self.epsilon)
+
+    def most(self, fpr: float) -> float:
+        """The largest true positive rate that the claim allows at a false positive rate."""
+        if self.events is None:
+            return largest_tpr(self.epsilon, self.delta, fpr)
+        # Events of other samplers without their amplification: more is allowed, and nobody is accused for it.
+        events = merged([event if event.plain else event.unsampled for event in self.events])
+        if not events:
+            return fpr
+        if all(event.sample_rate == 1 for event in events):
+            return gaussian_tpr(math.sqrt(math.fsum(e.count / e.noise_multiplier**2 for e in events)), fpr)
+        deltas = _deltas(events)
+        # Both orders of every (epsilon, delta) on the curve.
+        above = np.exp(_EPSILONS) * fpr + deltas
+        below = 1 - np.exp(-_EPSILONS) * (1 - fpr - deltas)
+        return float(min(1.0, above.min(), below.min()))
+
+
+@lru_cache(maxsize=64)
+def _deltas(events: tuple[Gaussian, ...]) -> ndarray:
+    """Delta at each epsilon of the grid, for the composition of Gaussians on Poisson samples."""
+    found = None
+    for event in events:
+        one = privacy_loss_distribution.from_gaussian_mechanism(
+            event.noise_multiplier, sampling_prob=event.sample_rate, value_discretization_interval=GRID
+        ).self_compose(event.count)
+        found = one if found is None else found.compose(one)
+    assert found is not None  # of no events nothing is asked
+    return np.asarray(found.get_delta_for_epsilon(_EPSILONS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainerAnswer:
+    """What everybody may see of a run.
+
+    Attributes:
+        releases: noisy updates [dim], in units of gradients: sums over the expected batch.
+        buffers: of the finished model, by name.
+        claim: what it is said to prove.
+        published: whatever else is published, by name.
+    """
+
+    releases: tuple[Tensor, ...]
+    buffers: Mapping[str, Tensor]
+    claim: TrainerClaim
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+
+Trainer = Callable[[nn.Module, tuple[Tensor, Tensor], TrainerTask], TrainerAnswer]
+"""(model, (inputs, labels), task) -> what it released."""
+
+
+def of_function(function: Callable[..., Any], name: str) -> Trainer:
+    """A trainer of somebody's own function, as the head of this file describes it.
+
+    Args:
+        function: trains a model.
+        name: for messages.
+
+    Raises:
+        ValueError: it is no function, or cannot be told what to train for.
+    """
+    if not callable(function):
+        raise ValueError(f"trainer {name} must be a function, got {type(function).__name__}")
+    taken = inspect.signature(function).parameters
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    offered = [one.name for one in fields(TrainerTask)]
+    lacking = [key for key in ("noise_multiplier", "clip_norm", "sample_rate", "steps") if key not in taken]
+    if lacking and not everything:
+        raise ValueError(f"trainer {name} must take the keywords {', '.join(lacking)}, which are not in its signature")
+
+    def train(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
+        layout = Layout.of(model)
+        before = layout.read(model)
+        given = {key: getattr(task, key) for key in offered if everything or key in taken}
+        return _understood(function(model, examples, **given), task, layout, before, name)
+
+    return train
+
+
+_KEYS = ("model", "releases", "claim", "published")
+
+
+def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, name: str) -> TrainerAnswer:
+    found: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"model": answer}
+    unknown = sorted(set(found) - set(_KEYS))
+    if unknown or not isinstance(found.get("model"), nn.Module):
+        got = f"the key {unknown[0]!r}" if unknown else f"{type(found.get('model')).__name__} for the model"
+        raise ValueError(
+            f"trainer {name} must return a model, or a mapping with model, releases, claim, published; got {got}"
+        )
+    after = dict(found["model"].named_parameters())
+    missing = [each for each in layout.names if each not in after]
+    if missing:
+        raise ValueError(
+            f"trainer {name} must return the model that it was given, and its parameter {missing[0]!r} is gone"
+        )
+    given = found.get("releases")
+    if given is None:
+        # The final model alone: the sum of all updates.
+        given = [(before - layout.read(found["model"])) / task.lr]
+    releases = tuple(torch.as_tensor(one).detach().reshape(-1) for one in given)
+    if not releases or any(len(one) != layout.dim for one in releases):
+        sizes = sorted({len(one) for one in releases})
+        raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
+    return TrainerAnswer(
+        releases=releases,
+        buffers={key: value.detach().clone() for key, value in found["model"].named_buffers()},
+        claim=_claim(found.get("claim"), task, name),
+        published=dict(found.get("published") or {}),
+    )
+
+
+def _claim(given: Any, task: TrainerTask, name: str) -> TrainerClaim:
+    """What a trainer says; what it was asked for where it says nothing."""
+    asked = TrainerClaim(events=(Gaussian(task.sample_rate, task.noise_multiplier, task.steps),))
+    if given is None:
+        return asked
+    known = {one.name for one in fields(TrainerClaim)}
+    if not isinstance(given, Mapping) or set(given) - known:
+        raise ValueError(f"claim of trainer {name} must be a mapping with keys of {', '.join(sorted(known))}")
+    values = dict(given)
+    if "events" in values:
+        values["events"] = tuple(_event(one, name) for one in values["events"])
+    elif "epsilon" in values:
+        values["events"] = None
+    return replace(asked, **values)
+
+
+def _event(one: Any, name: str) -> Gaussian:
+    if isinstance(one, Gaussian):
+        return one
+    if not isinstance(one, Sequence) or len(one) != 3:
+        raise ValueError(
+            f"events in the claim of trainer {name} must be (sample rate, noise multiplier, steps), got {one!r}"
+        )
+    rate, sigma, steps = one
+    return Gaussian(float(rate), float(sigma), int(steps))

@@ -1,0 +1,262 @@
+"""Pairs of neighbouring data sets on tiny models, each with the task that a trainer is given for both.
+
+Two sets differ in one record. Where the claim is of a record that contributes nothing (`zero_out`), the canary stands in
+the place of a blank: an input of zeros has no gradient in models without biases. Where the claim is of adding or
+removing, one set may be longer. The noise is chosen so that what the claim allows is far from what a mistake of the kind
+that the scenario is after would show: small where contributions are measured, large where a single exact trace tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from defenses.core import Layout, keyed, seed_from
+
+from .canaries import LinearLogit, as_records, unit_directions
+from .protocol import TrainerTask
+
+HUGE = 100.0
+"""Norm of a canary's gradient over the clip norm, before it is clipped."""
+
+SIDE = 8  # pixels: 64 parameters, with which a run takes two milliseconds
+_LARGE = 40  # where traces are counted over coordinates
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scenario:
+    """A pair question.
+
+    Attributes:
+        name: of the scenario.
+        task: for both data sets.
+        model: a fresh model, always with the same weights.
+        without: inputs and labels without the canary.
+        present: the same with it.
+        direction: what a bounded canary would add to the sum of gradients, times the root of the number of layers: of
+            length 1 in each layer [dim].
+        looks: numbers of runs with and of runs without at which the tests are evaluated; the last one is the most.
+        calibration: runs with and runs without that thresholds and directions are found on, and nothing else.
+        resized: whether one set is longer than the other.
+        may_be_refused: whether a trainer that refuses to train does right.
+        repeated: whether each run is done once more, on the data without the canary, with all that is published.
+    """
+
+    name: str
+    task: TrainerTask
+    model: Callable[[], nn.Module]
+    without: tuple[Tensor, Tensor]
+    present: tuple[Tensor, Tensor]
+    direction: Float[Tensor, " dim"]
+    looks: tuple[int, ...]
+    calibration: int = 24
+    resized: bool = False
+    may_be_refused: bool = False
+    repeated: bool = False
+
+
+def scenarios(seed: int) -> tuple[Scenario, ...]:
+    """All of them, the quickest first.
+
+    Args:
+        seed: of canaries, other records and public randomness.
+    """
+    return tuple(make(seed) for make in (_buffers, _count, _traces, _order, _layers, _steps, _participation, _canary))
+
+
+def _coins(seed: int, name: str) -> torch.Generator:
+    return keyed(seed_from("selftest", name, seed))
+
+
+def _labels(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.int64)
+
+
+def _blank(count: int, side: int = SIDE) -> Tensor:
+    return torch.zeros(count, 1, side, side)
+
+
+def _ordinary(count: int, coins: torch.Generator) -> Tensor:
+    return torch.randn(count, 1, SIDE, SIDE, generator=coins)
+
+
+def _linear() -> nn.Module:
+    return LinearLogit(SIDE * SIDE)
+
+
+def _replaced(canary: Tensor, others: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A blank and the canary in front of the same others."""
+    sets = [torch.cat([one.view(1, *others.shape[1:]), others]) for one in (torch.zeros_like(canary), canary)]
+    labels = _labels(len(others) + 1)
+    return (sets[0], labels), (sets[1], labels)
+
+
+def _random_canary(coins: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The input of a canary along a random direction, and that of its gradient."""
+    direction = unit_directions("random", 1, SIDE * SIDE, coins)
+    return as_records(direction, HUGE)[0], -direction[0]
+
+
+def _canary(seed: int) -> Scenario:
+    coins = _coins(seed, "canary")
+    canary, direction = _random_canary(coins)
+    without, present = _replaced(canary, _ordinary(3, coins))
+    task = TrainerTask(noise_multiplier=0.5, seed=seed)
+    return Scenario(
+        name="canary",
+        task=task,
+        model=_linear,
+        without=without,
+        present=present,
+        direction=direction,
+        looks=(64, 192, 640),
+    )
+
+
+def _layers(seed: int) -> Scenario:
+    """Four layers whose gradients are all much longer than the clip norm."""
+    coins = _coins(seed, "layers")
+    widths = (SIDE * SIDE, 16, 16, 16, 2)
+    weights = [torch.randn(b, a, generator=coins) * math.sqrt(2 / a) for a, b in zip(widths, widths[1:], strict=False)]
+
+    def model() -> nn.Module:
+        made = [nn.Linear(a, b, bias=False) for a, b in zip(widths, widths[1:], strict=False)]
+        with torch.no_grad():
+            for layer, weight in zip(made, weights, strict=True):
+                layer.weight.copy_(weight)
+        hidden = [part for layer in made[:-1] for part in (layer, nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *hidden, made[-1])
+
+    canary = torch.randn(SIDE * SIDE, generator=coins) * HUGE
+    one = canary.view(1, 1, SIDE, SIDE)
+    network = model()
+    label = network(one).argmin(dim=1)  # the wrong one: a loss that is nearly zero has no gradient
+    parameters = tuple(network.parameters())
+    gradients = torch.autograd.grad(F.cross_entropy(network(one), label), parameters)
+    direction = torch.cat([(g / torch.linalg.vector_norm(g)).flatten() for g in gradients])
+    others = _ordinary(3, coins)
+    labels = torch.cat([label, _labels(3)])
+    sets = [torch.cat([first, others]) for first in (torch.zeros_like(one), one)]
+    return Scenario(
+        name="layers",
+        task=TrainerTask(noise_multiplier=0.5, seed=seed),
+        model=model,
+        without=(sets[0], labels),
+        present=(sets[1], labels),
+        direction=direction,
+        looks=(64, 192),
+    )
+
+
+def _traces(seed: int) -> Scenario:
+    """A canary of equal entries on some coordinates, among blanks, under much noise: what is exact shows."""
+    coins = _coins(seed, "traces")
+    size = _LARGE * _LARGE
+    chosen = torch.zeros(size)
+    # Entries of 1 / sqrt(1200), well above a power of two: see `statistics.low_bits`.
+    chosen[torch.randperm(size, generator=coins)[: 3 * size // 4]] = 1.0
+    direction = chosen / torch.linalg.vector_norm(chosen)
+    without, present = _replaced(as_records(direction.unsqueeze(0), HUGE)[0], _blank(3, _LARGE))
+    return Scenario(
+        name="traces",
+        task=TrainerTask(noise_multiplier=2.0, seed=seed),
+        model=lambda: LinearLogit(size),
+        without=without,
+        present=present,
+        direction=-direction,
+        looks=(32, 96),
+        repeated=True,
+    )
+
+
+def _count(seed: int) -> Scenario:
+    """One blank, and two of them: nothing changes but their number."""
+    return Scenario(
+        name="count",
+        task=TrainerTask(noise_multiplier=2.0, expected_batch=1.0, seed=seed),
+        model=_linear,
+        without=(_blank(1), _labels(1)),
+        present=(_blank(2), _labels(2)),
+        direction=torch.zeros(SIDE * SIDE),
+        looks=(32, 96),
+        resized=True,
+    )
+
+
+def _steps(seed: int) -> Scenario:
+    """Two steps, each of which the canary may be in by a fair coin; the model hardly moves."""
+    coins = _coins(seed, "steps")
+    canary, direction = _random_canary(coins)
+    without, present = _replaced(canary, _blank(3))
+    return Scenario(
+        name="steps",
+        task=TrainerTask(noise_multiplier=2.0, sample_rate=0.5, steps=2, lr=1e-3, expected_batch=2.0, seed=seed),
+        model=_linear,
+        without=without,
+        present=present,
+        direction=direction,
+        looks=(64, 160),
+    )
+
+
+def _participation(seed: int) -> Scenario:
+    """An epoch of four steps with little noise: who takes part shows, and under sampling may take part in none."""
+    coins = _coins(seed, "participation")
+    canary, direction = _random_canary(coins)
+    without, present = _replaced(canary, _blank(7))
+    return Scenario(
+        name="participation",
+        task=TrainerTask(noise_multiplier=0.2, sample_rate=0.25, steps=4, lr=1e-3, expected_batch=2.0, seed=seed),
+        model=_linear,
+        without=without,
+        present=present,
+        direction=direction,
+        looks=(64, 192),
+    )
+
+
+def _order(seed: int) -> Scenario:
+    """One more image in front of others, which are thereby in other places."""
+    coins = _coins(seed, "order")
+    images = _ordinary(13, coins) * 4
+    return Scenario(
+        name="order",
+        task=TrainerTask(noise_multiplier=1.0, seed=seed),
+        model=_linear,
+        without=(images[1:], _labels(12)),
+        present=(images, _labels(13)),
+        direction=torch.zeros(SIDE * SIDE),
+        looks=(32, 96),
+        calibration=32,
+        resized=True,
+    )
+
+
+def _buffers(seed: int) -> Scenario:
+    """A model that keeps statistics of its inputs beside its parameters."""
+    coins = _coins(seed, "buffers")
+    size = SIDE * SIDE
+
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size, affine=False), nn.Linear(size, 2, bias=False))
+        nn.init.zeros_(made[2].weight)  # pyright: ignore[reportArgumentType] -- a Linear's
+        return made
+
+    canary = torch.randn(size, generator=coins) * HUGE
+    without, present = _replaced(canary, _ordinary(3, coins))
+    return Scenario(
+        name="buffers",
+        task=TrainerTask(noise_multiplier=2.0, seed=seed),
+        model=model,
+        without=without,
+        present=present,
+        direction=torch.zeros(2 * size),
+        looks=(32, 96),
+        may_be_refused=True,
+    )

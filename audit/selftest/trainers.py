@@ -1,0 +1,151 @@
+"""Correct trainers as the battery sees them: our own under any defense, and that of Opacus where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from defenses.core import (
+    Augmentation,
+    CropAndFlip,
+    Defense,
+    Noise,
+    Recipe,
+    Recording,
+    Run,
+    Sampling,
+    clip,
+    from_os,
+    keyed,
+    poisson,
+    seed_from,
+    train,
+)
+from defenses.core.plan.families import Whole
+from defenses.core.privacy.ledger import events_of
+
+from ..catalog import methods as catalog
+from .protocol import Trainer, TrainerAnswer, TrainerClaim, TrainerTask
+
+PUBLIC_EXAMPLES = 16
+"""Made-up examples that methods with public data may read."""
+
+
+@dataclass
+class KeptUpdates:
+    """A meter that keeps every update of a run.
+
+    Attributes:
+        updates: [dim] each.
+    """
+
+    updates: list[Tensor] = field(default_factory=list)
+
+    def add(self, step: int, update: Tensor) -> None:
+        """Keeps a copy."""
+        self.updates.append(update.detach().clone())
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"updates": self.updates}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.updates = list(state["updates"])
+
+
+Fit = Callable[..., Run]
+"""Has the signature of `train`."""
+
+
+def under_defense(
+    defense: Callable[[TrainerTask], Defense],
+    *,
+    fit: Fit = train,
+    noise: Callable[[TrainerTask], Noise] = lambda task: from_os(),
+    sampling: Callable[[float], Sampling] = poisson,
+    augmentation: Augmentation | None = None,
+    publish: Callable[[TrainerTask], dict[str, Any]] = lambda task: {},
+) -> Trainer:
+    """Our own training loop as a trainer.
+
+    Args:
+        defense: for a task.
+        fit: what trains; planted bugs have one of their own.
+        noise: for a task.
+        sampling: of a rate.
+        augmentation: of images.
+        publish: what is published beside the releases; handed back in `task.published` where a run is to be repeated,
+            and drawn before the noise, which may depend on it.
+    """
+
+    def run(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
+        published = dict(task.published) or publish(task)
+        kept = KeptUpdates()
+        coins = keyed(seed_from("selftest", "public", task.seed))
+        pool = torch.randn(PUBLIC_EXAMPLES, *examples[0].shape[1:], generator=coins)
+        done = fit(
+            model,
+            examples,
+            defense(task),
+            sampling=sampling(task.sample_rate),
+            steps=task.steps,
+            lr=task.lr,
+            public=(pool, torch.arange(PUBLIC_EXAMPLES) % 2),
+            noise=noise(_with(task, published)),
+            seed=task.seed,
+            recipe=Recipe(expected_batch=task.expected_batch, augmentation=augmentation),
+            recording=Recording(meter=kept),
+        )
+        return TrainerAnswer(
+            releases=tuple(kept.updates),
+            buffers={name: value.detach().clone() for name, value in done.model.named_buffers()},
+            claim=_claimed(done),
+            published={"seed": done.seed, **published},
+        )
+
+    return run
+
+
+def _with(task: TrainerTask, published: dict[str, Any]) -> TrainerTask:
+    from dataclasses import replace
+
+    return replace(task, published=published)
+
+
+def _claimed(run: Run) -> TrainerClaim:
+    """What the ledger of a run comes to."""
+    entries = run.ledger.entries
+    if any(entry.reason for entry in entries):
+        return TrainerClaim()
+    relation = "add_remove" if run.claim(1e-5).relation == "add_remove" else "zero_out"
+    return TrainerClaim(events=tuple(events_of(entries)), relation=relation)
+
+
+def plain(task: TrainerTask) -> Defense:
+    """One clipped block of everything: Abadi et al., 2016."""
+    return Defense(Whole(bound=clip(task.clip_norm)), task.noise_multiplier)
+
+
+VIEWS = CropAndFlip(views=2, padding=2)
+"""Views of images, of the trainer with augmentation and of the one that draws them by place."""
+
+
+def of_catalogue(name: str) -> Trainer:
+    """Our training loop under a defense of the catalogue, with its default settings at the task's clip norm.
+
+    Args:
+        name: of the defense, or the path of a file.
+    """
+    settings = catalog.settings("defenses", name)
+    given = {key: value for key, value in {"rank": 8}.items() if key in settings}
+
+    def defense(task: TrainerTask) -> Defense:
+        own = given | ({"clip_norm": task.clip_norm} if "clip_norm" in settings else {})
+        return catalog.defense(name, own, noise_multiplier=task.noise_multiplier)
+
+    return under_defense(defense)
