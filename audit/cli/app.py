@@ -1,4 +1,4 @@
-"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, evidence and ranks, check theory.
+"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, evidence and ranks, check itself.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
 written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and
@@ -26,6 +26,7 @@ from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
 from .rank import rank
 from .run import run
+from .selftest import selftest
 from .theory import theory
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command()(explain)
 app.command()(epsilon)
 app.command()(evidence)
 app.command()(theory)
+app.command()(selftest)
 app.command()(rank)
 app.command()(doctor)
 board.command("table")(table)

@@ -15,7 +15,7 @@ one of its tests has a violation, which makes gross mistakes cheap.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ from .scenarios import Scenario, scenarios
 
 LEVEL = 1e-3
 """Probability with which a trainer that keeps its claim may be accused, over the whole battery."""
+
+_LEFT_OUT = "not asked for"
 
 Found = Literal["violation", "no violation found", "n/a"]
 
@@ -197,8 +199,7 @@ def battery(
     *,
     seed: int,
     level: float = LEVEL,
-    stop_at_first: bool = False,
-    tests: Sequence[DeclaredTest] = TESTS,
+    only: Collection[str] | None = None,
 ) -> BatteryOutcome:
     """Asks all declared tests of a trainer.
 
@@ -206,8 +207,7 @@ def battery(
         trainer: of whatever kind.
         seed: of canaries and public randomness; what a trainer keeps secret it draws itself.
         level: probability of accusing a trainer that keeps its claim.
-        stop_at_first: whether a violation ends the battery, and tests of later scenarios are left out.
-        tests: those that are declared; the level is theirs together.
+        only: names of scenarios to ask, at the level that they have in the whole battery; None for all.
 
     Raises:
         ValueError: the trainer could not be run at all.
@@ -216,18 +216,17 @@ def battery(
         raise ValueError(f"level must be in (0, 1), got {level}")
     begun, found, runs = time.perf_counter(), {}, 0
     for scenario in scenarios(seed):
-        own = [test for test in tests if test.scenario == scenario.name]
-        if not own:
+        own = [test for test in TESTS if test.scenario == scenario.name]
+        if only is not None and scenario.name not in only:
+            found |= {test.name: _not_asked(test, _LEFT_OUT) for test in own}
             continue
-        if stop_at_first and any(one.found == "violation" for one in found.values()):
-            found |= {test.name: _not_asked(test, "another test had found a violation") for test in own}
-            continue
-        asked = _Asking(trainer, scenario, own, level / len(tests))
+        asked = _Asking(trainer, scenario, own, level / len(TESTS))
         found |= asked.outcomes()
         runs += asked.runs
-    outcomes = tuple(found[test.name] for test in tests)
+    outcomes = tuple(found[test.name] for test in TESTS)
     if all(one.found == "n/a" for one in outcomes):
-        raise ValueError(f"no test of the battery could be asked: {outcomes[0].why}")
+        reasons = dict.fromkeys(one.why for one in outcomes if one.why != _LEFT_OUT)
+        raise ValueError(f"no test of the battery could be asked: {'; '.join(reasons)}")
     return BatteryOutcome(outcomes=outcomes, level=level, runs=runs, seconds=time.perf_counter() - begun)
 
 

@@ -273,16 +273,21 @@ class DealtBatches(Sampling):
 class FixedStatistics(nn.Module):
     """A batch norm whose statistics stay what they were."""
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
-        """Takes a layer's statistics over, under the names that they had."""
+    def __init__(self, norm: Any) -> None:
+        """Takes a layer's parameters and statistics over, under the names that they had."""
         super().__init__()
-        self.eps = norm.eps
-        for name, value in norm.named_buffers():
-            self.register_buffer(name, value.detach().clone())
+        self.eps: float = norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
+        self.running_mean, self.running_var = (
+            nn.Buffer(norm.running_mean.clone()),
+            nn.Buffer(norm.running_var.clone()),
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Standardised inputs."""
-        return (inputs - self.running_mean) / torch.sqrt(self.running_var + self.eps)  # pyright: ignore[reportOperatorIssue, reportArgumentType, reportCallIssue] -- buffers are tensors
+        """Standardised inputs, scaled and shifted."""
+        return nn.functional.batch_norm(
+            inputs, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
 
 
 class PrivateStatistics(OngoingRun):

@@ -3,10 +3,10 @@
 Nasr et al., "Adversary Instantiation", S&P 2021 (Dirac gradients); Andrew et al., "One-shot Empirical Privacy
 Estimation for Federated Learning", ICLR 2024 (random directions); orthonormal ones do not disturb one another.
 
-A linear logit beside a constant one, without bias and at zero, gives a record x of class 0 the gradient -x/2: whatever is
-wanted in parameter space is the gradient of a record, of any trainer, without a hook in it. A canary is valid where the
-codec of a step keeps it whole: so directions are drawn in the codec's own space, of the step or the epoch of masks that
-they are for.
+A linear logit beside a constant one, without bias and at zero, gives a record x of class 0 the gradient -x/2: whatever
+is wanted in parameter space is the gradient of a record, of any trainer, without a hook in it. A canary is valid where
+the codec of a step keeps it whole: so directions are drawn in the codec's own space, of the step or the epoch of masks
+that they are for.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -117,14 +117,14 @@ class TrainerClaim:
 @lru_cache(maxsize=64)
 def _deltas(events: tuple[Gaussian, ...]) -> ndarray:
     """Delta at each epsilon of the grid, for the composition of Gaussians on Poisson samples."""
-    found = None
+    parts = []
     for event in events:
         one = privacy_loss_distribution.from_gaussian_mechanism(
             event.noise_multiplier, sampling_prob=event.sample_rate, value_discretization_interval=GRID
         ).self_compose(event.count)
-        found = one if found is None else found.compose(one)
-    assert found is not None  # of no events nothing is asked
-    return np.asarray(found.get_delta_for_epsilon(_EPSILONS))
+        parts.append(one)
+    composed = reduce(lambda one, other: one.compose(other), parts)
+    return np.asarray(composed.get_delta_for_epsilon(_EPSILONS.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,7 +148,7 @@ Trainer = Callable[[nn.Module, tuple[Tensor, Tensor], TrainerTask], TrainerAnswe
 """(model, (inputs, labels), task) -> what it released."""
 
 
-def of_function(function: Callable[..., Any], name: str) -> Trainer:
+def of_function(function: Any, name: str) -> Trainer:
     """A trainer of somebody's own function, as the head of this file describes it.
 
     Args:

@@ -1,9 +1,9 @@
 """Pairs of neighbouring data sets on tiny models, each with the task that a trainer is given for both.
 
-Two sets differ in one record. Where the claim is of a record that contributes nothing (`zero_out`), the canary stands in
-the place of a blank: an input of zeros has no gradient in models without biases. Where the claim is of adding or
-removing, one set may be longer. The noise is chosen so that what the claim allows is far from what a mistake of the kind
-that the scenario is after would show: small where contributions are measured, large where a single exact trace tells.
+Two sets differ in one record. Where the claim is of a record that contributes nothing (`zero_out`), the canary stands
+in the place of a blank: an input of zeros has no gradient in models without biases. Where the claim is of adding or
+removing, one set may be longer. The noise is chosen so that what the claim allows is far from what a mistake of the
+kind that the scenario is after would show: small where contributions are measured, large where an exact trace tells.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from defenses.core import Layout, keyed, seed_from
+from defenses.core import keyed, seed_from
 
 from .canaries import LinearLogit, as_records, unit_directions
 from .protocol import TrainerTask
@@ -123,10 +124,10 @@ def _layers(seed: int) -> Scenario:
     """Four layers whose gradients are all much longer than the clip norm."""
     coins = _coins(seed, "layers")
     widths = (SIDE * SIDE, 16, 16, 16, 2)
-    weights = [torch.randn(b, a, generator=coins) * math.sqrt(2 / a) for a, b in zip(widths, widths[1:], strict=False)]
+    weights = [torch.randn(b, a, generator=coins) * math.sqrt(2 / a) for a, b in pairwise(widths)]
 
     def model() -> nn.Module:
-        made = [nn.Linear(a, b, bias=False) for a, b in zip(widths, widths[1:], strict=False)]
+        made = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
         with torch.no_grad():
             for layer, weight in zip(made, weights, strict=True):
                 layer.weight.copy_(weight)
@@ -244,7 +245,7 @@ def _buffers(seed: int) -> Scenario:
     size = SIDE * SIDE
 
     def model() -> nn.Module:
-        made = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size, affine=False), nn.Linear(size, 2, bias=False))
+        made = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 2, bias=False))
         nn.init.zeros_(made[2].weight)  # pyright: ignore[reportArgumentType] -- a Linear's
         return made
 
@@ -256,7 +257,7 @@ def _buffers(seed: int) -> Scenario:
         model=model,
         without=without,
         present=present,
-        direction=torch.zeros(2 * size),
+        direction=torch.zeros(4 * size),
         looks=(32, 96),
         may_be_refused=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def under_defense(
             steps=task.steps,
             lr=task.lr,
             public=(pool, torch.arange(PUBLIC_EXAMPLES) % 2),
-            noise=noise(_with(task, published)),
+            noise=noise(replace(task, published=published)),
             seed=task.seed,
             recipe=Recipe(expected_batch=task.expected_batch, augmentation=augmentation),
             recording=Recording(meter=kept),
@@ -109,12 +109,6 @@ def under_defense(
         )
 
     return run
-
-
-def _with(task: TrainerTask, published: dict[str, Any]) -> TrainerTask:
-    from dataclasses import replace
-
-    return replace(task, published=published)
 
 
 def _claimed(run: Run) -> TrainerClaim:
@@ -141,11 +135,21 @@ def of_catalogue(name: str) -> Trainer:
     Args:
         name: of the defense, or the path of a file.
     """
-    settings = catalog.settings("defenses", name)
-    given = {key: value for key, value in {"rank": 8}.items() if key in settings}
 
     def defense(task: TrainerTask) -> Defense:
-        own = given | ({"clip_norm": task.clip_norm} if "clip_norm" in settings else {})
-        return catalog.defense(name, own, noise_multiplier=task.noise_multiplier)
+        return catalog.defense(name, settings_for(name, task.clip_norm), noise_multiplier=task.noise_multiplier)
 
     return under_defense(defense)
+
+
+def settings_for(name: str, clip_norm: float) -> dict[str, Any]:
+    """A defense's settings on tiny models.
+
+    Args:
+        name: of the defense.
+        clip_norm: its clip norm, if it has one.
+    """
+    # Eight directions of 64 parameters; the defaults are for tens of thousands.
+    wanted = {"clip_norm": clip_norm, "rank": 8}
+    known = catalog.settings("defenses", name)
+    return {key: value for key, value in wanted.items() if key in known}

@@ -1,0 +1,59 @@
+"""`leakbench selftest`: one battery of tests against planted bugs, correct trainers, or a trainer of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import FAILED, OK, Json, print_json, say
+
+
+def selftest(
+    trainer: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Only this trainer, of a file of one's own.")
+    ] = None,
+    bug: Annotated[list[str] | None, typer.Option(help="Only this planted bug; may be repeated.")] = None,
+    defense: Annotated[
+        list[str] | None, typer.Option(help="Only our loop under this defense; may be repeated.")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions, for power and false alarms.")] = 1,
+    level: Annotated[
+        float, typer.Option(help="Probability of accusing a correct trainer, over the whole battery.")
+    ] = 1e-3,
+    seed: Annotated[int, typer.Option(min=0, help="Of canaries and public randomness; secrets are drawn anew.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for selftest.json and selftest.md.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Asks whether releases keep what is claimed; exit 1 for a violation, a missed bug or a false alarm."""
+    import torch
+
+    from ..selftest import certificate
+
+    if trainer is not None and (bug or defense):
+        raise ValueError("--trainer is examined by itself, got --bug or --defense beside it")
+    if not 0 < level < 1:
+        raise ValueError(f"--level must be in (0, 1), got {level}")
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, got the file {out}")
+    if trainer is not None:
+        candidates = [certificate.foreign(trainer)]
+    elif bug or defense:
+        candidates = [*(certificate.planted(bug) if bug else ()), *(certificate.correct(defense) if defense else ())]
+    else:
+        candidates = [*certificate.planted(), *certificate.correct()]
+    torch.set_num_threads(1)
+    found = []
+    for one in certificate.examined(candidates, repeat=repeat, seed=seed, level=level):
+        found.append(one)
+        if not as_json:
+            print(certificate.verdict_on(one) if trainer is not None else certificate.line(one), flush=True)
+    if out is not None:
+        for file in certificate.write(found, out, seed=seed, level=level):
+            say(f"written: {file}")
+    if as_json:
+        print_json(certificate.document(found, seed=seed, level=level))
+    elif trainer is None:
+        print(certificate.summary(found))
+    return OK if all(one.as_it_should for one in found) else FAILED

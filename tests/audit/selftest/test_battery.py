@@ -1,0 +1,99 @@
+"""The battery: its error rate and its power on mechanisms whose curve is known, and what it does not ask."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import binom
+
+from audit.selftest.battery import TESTS, battery
+from audit.selftest.scenarios import scenarios
+from defenses.core import Layout, cross_entropy, per_example_gradients
+
+from .mechanisms import claiming, gaussian_mechanism
+
+CANARY = {"canary"}
+
+
+def accusations(repetitions, level, only, **given):
+    outcomes = [battery(gaussian_mechanism(i, **given), seed=i, level=level, only=only) for i in range(repetitions)]
+    return sum(bool(one.accused_by) for one in outcomes)
+
+
+def outcome(found, name):
+    return next(one for one in found.outcomes if one.test == name)
+
+
+def test_a_mechanism_at_its_claim_is_not_accused_and_one_with_half_the_noise_is():
+    # The whole level for one test, so that there is something to exceed: at 0.5 of 11 tests, 5 % of 10 batteries.
+    assert accusations(10, 0.5, CANARY) <= 3
+    assert accusations(3, 1e-3, CANARY, scale=0.5) == 3
+
+
+@pytest.mark.slow
+def test_a_mechanism_at_its_claim_is_accused_at_most_as_often_as_declared():
+    """Every test that applies, at a level of which a fifth is exceeded once in a million by chance alone."""
+    repetitions, level = 60, 0.2
+    assert accusations(repetitions, level, None) <= binom.ppf(1 - 1e-6, repetitions, level)
+    assert accusations(10, level, None, scale=0.7) == 10
+
+
+def test_taking_part_more_often_than_charged_is_found():
+    found = battery(gaussian_mechanism(0, rate=0.9), seed=0, only={"participation"})
+    assert found.accused_by == ("participation",)
+    assert not battery(gaussian_mechanism(0), seed=0, only={"participation"}).accused_by
+
+
+def test_a_claim_of_epsilon_alone_is_held_to_its_own_region():
+    # One Gaussian of multiplier 2 is 1.99 at delta 1e-5: much less is a violation, as much is not.
+    found = battery(gaussian_mechanism(0, answers=claiming(events=None, epsilon=0.02, delta=1e-5)), seed=0, only=CANARY)
+    assert found.accused_by == ("canary",)
+    found = battery(gaussian_mechanism(0, answers=claiming(events=None, epsilon=10.0, delta=1e-5)), seed=0, only=CANARY)
+    assert not found.accused_by and outcome(found, "canary").runs == 640
+
+
+def test_what_does_not_apply_says_why_and_the_level_stays_that_of_all_tests():
+    zero_out = gaussian_mechanism(0, answers=claiming(relation="zero_out", arithmetic="real"))
+    found = battery(zero_out, seed=0, only={"count", "buffers", "traces"})
+    assert outcome(found, "size").why == "the claim is of zero_out, and this test adds a record"
+    assert outcome(found, "buffers").why == "refused: model must be a LinearLogit"
+    assert outcome(found, "low_bits").why == "the claim is about real numbers, not about those that are released"
+    assert outcome(found, "canary").why == "not asked for" and found.asked == 3
+    # 96 of 96 runs with, none without: what these prove at a level of 1e-3 over 11 tests, two looks and two rates.
+    support = outcome(found, "support")
+    assert support.runs == 96 and math.isclose(support.at_most_fpr, 1 - (1e-3 / 44) ** (1 / 96))
+
+
+def test_a_trainer_that_cannot_be_asked_anything_is_an_error():
+    with pytest.raises(ValueError, match="no test of the battery could be asked: "):
+        battery(gaussian_mechanism(0), seed=0, only={"buffers"})
+    with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 1"):
+        battery(gaussian_mechanism(0), seed=0, level=1.0)
+    nothing = gaussian_mechanism(0, answers=claiming(events=None))
+    with pytest.raises(ValueError, match="nothing is claimed"):
+        battery(nothing, seed=0, only=CANARY)
+
+
+def test_scenarios_are_pairs_that_differ_in_one_record():
+    for scenario in scenarios(3):
+        (without, _), (present, _) = scenario.without, scenario.present
+        if scenario.resized:
+            assert len(present) == len(without) + 1
+            assert (present[1:] == without).all()
+        else:
+            assert (without[0] == 0).all() and (present[1:] == without[1:]).all() and (present[0] != 0).any()
+    assert {test.scenario for test in TESTS} == {scenario.name for scenario in scenarios(3)}
+
+
+def test_the_canary_of_the_layers_fills_each_of_them():
+    """Otherwise clipping layer by layer would not show."""
+    scenario = next(one for one in scenarios(0) if one.name == "layers")
+    inputs, labels = scenario.present
+    model = scenario.model()
+    layers = [w.numel() for w in model.parameters()]
+    layout = Layout.of(model)
+    row = per_example_gradients(model, cross_entropy, layout, inputs[:1], labels[:1])[0]
+    assert all(part.norm() > 2 * scenario.task.clip_norm for part in row.split(layers))
+    torch.testing.assert_close(scenario.direction.norm(), torch.tensor(math.sqrt(len(layers))))
+    blank = per_example_gradients(model, cross_entropy, layout, scenario.without[0][:1], labels[:1])
+    assert (blank == 0).all()

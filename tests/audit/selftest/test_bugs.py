@@ -1,0 +1,116 @@
+"""Planted bugs are caught by the battery, correct trainers are not accused, and the catalogue knows no bug."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from audit.selftest import bugs, certificate
+from audit.selftest.battery import battery
+from audit.selftest.protocol import of_function
+from audit.selftest.trainers import VIEWS, of_catalogue, plain, under_defense
+
+ROOT = Path(__file__).parents[3]
+# Scenario by which each is caught.
+CAUGHT = {
+    "half_noise": "canary",
+    "noise_divided_twice": "layers",
+    "no_clipping": "order",
+    "mean_clipped": "layers",
+    "layers_at_full_norm": "layers",
+    "private_mask": "traces",
+    "two_releases": "canary",
+    "noise_reused": "steps",
+    "dealt_batches": "participation",
+    "divided_by_batch": "count",
+    "batch_norm": "buffers",
+    "mask_changes": "traces",
+    "seed_published": "traces",
+    "float_lattice": "traces",
+    "views_by_position": "order",
+}
+BUGS = {bug.name: bug for bug in bugs.BUGS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_planted_bug_is_caught(name):
+    found = battery(BUGS[name].trainer, seed=0, only={CAUGHT[name]})
+    assert found.accused_by, [one for one in found.outcomes if one.found != "n/a"]
+
+
+def test_two_bugs_are_caught_and_the_loop_that_they_are_planted_in_is_not_accused():
+    """In a process of its own: every call is checked in this one, and a run of two milliseconds takes thirty."""
+    program = """
+import torch
+from audit.selftest.battery import battery
+from audit.selftest.bugs import BUGS
+from audit.selftest.trainers import plain, under_defense
+torch.set_num_threads(1)
+bugs = {bug.name: bug.trainer for bug in BUGS}
+for name, scenario in (("divided_by_batch", "count"), ("batch_norm", "buffers")):
+    print(name, *battery(bugs[name], seed=0, only={scenario}).accused_by)
+print("loop", *battery(under_defense(plain), seed=0, only={"count"}).accused_by)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split("\n") == ["divided_by_batch size", "batch_norm buffers", "loop", ""]
+
+
+def test_there_are_fifteen_and_each_is_asked_for_by_name():
+    assert list(CAUGHT) == list(BUGS) and len(BUGS) == 15
+    assert [one.name for one in certificate.planted(["batch_norm"])] == ["batch_norm"]
+    with pytest.raises(ValueError, match="no planted bug named 'none'; there are half_noise,"):
+        certificate.planted(["none"])
+
+
+def test_no_module_but_the_certificate_knows_a_bug():
+    """So nothing that a suite or a user names can lead there."""
+    knowing = []
+    for package in ("defenses", "attacks", "audit", "benchmarks", "leaderboard"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == "bugs":
+                    knowing.append(file.relative_to(ROOT).as_posix())
+    assert knowing == ["audit/selftest/certificate.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", "views", *certificate.representatives()])
+def test_a_correct_trainer_is_not_accused(name):
+    trainer = (
+        under_defense(plain, augmentation=VIEWS if name else None) if name in ("", "views") else of_catalogue(name)
+    )
+    found = battery(trainer, seed=0)
+    assert not found.accused_by and found.asked >= 3
+
+
+def test_representatives_are_of_different_kinds_and_prove_something():
+    names = certificate.representatives()
+    assert {"pcdp", "gep", "dpdr", "adaptive_clipping", "band_mf"} <= set(names)
+    assert not {"sgd", "clipped_sgd", "noisy_sgd"} & set(names)
+
+
+def opacus():
+    pytest.importorskip("opacus")
+    from audit.selftest import opacus_trainer
+
+    return opacus_trainer
+
+
+@pytest.mark.peers
+def test_opacus_is_not_accused_of_its_normaliser_or_batch_norm():
+    found = battery(of_function(opacus().train, "Opacus"), seed=0, only={"buffers", "count"})
+    assert not found.accused_by and found.asked == 1
+    assert found.outcomes[-1].why.startswith("refused: ")
+
+
+@pytest.mark.slow
+def test_opacus_is_not_accused_over_real_numbers_and_is_over_those_that_it_releases():
+    assert not battery(of_function(opacus().train, "Opacus"), seed=0).accused_by
+    held = battery(of_function(opacus().train_as_released, "Opacus"), seed=0, only={"traces"})
+    assert held.accused_by == ("low_bits",)
