@@ -15,24 +15,17 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
-from dp_accounting.pld import privacy_loss_distribution
-from numpy import ndarray
 from torch import Tensor, nn
 
 from defenses.core import Layout
-from defenses.core.privacy.events import Gaussian, merged
+from defenses.core.privacy.events import Gaussian
+from defenses.core.privacy.tradeoff import of_events, of_pair
 
-from ..scoring.allowed import gaussian_tpr, largest_tpr
-
-GRID = 1e-3
-"""Nats between the losses of a privacy loss distribution; pessimistic, so that a coarse grid accuses nobody."""
-
-_EPSILONS = np.linspace(0.0, 60.0, 3001)
+AT_DELTA = 1e-5
+"""How fine the curve of a claim is: that of an epsilon at this delta. A coarse one accuses nobody wrongly."""
 
 ClaimedRelation = Literal["add_remove", "zero_out"]
 Arithmetic = Literal["released", "real"]
@@ -99,32 +92,8 @@ class TrainerClaim:
 
     def most(self, fpr: float) -> float:
         """The largest true positive rate that the claim allows at a false positive rate."""
-        if self.events is None:
-            return largest_tpr(self.epsilon, self.delta, fpr)
-        # Events of other samplers without their amplification: more is allowed, and nobody is accused for it.
-        events = merged([event if event.plain else event.unsampled for event in self.events])
-        if not events:
-            return fpr
-        if all(event.sample_rate == 1 for event in events):
-            return gaussian_tpr(math.sqrt(math.fsum(e.count / e.noise_multiplier**2 for e in events)), fpr)
-        deltas = _deltas(events)
-        # Both orders of every (epsilon, delta) on the curve.
-        above = np.exp(_EPSILONS) * fpr + deltas
-        below = 1 - np.exp(-_EPSILONS) * (1 - fpr - deltas)
-        return float(min(1.0, above.min(), below.min()))
-
-
-@lru_cache(maxsize=64)
-def _deltas(events: tuple[Gaussian, ...]) -> ndarray:
-    """Delta at each epsilon of the grid, for the composition of Gaussians on Poisson samples."""
-    parts = []
-    for event in events:
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            event.noise_multiplier, sampling_prob=event.sample_rate, value_discretization_interval=GRID
-        ).self_compose(event.count)
-        parts.append(one)
-    composed = reduce(lambda one, other: one.compose(other), parts)
-    return np.asarray(composed.get_delta_for_epsilon(_EPSILONS.tolist()))
+        curve = of_pair(self.epsilon, self.delta) if self.events is None else of_events(self.events, AT_DELTA)
+        return curve.tpr_at(fpr)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

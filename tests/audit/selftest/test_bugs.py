@@ -42,6 +42,7 @@ def test_a_planted_bug_is_caught(name):
     assert found.accused_by, [one for one in found.outcomes if one.found != "n/a"]
 
 
+@pytest.mark.long
 def test_two_bugs_are_caught_and_the_loop_that_they_are_planted_in_is_not_accused():
     """In a process of its own: every call is checked in this one, and a run of two milliseconds takes thirty."""
     program = """
