@@ -34,6 +34,23 @@ from .core import (
     unbounded,
 )
 
+_SMALL, _MOST = 2**15, 128  # 32 MiB of masks at most
+# Of networks with few parameters the last masks are kept: to draw one takes as long as the rest of a step.
+_masks: dict[tuple[object, ...], Coordinates] = {}
+
+
+def _drawn(number: int, dropped: int, context: Context) -> Coordinates:
+    """All coordinates but the first few of a random order, which is public, as the seed is."""
+    key = (context.seed, number, dropped, context.dim, context.device)
+    if (mask := _masks.get(key)) is None:
+        order = torch.randperm(context.dim, generator=context.coins(number)).to(context.device)
+        mask = Coordinates(order[dropped:], dim=context.dim)
+        if context.dim <= _SMALL:
+            _masks[key] = mask
+            while len(_masks) > _MOST:
+                del _masks[next(iter(_masks))]
+    return mask
+
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSparsification(Stateless):
@@ -65,10 +82,8 @@ class RandomSparsification(Stateless):
         # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
         within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
         refresh = context.epoch * self.refreshes + within
-        order = torch.randperm(context.dim, generator=context.coins(refresh)).to(context.device)
-        kept = Coordinates(
-            order[int(self.final_sparsity * self._grown(refresh, context) * context.dim) :], dim=context.dim
-        )
+        dropped = int(self.final_sparsity * self._grown(refresh, context) * context.dim)
+        kept = _drawn(refresh, dropped, context)
         if self.where == "after the noise":
             return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Keep(kept))
         return StepPlan(Block(codec=kept, bound=self.bound))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from attacks.core import MOST_VIEWS, Examples, NotApplicable, Shadows, balanced_halves, viewed
 from benchmarks.core import Splits
-from defenses.core import Execution, from_os, keyed, seeded, train
+from defenses.core import Execution, NotTogether, from_os, keyed, seeded, train, train_together
 
 from ..observe import logits_of
 from ..plan.artifact import Artifact, Artifacts
@@ -32,8 +32,8 @@ from ..plan.pretrain import starting_model
 from ..plan.request import Request, TrainingRequest, seed_of, seed_of_data
 from .outcome import asked_pools, examples_of, join, pick
 
-TOGETHER = 16
-"""Models of one artifact, which are trained together, and are lost together where a run is interrupted."""
+TOGETHER = 8
+"""Models of one artifact, which are trained at once, or in one process; with them an interrupted run loses no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +78,60 @@ class ShadowStack:
         halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
         others = _others(splits, asked, device)
         size = len(splits.private)
-        answers, population = [], []
+        members = []
         for number, half in enumerate(halves, start=self.first):
             order = torch.randperm(len(others), generator=keyed(self.seed_for("others", number)))
-            rest = pick(others, order[: max(0, size - int(half.sum()))])
-            model = self._trained(number, join(pick(asked, half.nonzero()[:, 0]), rest), public, splits, device)
-            seen = viewed(asked.inputs, self.views)
-            answers.append(logits_of(model, seen.flatten(0, 1)).unflatten(0, seen.shape[:2]))
-            population.append(logits_of(model, public.inputs) if len(public) else torch.zeros(0, splits.classes))
+            rest = len(asked) + order[: max(0, size - int(half.sum()))]
+            members.append(torch.cat([half.nonzero()[:, 0], rest]))
+        models = self._trained(join(asked, others), members, public, splits)
+        seen = viewed(asked.inputs, self.views)
+        answers = [logits_of(model, seen.flatten(0, 1)).unflatten(0, seen.shape[:2]) for model in models]
+        none = public.inputs.new_zeros(0, splits.classes)
+        population = [logits_of(model, public.inputs) if len(public) else none for model in models]
         return {"logits": packed(torch.stack(answers)), "population": packed(torch.stack(population))}
 
-    def _trained(
-        self, number: int, examples: Examples, public: Examples, splits: Splits, device: torch.device
-    ) -> nn.Module:
+    def _trained(self, pool: Examples, members: list[Tensor], public: Examples, splits: Splits) -> list[nn.Module]:
+        """The models, trained at once where the trainer of stacks takes them, and one after another elsewhere."""
+        request, numbers = self.request, range(self.first, self.first + self.count)
+        if len({len(chosen) for chosen in members}) == 1 and not (request.secure or reads_public(request.defense)):
+            models = [self._begun(number, public, splits) for number in numbers]
+            sampling, steps = planned(request, len(members[0]))
+            try:
+                train_together(
+                    models,
+                    (pool.inputs, pool.labels),
+                    torch.stack(members),
+                    defend(request, len(members[0]))[0],
+                    sampling=sampling,
+                    steps=steps,
+                    lr=request.training.lr,
+                    noise=keyed(self.seed_for("noise", self.first)),
+                    seeds=[self.seed_for("coins", number) for number in numbers],
+                    sampler_keys=[self.seed_for("sampler", number) for number in numbers],
+                    recipe=request.training.recipe,
+                )
+            except NotTogether:
+                pass
+            else:
+                return models
+        begun = ((number, self._begun(number, public, splits)) for number in numbers)
+        return [
+            self._alone(number, model, pick(pool, chosen), public)
+            for (number, model), chosen in zip(begun, members, strict=True)
+        ]
+
+    def _begun(self, number: int, public: Examples, splits: Splits) -> nn.Module:
+        request = self.request
+        # Random weights are the trainer's own; those of pretraining on public examples are known to everybody.
+        if request.training.pretrain is None:
+            request = replace(request, seed=self.seed_for("model", number))
+        return starting_model(request, splits, public).to(public.inputs.device)
+
+    def _alone(self, number: int, model: nn.Module, examples: Examples, public: Examples) -> nn.Module:
         request, task = self.request, self.request.training
         sampling, steps = planned(request, len(examples))
-        # Random weights are the trainer's own; those of pretraining on public examples are known to everybody.
-        own = request if task.pretrain is not None else replace(request, seed=self.seed_for("model", number))
-        run = train(
-            starting_model(own, splits, public),
+        return train(
+            model,
             (examples.inputs, examples.labels),
             defend(request, len(examples))[0],
             sampling=sampling,
@@ -107,9 +142,8 @@ class ShadowStack:
             seed=self.seed_for("coins", number),
             sampler_key=None if request.secure else self.seed_for("sampler", number),
             recipe=task.recipe,
-            execution=Execution(engine=task.engine, device=device),
-        )
-        return run.model
+            execution=Execution(engine=task.engine, device=examples.inputs.device),
+        ).model
 
 
 def halves_of(splits: Splits, count: int, models: int) -> Tensor:

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from . import architectures, inversion, masked, methods, noise, plot, projection, report, rgap, step
+from . import architectures, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
 
-Benchmark = Literal["all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion"]
+Benchmark = Literal[
+    "all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion", "shadows"
+]
 # Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -68,6 +70,8 @@ def speed(
         _finish(masked.measure(**shared), out)
     if what in ("all", "rgap"):
         _finish(rgap.measure(**shared), out)
+    if what in ("all", "shadows"):
+        _finish(shadows.measure(**shared), out)
     if what in ("all", "projection"):
         _say("projection")
         where = report.environment(device)

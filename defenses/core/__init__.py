@@ -56,6 +56,7 @@ from .training.sampling import (
     truncated_poisson,
 )
 from .training.settings import Execution, Meter, Recipe, Recording
+from .training.stacked import NotTogether, train_together
 from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
 from .training.step import Account, Stepper
 from .training.train import train
@@ -105,6 +106,7 @@ __all__ = [
     "NoiseStrategy",
     "NoisyPlan",
     "NormWithin",
+    "NotTogether",
     "Offset",
     "Post",
     "Project",
@@ -187,6 +189,7 @@ __all__ = [
     "shuffle",
     "standardised",
     "train",
+    "train_together",
     "truncated_poisson",
     "unbounded",
     "unverified",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attacks.core import NotApplicable
+from attacks.core.shadow_statistics import log_odds
 from audit.plan.build import load_splits
 from audit.plan.cells import Cell
 from audit.plan.expand import plan
@@ -17,6 +18,7 @@ from audit.subjects import shadow_bank
 from audit.subjects.outcome import asked_pools, join
 from audit.subjects.shadow_bank import ShadowStack, halves_of, packed, read_bank, unpacked
 from audit.suite.suite import SuiteError
+from defenses.core import NotTogether
 
 CPU = torch.device("cpu")
 SUITE = """
@@ -49,20 +51,33 @@ def stack_of(cell: Cell) -> ShadowStack:
 
 @pytest.fixture
 def trained_on(monkeypatch):
-    """Whom each training in a bank was about, by the ids behind its inputs."""
+    """Inputs and keys of each training in a bank; every second stack is trained one after another."""
     seen = []
-    real = shadow_bank.train
+    real, together = shadow_bank.train, shadow_bank.train_together
 
     def watched(model, examples, *arguments, **settings):
-        seen.append((examples[0].clone(), settings))
+        seen.append((examples[0].clone(), settings["seed"], settings["sampler_key"]))
         return real(model, examples, *arguments, **settings)
 
+    def watched_stack(models, pool, chosen, *arguments, **settings):
+        seen.extend(
+            (pool[0][one], seed, key)
+            for one, seed, key in zip(chosen, settings["seeds"], settings["sampler_keys"], strict=True)
+        )
+        return together(models, pool, chosen, *arguments, **settings)
+
     monkeypatch.setattr(shadow_bank, "train", watched)
+    monkeypatch.setattr(shadow_bank, "train_together", watched_stack)
     return seen
 
 
-def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(suite_of, trained_on):
+@pytest.mark.parametrize("stacked", [True, False])
+def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(
+    suite_of, trained_on, monkeypatch, stacked
+):
     stack = stack_of(cell_of(suite_of(SUITE)))
+    if not stacked:
+        monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
     stack(CPU)
     splits = load_splits(stack.request, CPU)
     inside, outside = asked_pools(splits, 80, CPU)
@@ -70,14 +85,14 @@ def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(
     halves = halves_of(splits, 160, 4)
     pools = join(shadow_bank.examples_of(splits.private, CPU), shadow_bank.examples_of(splits.non_member, CPU))
     assert len(trained_on) == 4
-    for half, (inputs, _) in zip(halves, trained_on, strict=True):
+    for half, (inputs, *_) in zip(halves, trained_on, strict=True):
         assert len(inputs) == 121
         found = {tuple(row) for row in inputs.flatten(1).tolist()}
         assert [tuple(row) in found for row in asked.inputs.flatten(1).tolist()] == half.tolist()
         assert found <= {tuple(row) for row in pools.inputs.flatten(1).tolist()}
     # Neither the noise, nor the sampler, nor the masks of one model are those of another.
-    for key in ("seed", "sampler_key"):
-        assert len({settings[key] for _, settings in trained_on}) == 4
+    for number in (1, 2):
+        assert len({keys[number] for keys in trained_on}) == 4
 
 
 def test_halves_tell_nothing_of_who_is_a_member(suite_of):
@@ -88,13 +103,41 @@ def test_halves_tell_nothing_of_who_is_a_member(suite_of):
     assert abs(float(share) - 40) < 5 * (40 / 2 * 160 / 159 / 128) ** 0.5
 
 
-def test_the_models_of_a_small_bank_are_the_first_of_a_large_one(suite_of):
-    small = stack_of(cell_of(suite_of(SUITE)))
-    large = dataclasses.replace(small, count=6)
-    few, many = (unpacked(stack(CPU)["logits"]) for stack in (small, large))
-    assert torch.equal(few, many[:4]) and not torch.equal(many[0], many[2])
-    rest = dataclasses.replace(small, first=4, count=2)
-    assert torch.equal(unpacked(rest(CPU)["logits"]), many[4:])
+def test_the_stacks_of_a_small_bank_are_the_first_of_a_large_one(suite_of):
+    names = {}
+    for models in (8, 16, 20):
+        many = suite_of(SUITE.replace("shadows = 4 }", f"shadows = {models} }}"))
+        names[models] = [artifact.name for artifact in cell_of(many).needs]
+    assert names[16] == names[20][:2] and names[8] == names[16][:1] and len(set(names[20])) == 3
+
+
+def test_models_of_one_stack_and_of_others_differ(suite_of):
+    first = stack_of(cell_of(suite_of(SUITE)))
+    answers = [unpacked(dataclasses.replace(first, first=start)(CPU)["logits"]) for start in (0, 4)]
+    flat = torch.cat(answers).flatten(1)
+    assert float((torch.corrcoef(flat) - torch.eye(8)).max()) < 0.999
+    assert torch.equal(unpacked(first(CPU)["logits"]), answers[0])
+
+
+@pytest.mark.parametrize("defense", ["sgd", "dp_sgd"])
+def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch, defense):
+    """Up to the coins of sampling and noise: by how much surer they are of what they were trained on."""
+    more = SUITE.replace("shadows = 4 }", "shadows = 8 }").replace("epochs = 2", "epochs = 40")
+    stack = stack_of(cell_of(suite_of(more), defense, "positive" if defense == "sgd" else None))
+    splits = load_splits(stack.request, CPU)
+    asked, halves = join(*asked_pools(splits, 80, CPU)), halves_of(splits, 160, 8)
+    gains = []
+    for alone in (False, True):
+        if alone:
+            monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
+        odds = log_odds(unpacked(stack(CPU)["logits"]), asked.labels)[..., 0]
+        gains.append(float(odds[halves].mean() - odds[~halves].mean()))
+    assert gains[0] == pytest.approx(gains[1], abs=0.25), gains
+    assert defense != "sgd" or min(gains) > 0.5
+
+
+def refuse_to_stack(*arguments, **settings):
+    raise NotTogether("not today")
 
 
 def test_a_bank_is_shared_by_attacks_controls_and_suites_and_by_no_other_training(suite_of):
@@ -119,7 +162,7 @@ def test_a_bank_is_shared_by_attacks_controls_and_suites_and_by_no_other_trainin
     assert not cell_of(suite, attack="loss_threshold").needs
     many = SUITE.replace("shadows = 4 }", "shadows = 36 }")
     made = [artifact.make for artifact in cell_of(suite_of(many)).needs]
-    assert [stack.count for stack in made if isinstance(stack, ShadowStack)] == [16, 16, 4]
+    assert [stack.count for stack in made if isinstance(stack, ShadowStack)] == [8, 8, 8, 8, 4]
 
 
 def test_answers_come_in_the_order_of_the_candidates_with_the_half_of_each(suite_of):

@@ -1,0 +1,173 @@
+"""Training many shadow models: as `leakbench` does it, against a plain loop of the same trainer over the models.
+
+Chains of linear layers are trained as one stack, with a leading model axis. Convolutions gain nothing from that on a
+CPU; there it is processes of one thread each, one a core, against a loop in one process that has all threads. What it
+takes to start a process is not counted: a run starts them once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import models as networks
+from defenses.core import Defense, Execution, poisson, seeded, train, train_together
+from defenses.dp_sgd import dp_sgd
+from defenses.random_sparsification import random_sparsification
+
+from . import report
+from .harness import SpeedComparison, compare
+from .memory import Probe
+from .targets import SpeedTarget
+
+LOOP, STACK, PROCESSES = "a loop over models", "one stack", "processes of one thread"
+BATCH, POOL = 64, 700
+METHODS: dict[str, Callable[[], Defense]] = {
+    "dp_sgd": lambda: dp_sgd(clip_norm=1.0, noise_multiplier=1.0),
+    "random_sparsification": lambda: random_sparsification(clip_norm=1.0, final_sparsity=0.9, noise_multiplier=1.0),
+}
+MLP, CNN = "mlp 64-64-10", "cnn 28x28"
+STEPS = {MLP: 24, CNN: 8}
+GOALS = {(MLP, 16): 6.0, (MLP, 64): 10.0, (CNN, 8): 1.4}
+"""Least speed-up by network and number of models."""
+
+
+def _network(name: str, seed: int) -> nn.Module:
+    if name == MLP:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return networks.build("dp_cnn_small", input_shape=(1, 28, 28), classes=10, seed=seed)
+
+
+def _pool(name: str, device: str) -> tuple[Tensor, Tensor]:
+    coins = torch.Generator().manual_seed(0)
+    shape = (1, 8, 8) if name == MLP else (1, 28, 28)
+    inputs = torch.rand(2 * POOL, *shape, generator=coins)
+    return inputs.to(device), torch.randint(0, 10, (2 * POOL,), generator=coins).to(device)
+
+
+def _alone(numbers: Sequence[int], *, network: str, method: str, device: str) -> list[Tensor]:
+    """Models trained one after another; their parameters."""
+    inputs, labels = _pool(network, device)
+    found = []
+    for number in numbers:
+        model, chosen = _network(network, number).to(device), _chosen(number).to(device)
+        train(
+            model,
+            (inputs[chosen], labels[chosen]),
+            METHODS[method](),
+            sampling=poisson(BATCH / POOL),
+            steps=STEPS[network],
+            lr=0.1,
+            noise=seeded(number),
+            seed=number,
+            sampler_key=number,
+            execution=Execution(device=device),
+        )
+        found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    return found
+
+
+def _chosen(number: int) -> Tensor:
+    return torch.randperm(2 * POOL, generator=torch.Generator().manual_seed(number))[:POOL]
+
+
+def _together(numbers: Sequence[int], *, network: str, method: str, device: str) -> list[Tensor]:
+    stack = [_network(network, number).to(device) for number in numbers]
+    train_together(
+        stack,
+        _pool(network, device),
+        torch.stack([_chosen(number) for number in numbers]),
+        METHODS[method](),
+        sampling=poisson(BATCH / POOL),
+        steps=STEPS[network],
+        lr=0.1,
+        noise=torch.Generator().manual_seed(0),
+        seeds=list(numbers),
+        sampler_keys=list(numbers),
+    )
+    return [nn.utils.parameters_to_vector(model.parameters()).detach() for model in stack]
+
+
+def build(*, network: str, models: int, method: str, way: str, device: str = "cpu") -> Callable[[], list[Tensor]]:
+    """One way of training the models.
+
+    Args:
+        network: `MLP` or `CNN`.
+        models: how many.
+        method: one of `METHODS`.
+        way: `LOOP`, `STACK` or `PROCESSES`.
+        device: "cpu" or "cuda".
+    """
+    numbers, about = list(range(models)), {"network": network, "method": method, "device": device}
+    if way == LOOP:
+        return partial(_alone, numbers, **about)
+    if way == STACK:
+        return partial(_together, numbers, **about)
+    count = max(1, torch.get_num_threads())
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+
+    def run() -> list[Tensor]:
+        parts = pool.map(partial(_alone, **about), [numbers[start::count] for start in range(count)])
+        return [one for part in parts for one in part]
+
+    weakref.finalize(run, pool.shutdown)
+    return run
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    memory: bool | None = None,
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Compares the ways at every network, number of models and method.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: of each comparison, at most; 9, or 3 where quick.
+        quick: the smaller number of models and few rounds.
+        budget: seconds for the rounds of one comparison, 120 where None.
+        memory: ignored: memory is not what these ways differ in.
+        say: told what comes next.
+    """
+    del memory
+    limit, seconds = rounds or (3 if quick else 9), 120.0 if budget is None else budget
+    where = report.environment(device)
+    found: list[SpeedComparison] = []
+    targets: list[SpeedTarget] = []
+    for (network, models), goal in GOALS.items():
+        if quick and models > 16:
+            continue
+        for method in METHODS:
+            name, ours = f"{network}, {models} models, {method}", STACK if network == MLP else PROCESSES
+            say(f"shadows: {name}")
+            about = {"network": network, "models": models, "method": method}
+            probes = {way: Probe(f"{__name__}:build", about | {"way": way, "device": device}) for way in (LOOP, ours)}
+            found.append(
+                compare(name, probes, peer=LOOP, about=about, device=device, rounds=limit, budget=seconds, memory=False)
+            )
+            targets.append(SpeedTarget(case=name, way=ours, against=LOOP, quantity="speed-up", limit=goal))
+    return {
+        "benchmark": "shadows",
+        "title": "Training shadow models",
+        "method": (
+            f"Batches of {BATCH} of {POOL} examples by Poisson sampling, noise multiplier 1; {STEPS[MLP]} steps of the "
+            f"chain of linear layers, {STEPS[CNN]} of the network of convolutions. All ways run in turn, round by "
+            "round; ratios are medians of the ratios within a round, with their first and last decile."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "targets": [target.judge(found).as_dict() for target in targets],
+    }

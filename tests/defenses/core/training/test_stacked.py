@@ -1,0 +1,266 @@
+"""Models trained as one stack: the same as one after another, and a clear refusal of what a stack does not execute."""
+
+import copy
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import defenses
+from defenses.core import (
+    CropAndFlip,
+    Defense,
+    NotTogether,
+    Recipe,
+    Sampling,
+    poisson,
+    seeded,
+    shuffle,
+    train,
+    train_together,
+)
+from defenses.core.training import stacked as stacked_models
+
+FOLDER = Path(inspect.getfile(defenses)).parent
+MODELS, COUNT = 3, 40
+POOL = (
+    torch.randn(60, 1, 3, 4, generator=torch.Generator().manual_seed(0)),
+    torch.randint(0, 5, (60,), generator=torch.Generator().manual_seed(1)),
+)
+CHOSEN = torch.stack([torch.randperm(60, generator=torch.Generator().manual_seed(s))[:COUNT] for s in (2, 3, 4)])
+
+
+def network(seed: int, *middle: nn.Module, bias: bool = True) -> nn.Module:
+    coins = torch.Generator().manual_seed(seed)
+    layers = middle or (nn.Tanh(),)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8, bias=bias), *layers, nn.Linear(8, 5))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=coins) / 3)
+    return model
+
+
+def defense(name: str, noise: float = 0.0, **settings) -> Defense:
+    made = getattr(importlib.import_module(f"defenses.{name}"), name)(**settings)
+    return made if made.noise_multiplier == 0 else made.with_noise(noise)
+
+
+def stacked(one: Defense, *, steps: int = 12, build=network, models: int = MODELS, noise: int = 0, **more) -> list:
+    """Models trained together."""
+    stack = [build(number) for number in range(models)]
+    train_together(
+        stack,
+        POOL,
+        more.pop("chosen", CHOSEN),
+        one,
+        sampling=more.pop("sampling", shuffle(0.25)),
+        steps=steps,
+        lr=0.5,
+        noise=torch.Generator().manual_seed(noise),
+        seeds=[11 + number for number in range(models)],
+        sampler_keys=[21 + number for number in range(models)],
+        **more,
+    )
+    return stack
+
+
+def vectors(models: list[nn.Module]) -> torch.Tensor:
+    return torch.stack([nn.utils.parameters_to_vector(m.parameters()).detach() for m in models])
+
+
+def both(one: Defense, *, steps: int = 12, build=network, **more) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parameters of models trained alone and together [models, dim]."""
+    # First, because a refusal is what some tests are about.
+    together = vectors(stacked(one, steps=steps, build=build, **more))
+    alone = [build(number) for number in range(MODELS)]
+    for number, (model, chosen) in enumerate(zip(alone, CHOSEN, strict=True)):
+        train(
+            model,
+            (POOL[0][chosen], POOL[1][chosen]),
+            one,
+            sampling=more.get("sampling", shuffle(0.25)),
+            steps=steps,
+            lr=0.5,
+            noise=seeded(0),
+            seed=11 + number,
+            sampler_key=21 + number,
+            recipe=more.get("recipe"),
+        )
+    return vectors(alone), together
+
+
+TOGETHER = {
+    "sgd": {},
+    "clipped_sgd": {"clip_norm": 0.5},
+    "dp_sgd": {"clip_norm": 0.5},
+    "auto_s": {"clip_norm": 0.5},
+    "auto_v": {"clip_norm": 0.5},
+    "nsgd": {"clip_norm": 0.5},
+    "psac": {"clip_norm": 0.5},
+    "random_sparsification": {"final_sparsity": 0.8},
+    "random_freeze": {"final_sparsity": 0.6, "cooling_epochs": 2},
+    "random_dropping": {},
+    "magnitude_dropping": {},
+    "random_pruning": {},
+    "synflow": {"rounds": 3},
+    "posterior_freeze": {"final_sparsity": 0.6},
+}
+"""Methods whose plans a stack executes, with settings under which they do something in a few steps."""
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_without_noise_each_model_is_the_one_that_it_is_alone(name):
+    alone, together = both(defense(name, **TOGETHER[name]))
+    assert float((alone - vectors([network(number) for number in range(MODELS)])).norm()) > 0.1
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0], together[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("[a-z]*.py")} - TOGETHER.keys()))
+def test_a_method_that_a_stack_does_not_execute_is_refused_or_gives_the_same(name):
+    try:
+        alone, together = both(defense(name), steps=4)
+    except ValueError as error:
+        assert isinstance(error, NotTogether) or "this method needs public data, got none" in str(error)
+        return
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(momentum=0.9, schedule="cosine"),
+        Recipe(optimizer="adam", average=0.9),
+        Recipe(schedule="linear", expected_batch=7.0),
+    ],
+)
+def test_optimizers_schedules_and_averages_are_those_of_a_training_alone(recipe):
+    one = defense("random_freeze", final_sparsity=0.6, cooling_epochs=2)
+    alone, together = both(one, recipe=recipe)
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling("partition", 0.3), Sampling("random_allocation", 0.05), Sampling("full", 1.0)]
+)
+def test_batches_are_the_samplers_empty_ones_included(sampling):
+    alone, together = both(defense("dp_sgd", clip_norm=0.5), sampling=sampling)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "middle", [(nn.ReLU(),), (nn.Sequential(nn.GELU(), nn.Linear(8, 8)), nn.Sigmoid()), (nn.LeakyReLU(0.3), nn.ELU())]
+)
+def test_chains_of_linear_layers_and_elementwise_functions_are_taken(middle):
+    def build(seed: int) -> nn.Module:
+        return network(seed, *copy.deepcopy(middle), bias=False)
+
+    alone, together = both(defense("random_sparsification", final_sparsity=0.8), build=build)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "released"), [("dp_sgd", 1.0), ("random_pruning", 81 / 149)])
+def test_noise_has_the_scale_of_the_plan_in_the_coordinates_that_are_released(name, released):
+    """Of one step, as what noise changes; two thirds and three halves of the scale are rejected."""
+    settings = {"prune_rate": 0.5, "pruned": "initial"} if name == "random_pruning" else {}
+    chosen, moved = CHOSEN[0].repeat(40, 1), []
+    for sigma in (2.0, 0.0):
+        one = defense(name, sigma, clip_norm=0.7, **settings)
+        moved.append(vectors(stacked(one, steps=1, models=40, chosen=chosen, noise=5)))
+    # lr / expected batch = 0.5 / 10, by which a release is multiplied.
+    noise = (moved[0] - moved[1]).double() / 0.05
+    there = noise[noise != 0]
+    assert len(there) == pytest.approx(released * noise.numel(), rel=1e-3)
+    energy = float(there.square().sum())
+    for scale, fits in ((1.4, True), (1.4 * 2 / 3, False), (1.4 * 1.5, False)):
+        p = stats.chi2(len(there)).cdf(energy / scale**2)
+        assert (1e-6 < p < 1 - 1e-6) == fits
+    # Models have noise of their own.
+    correlation = torch.corrcoef(noise)[~torch.eye(40, dtype=torch.bool)]
+    assert float(correlation.abs().max()) < 0.6
+
+
+def test_a_row_that_is_not_finite_counts_as_zero_by_itself():
+    inputs = POOL[0].clone()
+    inputs[CHOSEN[0][0]] = torch.inf
+    one, full = defense("dp_sgd", clip_norm=0.5), Sampling("full", 1.0)
+    models, ends = [network(0), network(0)], []
+    for pool, chosen in (((inputs, POOL[1]), CHOSEN[0]), (POOL, CHOSEN[0][1:])):
+        model = models[len(ends)]
+        batch = Recipe(expected_batch=40.0)
+        train_together(
+            [model], pool, chosen[None], one, sampling=full, steps=2, lr=0.5, noise=torch.Generator(), seeds=[1],
+            sampler_keys=[2], recipe=batch,
+        )  # fmt: skip
+        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert ends[0].isfinite().all()
+    torch.testing.assert_close(ends[0], ends[1])
+
+
+def hooked(_: int) -> nn.Module:
+    model = network(0)
+    model.get_submodule("1").register_forward_hook(lambda *_: None)
+    return model
+
+
+def frozen(_: int) -> nn.Module:
+    model = network(0)
+    model.get_parameter("1.weight").requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda _: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(4, 5)), "got Conv2d"),
+        (lambda _: nn.Linear(12, 5), "must be of nn.Sequential models, got Linear"),
+        (lambda _: nn.Sequential(nn.Flatten(), nn.Tanh()), "must have a linear layer"),
+        (lambda seed: network(seed, nn.Dropout(0.5)), "got Dropout"),
+        (lambda seed: network(seed, *[nn.Tanh()] * (1 + seed), bias=seed == 0), "one architecture"),
+        (hooked, "without hooks"),
+        (frozen, "a frozen layer"),
+    ],
+)
+def test_other_models_are_refused(build, sentence):
+    with pytest.raises(NotTogether, match=sentence):
+        stacked(defense("dp_sgd"), build=build)
+
+
+def test_other_recipes_and_numbers_that_do_not_fit_are_refused():
+    one = defense("dp_sgd")
+    with pytest.raises(NotTogether, match="views"):
+        stacked(one, recipe=Recipe(augmentation=CropAndFlip(views=2)))
+    with pytest.raises(NotTogether, match="an optimizer of one's own"):
+        stacked(one, recipe=Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))
+    with pytest.raises(ValueError, match="a seed, a key and examples for each model, got"):
+        stacked(one, chosen=CHOSEN[:2])
+
+
+def test_poisson_sampling_is_a_coin_of_each_record_in_each_step_and_each_model():
+    members = torch.arange(200).repeat(8, 1) + 1000
+    joined = torch.zeros(8, 60, 200)
+    for step in range(60):
+        rows, there = stacked_models._drawn(poisson(0.1), step, members, list(range(8)))
+        for model in range(8):
+            joined[model, step, rows[model][there[model]] - 1000] += 1
+    assert set(joined.unique().tolist()) == {0.0, 1.0}
+    # 96,000 coins, and pairs of them by model, by step and by record.
+    assert abs(float(joined.mean()) - 0.1) < 5 * (0.09 / joined.numel()) ** 0.5
+    for a, b in ((joined[1:], joined[:-1]), (joined[:, 1:], joined[:, :-1]), (joined[..., 1:], joined[..., :-1])):
+        assert abs(float((a * b).mean()) - 0.01) < 5 * (0.01 * 0.99 / a.numel()) ** 0.5
+    again = stacked_models._drawn(poisson(0.1), 3, members, list(range(8)))
+    assert torch.equal(again[0], stacked_models._drawn(poisson(0.1), 3, members, list(range(8)))[0])
+    none = stacked_models._drawn(poisson(1e-9), 0, members, list(range(8)))
+    assert not none[1].any()
+
+
+@pytest.mark.parametrize("sampling", [poisson(0.25), poisson(1e-6)])
+def test_a_run_on_poisson_batches_learns_and_empty_batches_are_steps(sampling):
+    moved = vectors(stacked(defense("dp_sgd", clip_norm=0.5), sampling=sampling)) - vectors(
+        [network(n) for n in range(3)]
+    )
+    assert (float(moved.norm()) > 0.1) == (sampling.rate > 0.1)
