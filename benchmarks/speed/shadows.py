@@ -7,21 +7,22 @@ takes to start a process is not counted: a run starts them once.
 
 from __future__ import annotations
 
+import importlib
+import tomllib
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks import models as networks
-from defenses.core import Defense, Execution, poisson, seeded, train, train_together
-from defenses.dp_sgd import dp_sgd
-from defenses.random_sparsification import random_sparsification
+from defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
 
+from .. import models as networks
 from . import report
 from .harness import SpeedComparison, compare
 from .memory import Probe
@@ -29,14 +30,32 @@ from .targets import SpeedTarget
 
 LOOP, STACK, PROCESSES = "a loop over models", "one stack", "processes of one thread"
 BATCH, POOL = 64, 700
-METHODS: dict[str, Callable[[], Defense]] = {
-    "dp_sgd": lambda: dp_sgd(clip_norm=1.0, noise_multiplier=1.0),
-    "random_sparsification": lambda: random_sparsification(clip_norm=1.0, final_sparsity=0.9, noise_multiplier=1.0),
-}
 MLP, CNN = "mlp 64-64-10", "cnn 28x28"
 STEPS = {MLP: 24, CNN: 8}
 GOALS = {(MLP, 16): 6.0, (MLP, 64): 10.0, (CNN, 8): 1.4}
 """Least speed-up by network and number of models."""
+
+
+@cache
+def methods() -> dict[str, dict[str, Any]]:
+    """Defenses of the quick suite that bound contributions one by one and are executed by a stack: name -> settings."""
+    asked = tomllib.loads((Path(__file__).parents[1] / "suites" / "quick.toml").read_text(encoding="utf-8"))["defense"]
+    found = {}
+    for entry in asked:
+        settings = {key: value for key, value in entry.items() if key not in ("name", "lr")}
+        if "clip_norm" not in settings:
+            continue
+        try:
+            _together([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
+        except NotTogether:
+            continue
+        found[entry["name"]] = settings
+    return found
+
+
+def _defense(name: str, settings: dict[str, Any]) -> Defense:
+    made = getattr(importlib.import_module(f"defenses.{name}"), name)(**settings)
+    return made if made.noise_multiplier is not None else made.with_noise(1.0)
 
 
 def _network(name: str, seed: int) -> nn.Module:
@@ -53,7 +72,7 @@ def _pool(name: str, device: str) -> tuple[Tensor, Tensor]:
     return inputs.to(device), torch.randint(0, 10, (2 * POOL,), generator=coins).to(device)
 
 
-def _alone(numbers: Sequence[int], *, network: str, method: str, device: str) -> list[Tensor]:
+def _alone(numbers: Sequence[int], *, network: str, method: str, settings: dict[str, Any], device: str) -> list[Tensor]:
     """Models trained one after another; their parameters."""
     inputs, labels = _pool(network, device)
     found = []
@@ -62,7 +81,7 @@ def _alone(numbers: Sequence[int], *, network: str, method: str, device: str) ->
         train(
             model,
             (inputs[chosen], labels[chosen]),
-            METHODS[method](),
+            _defense(method, settings),
             sampling=poisson(BATCH / POOL),
             steps=STEPS[network],
             lr=0.1,
@@ -79,15 +98,23 @@ def _chosen(number: int) -> Tensor:
     return torch.randperm(2 * POOL, generator=torch.Generator().manual_seed(number))[:POOL]
 
 
-def _together(numbers: Sequence[int], *, network: str, method: str, device: str) -> list[Tensor]:
+def _together(
+    numbers: Sequence[int],
+    *,
+    network: str,
+    method: str,
+    settings: dict[str, Any],
+    device: str,
+    steps: int | None = None,
+) -> list[Tensor]:
     stack = [_network(network, number).to(device) for number in numbers]
     train_together(
         stack,
         _pool(network, device),
         torch.stack([_chosen(number) for number in numbers]),
-        METHODS[method](),
+        _defense(method, settings),
         sampling=poisson(BATCH / POOL),
-        steps=STEPS[network],
+        steps=steps or STEPS[network],
         lr=0.1,
         noise=torch.Generator().manual_seed(0),
         seeds=list(numbers),
@@ -102,11 +129,12 @@ def build(*, network: str, models: int, method: str, way: str, device: str = "cp
     Args:
         network: `MLP` or `CNN`.
         models: how many.
-        method: one of `METHODS`.
+        method: one of `methods`.
         way: `LOOP`, `STACK` or `PROCESSES`.
         device: "cpu" or "cuda".
     """
-    numbers, about = list(range(models)), {"network": network, "method": method, "device": device}
+    numbers = list(range(models))
+    about = {"network": network, "method": method, "settings": methods()[method], "device": device}
     if way == LOOP:
         return partial(_alone, numbers, **about)
     if way == STACK:
@@ -149,7 +177,7 @@ def measure(
     for (network, models), goal in GOALS.items():
         if quick and models > 16:
             continue
-        for method in METHODS:
+        for method in methods():
             name, ours = f"{network}, {models} models, {method}", STACK if network == MLP else PROCESSES
             say(f"shadows: {name}")
             about = {"network": network, "models": models, "method": method}

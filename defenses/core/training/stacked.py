@@ -87,7 +87,7 @@ def train_together(
     count = members.shape[1]
     expected = sampling.expected_batch(count) if recipe.expected_batch is None else recipe.expected_batch
     runs = [
-        _Run.begin(
+        _StackedRun.begin(
             defense,
             Context(
                 step=0,
@@ -180,7 +180,7 @@ def _masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "model
 
 
 @dataclass
-class _Run:
+class _StackedRun:
     """What one model's method remembers, and what it may look at."""
 
     state: State
@@ -188,7 +188,7 @@ class _Run:
     update: Tensor | None = None
 
     @classmethod
-    def begin(cls, defense: Defense, context: Context) -> _Run:
+    def begin(cls, defense: Defense, context: Context) -> _StackedRun:
         return cls(defense.start(context), context)
 
     def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
