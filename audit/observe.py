@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from attacks.core import (
     Examples,
     InconsistentObservation,
+    LabelAccess,
     ModelAccess,
     NotApplicable,
     Observation,
@@ -56,6 +57,7 @@ from defenses.core import (
 from defenses.core.gradients.guesses import GuessGradients, factored
 
 from .subjects.candidates import Candidates, copied
+from .subjects.gradient_norms import GradientNorms
 from .subjects.local_steps import LocalUpdate
 from .subjects.structure import structure
 
@@ -612,8 +614,23 @@ def white_box(view: RunView) -> ModelAccess:
     return _model_access(view, white=True)
 
 
+def label_only(view: RunView) -> LabelAccess:
+    """`Access.LABEL_ONLY`: the labels that the final model answers with."""
+    model, world = view.attackers_model, view.attackers_world
+    return LabelAccess(
+        labels_of=lambda inputs: logits_of(model, inputs).argmax(dim=1),
+        input_shape=world.input_shape,
+        input_low=world.low,
+        input_high=world.high,
+        classes=world.classes,
+        candidates=view.given,
+        population=world.population,
+    )
+
+
 def _model_access(view: RunView, *, white: bool) -> ModelAccess:
     model, world = view.attackers_model, view.attackers_world
+    squares = GradientNorms(model, world.loss) if white else None
     return ModelAccess(
         logits=lambda inputs: logits_of(model, inputs),
         input_shape=world.input_shape,
@@ -622,4 +639,5 @@ def _model_access(view: RunView, *, white: bool) -> ModelAccess:
         population=world.population,
         shadows=view.shadows,
         parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
+        gradients_squared=None if squares is None else lambda inputs, labels: squares.of(inputs, labels),
     )

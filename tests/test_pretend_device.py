@@ -401,10 +401,10 @@ def run(suite: suites.Suite, folder: pathlib.Path, where: torch.device) -> dict[
 
 
 def with_every_attack() -> str:
-    """The attacks of the catalogue for a suite, those that search with few iterations."""
-    short = {
-        name: {"iterations": 3} for name in catalog.names("attacks") if "iterations" in catalog.attack(name).defaults
-    }
+    """The attacks of the catalogue for a suite, with few iterations and shadow models."""
+    few = {"iterations": 3, "shadows": 4}
+    defaults = {name: catalog.attack(name).defaults for name in catalog.names("attacks")}
+    short = {name: {k: v for k, v in few.items() if k in defaults[name]} for name in defaults}
     entries = [
         "{ " + ", ".join([f"name = '{name}'", *(f"{k} = {v}" for k, v in short.get(name, {}).items())]) + " }"
         for name in catalog.names("attacks")

@@ -5,7 +5,7 @@ from .errors import InconsistentObservation, NotApplicable, RankDeficient
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .narrow import narrow
 from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
-from .observation import Examples, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
+from .observation import Examples, LabelAccess, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
 from .priors import Box, total_variation, total_variations
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
 from .results import (
@@ -32,6 +32,7 @@ __all__ = [
     "Examples",
     "InconsistentObservation",
     "Knows",
+    "LabelAccess",
     "LabelEstimate",
     "MembershipScores",
     "ModelAccess",

@@ -230,6 +230,8 @@ class ModelAccess(Target):
         population: public examples (`Knows.POPULATION`).
         shadows: what shadow models answer about the candidates and the population (`Knows.SHADOWS`).
         parameters: name -> tensor (`Access.WHITE_BOX`).
+        gradients_squared: (inputs, labels) -> {name: [n]}, squared norms of the gradient of each example's loss in each
+            trained parameter (`Access.WHITE_BOX`).
         controls: what the adversary was allowed to put into training.
     """
 
@@ -242,6 +244,9 @@ class ModelAccess(Target):
     population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
     shadows: Shadows | None = field(default=None, metadata={"needs": Knows.SHADOWS})
     parameters: Mapping[str, Tensor] | None = field(default=None, metadata={"needs": Access.WHITE_BOX})
+    gradients_squared: Callable[..., dict[str, Tensor]] | None = field(
+        default=None, metadata={"needs": Access.WHITE_BOX}
+    )
     controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
@@ -269,6 +274,35 @@ class ModelAccess(Target):
         # White-box includes black-box (`Access.includes`), so one target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
         return Requirements(access=access, knows=_known(self), controls=self.controls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelAccess(Target):
+    """`Access.LABEL_ONLY`: a trained model, in evaluation mode, that answers with its most likely label.
+
+    Attributes:
+        labels_of: inputs [n, *input_shape] -> int64 [n].
+        input_shape: shape of one example.
+        input_low: smallest valid input, in model-input units.
+        input_high: largest valid input.
+        classes: number of classes.
+        candidates: whom a membership test is about.
+        population: public examples (`Knows.POPULATION`).
+    """
+
+    accesses: ClassVar[tuple[Access, ...]] = (Access.LABEL_ONLY,)
+
+    labels_of: Callable[..., Tensor]
+    input_shape: tuple[int, ...]
+    input_low: float
+    input_high: float
+    classes: int
+    candidates: Examples | None = None
+    population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
+
+    def __post_init__(self) -> None:
+        for name, examples in (("population", self.population), ("candidates", self.candidates)):
+            _check_examples(name, examples, self.input_shape, self.classes)
 
 
 class Steps:

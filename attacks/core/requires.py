@@ -35,6 +35,7 @@ class Access:
     WHITE_BOX: ClassVar["Access"]
     ALL_STEPS: ClassVar["Access"]
     FEDERATED: ClassVar["Access"]
+    LABEL_ONLY: ClassVar["Access"]
 
     def __str__(self) -> str:
         return f"Access.{self.name}"
@@ -47,6 +48,7 @@ Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
 Access.WHITE_BOX = Access("WHITE_BOX", "the parameters of the final model", includes=("BLACK_BOX",))
 Access.ALL_STEPS = Access("ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX",))
 Access.FEDERATED = Access("FEDERATED", "the updates of federated clients", includes=("WHITE_BOX",))
+Access.LABEL_ONLY = Access("LABEL_ONLY", "the labels that the final model answers with")
 
 
 class Knows(Flag):

@@ -13,7 +13,7 @@ from typing import Literal
 
 from attacks.core import Access, Knows, Requirements, Target
 
-from ..observe import RunView, black_box, every_step, last_update, white_box
+from ..observe import RunView, black_box, every_step, label_only, last_update, white_box
 from ..subjects.shadow_bank import shadow_artifacts
 from .artifact import Artifact
 from .request import Request
@@ -77,6 +77,10 @@ THREAT_MODELS = {
         ThreatModel(
             kind="membership", access=Access.BLACK_BOX, knows=_FINAL, subject="trained_model",
             build=black_box, needs=shadow_artifacts,
+        ),
+        ThreatModel(
+            kind="membership", access=Access.LABEL_ONLY, knows=Knows.POPULATION, subject="trained_model",
+            build=label_only,
         ),
         ThreatModel(
             kind="membership", access=Access.WHITE_BOX, knows=_FINAL, subject="trained_model",

@@ -19,6 +19,7 @@ from attacks.core import (
     Controls,
     InconsistentObservation,
     Knows,
+    LabelAccess,
     MembershipScores,
     ModelAccess,
     NotApplicable,
@@ -57,10 +58,14 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
     """A target of the class that the attack needs, with every field filled, that gives its members away."""
     if one.name == "float_grid":  # does not look at what the other toys give away
         return toys.rounded_step(seed=seed)
+    if one.name == "loss_trace":  # looks at models, which are the same at all steps of the other
+        return toys.learned_transcript(seed=seed)
     if one.target is Observation:
         return toys.membership_step(seed=seed, noise=0.2)
     if one.target is SeenTranscript:
         return toys.transcript(seed=seed, noise=0.4)
+    if one.target is LabelAccess:
+        return toys.label_target(seed=seed)
     return toys.model_target(seed=seed)
 
 
@@ -179,7 +184,8 @@ def test_an_update_of_one_image_gives_its_label_away_and_one_of_noise_does_not(n
 @pytest.mark.parametrize("name", NAMES)
 def test_without_access_it_is_refused_in_one_sentence(name):
     one = method(name)
-    for kind in (toys.update_target()[0], toys.model_target()[0], toys.transcript(noise=1.0, steps=1)[0]):
+    others = (toys.update_target, toys.model_target, toys.label_target, lambda: toys.transcript(noise=1.0, steps=1))
+    for kind in (make()[0] for make in others):
         if isinstance(kind, one.target):
             continue
         reason = one.check(kind)
@@ -260,7 +266,7 @@ def test_truth_is_nowhere_in_the_package(path):
     assert not {name for name in names if "truth" in name.lower() or name in ("is_member", "members", "member")}
 
 
-@pytest.mark.parametrize("kind", [Observation, ModelAccess, SeenTranscript])
+@pytest.mark.parametrize("kind", [Observation, ModelAccess, LabelAccess, SeenTranscript])
 def test_no_target_has_a_field_for_the_truth(kind):
     words = ("truth", "member", "private", "batch_inputs", "seed")
     assert not [slot.name for slot in fields(kind) if any(word in slot.name for word in words)]

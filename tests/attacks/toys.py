@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from attacks.core import (
     Examples,
+    LabelAccess,
     ModelAccess,
     Network,
     Observation,
@@ -340,6 +341,10 @@ def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tup
         nearest = torch.cdist(inputs.flatten(1), candidates.inputs.flatten(1)).argmin(dim=1)
         return table[nearest]
 
+    def squares(inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        away = logits(inputs).double().softmax(dim=1) - torch.eye(CLASSES)[labels]
+        return {"table": away.square().sum(dim=1)}
+
     population = examples(16, (1, 4, 4), seed=98, first_id=1000)
     access = ModelAccess(
         logits=logits,
@@ -349,8 +354,41 @@ def model_target(*, seed: int = 0, memory: float = 4.0, count: int = 400) -> tup
         population=population,
         shadows=shadow_tables(candidates, population, memory=memory, seed=seed),
         parameters={"table": table},
+        gradients_squared=squares,
     )
     return access, member
+
+
+def learned_transcript(*, seed: int = 0, steps: int = 4, count: int = 400) -> tuple[SeenTranscript, Tensor]:
+    """Such steps, at whose models the logits of members' labels rise by as many nats as steps were taken."""
+    seen, _ = transcript(seed=seed, noise=1.0, steps=steps, count=count)
+    final, member = model_target(seed=seed, memory=float(steps), count=count)
+    at = [model_target(seed=seed, memory=float(index), count=count)[0] for index in range(steps)]
+    learned = [replace(step, logits=model.logits) for step, model in zip(seen.steps, at, strict=True)]
+    return replace(seen, steps=learned, final=final, candidates=final.candidates), member
+
+
+def label_target(*, seed: int = 0, count: int = 400) -> tuple[LabelAccess, Tensor]:
+    """A model that knows its members, mirrored or moved a little too, and answers by chance otherwise."""
+    candidates = examples(count, (1, 8, 8), seed=seed)
+    member = torch.randperm(count, generator=generator(seed + 1)) < count // 2
+    known = torch.cat([candidates.inputs, candidates.inputs.flip(-1)]).flatten(1)
+
+    def labels_of(inputs: Tensor) -> Tensor:
+        nearest = torch.cdist(inputs.flatten(1), known).argmin(dim=1) % count
+        by_chance = (inputs.double().flatten(1).sum(dim=1) * 1e4).long() % CLASSES
+        return torch.where(member[nearest], candidates.labels[nearest], by_chance)
+
+    target = LabelAccess(
+        labels_of=labels_of,
+        input_shape=(1, 8, 8),
+        input_low=0.0,
+        input_high=1.0,
+        classes=CLASSES,
+        candidates=candidates,
+        population=examples(16, (1, 8, 8), seed=98, first_id=1000),
+    )
+    return target, member
 
 
 def shadow_tables(

@@ -1,0 +1,201 @@
+"""Label-only membership: a member's label stands firm, under changes of the image and against the nearest other answer.
+
+Choquette-Choo, Tramèr, Carlini & Papernot, "Label-Only Membership Inference Attacks", ICML 2021 (arXiv:2007.14321): who
+is told no more than the label still sees whether it is right, for how many views of the image, and how far the image
+has to be moved until it changes. The distance is found by asking for labels alone (Chen, Jordan & Wainwright,
+"HopSkipJumpAttack", S&P 2020, Algorithm 2, in L2): a point on the boundary, the boundary's normal there from labels of
+random points around, a step along it, and back to the boundary on the line to the image.
+
+Deviation: the search starts from the nearest candidate that is answered otherwise, so that nothing but candidates is
+needed. A wrongly answered candidate has distance 0, as in the paper, and is not asked about again.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .core import Access, LabelAccess, MembershipScores, NotApplicable, attack, granted, viewed
+
+HALVINGS = 12
+"""Steps of a binary search on a line: to 1/4096 of its length."""
+
+FEWEST = 16
+"""Random points around one on the boundary, in the first round; by the square root of the round more later."""
+
+
+@attack(access=Access.LABEL_ONLY)
+def label_only(
+    target: LabelAccess,
+    coins: torch.Generator,
+    *,
+    by: str = "views",
+    views: int = 18,
+    queries: int = 1000,
+    batch_size: int = 1024,
+) -> MembershipScores:
+    """Scores each candidate by how firmly the final model gives it its label.
+
+    Args:
+        target: the final model, answering with labels.
+        coins: source of the random points.
+        by: "views", the share of views of the image that are answered rightly; or "boundary", the distance to the
+            nearest other answer that was found.
+        views: of each candidate, the image itself among them, as of `lira`.
+        queries: most that are asked about each candidate to find its distance.
+        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+
+    Returns:
+        The share of views, or the L2 distance in model-input units; float64.
+
+    Raises:
+        NotApplicable: views of what is no image, or a model that answers all candidates alike.
+        ValueError: a setting out of range.
+    """
+    if by not in ("views", "boundary"):
+        raise ValueError(f"by must be views or boundary, got {by!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if (needed := HALVINGS + 1 + _round_cost(1)) > queries:
+        raise ValueError(f"queries must be at least {needed}, for one round of the search, got {queries}")
+    candidates = granted(target.candidates)
+    if by == "views":
+        seen = viewed(candidates.inputs, views)
+        answered = torch.cat([target.labels_of(some) for some in seen.flatten(0, 1).split(batch_size)])
+        scores = (answered.unflatten(0, seen.shape[:2]) == candidates.labels[:, None]).double().mean(1)
+    else:
+        asker = _Asker(target, candidates.labels, batch_size)
+        scores = _distances(asker, candidates.inputs, coins, queries)
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """Asks for labels.
+
+    Attributes:
+        target: the model.
+        labels: of all candidates.
+        batch_size: inputs at a time.
+    """
+
+    target: LabelAccess
+    labels: Tensor
+    batch_size: int
+
+    def answers(self, points: Tensor) -> Tensor:
+        """Labels of points [n, *shape]."""
+        return torch.cat([self.target.labels_of(some) for some in points.split(self.batch_size)])
+
+    def beyond(self, points: Tensor, labels: Tensor) -> Bool[Tensor, " n"]:
+        """Whether points have another answer than these labels."""
+        return self.answers(points) != labels
+
+
+def _distances(asker: _Asker, inputs: Tensor, coins: torch.Generator, queries: int) -> Float[Tensor, " n"]:
+    answered = asker.answers(inputs)
+    if (answered == answered[0]).all():
+        raise NotApplicable("the model answers all candidates alike, so that no other answer is known to search for")
+    right = answered == asker.labels
+    distance = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
+    if right.any():
+        starts = inputs[_nearest_otherwise(inputs, answered)][right]
+        distance[right] = _searched(asker, inputs[right], asker.labels[right], starts, coins, queries - 1).double()
+    return distance
+
+
+def _nearest_otherwise(inputs: Tensor, answered: Tensor) -> Tensor:
+    """Index of the nearest candidate that is answered otherwise, of each of them."""
+    away = torch.cdist(inputs.flatten(1).double(), inputs.flatten(1).double())
+    return away.masked_fill(answered[:, None] == answered[None], torch.inf).argmin(dim=1)
+
+
+def _round_cost(number: int) -> int:
+    """Queries of one round: around the point, along the normal, and back to the boundary."""
+    return _around(number) + 2 * HALVINGS
+
+
+def _around(number: int) -> int:
+    return int(FEWEST * math.sqrt(number))
+
+
+def _searched(
+    asker: _Asker, inputs: Tensor, labels: Tensor, starts: Tensor, coins: torch.Generator, queries: int
+) -> Float[Tensor, " n"]:
+    """The smallest distance that was found from each input to a point with another answer than its label."""
+    point = _to_boundary(asker, inputs, labels, starts)
+    nearest = _length(point - inputs)
+    left, number = queries - HALVINGS, 1
+    while left >= _round_cost(number):
+        left -= _round_cost(number)
+        # A walk of about 1 / dim of the distance stays where the boundary is a plane (HopSkipJump, Section III.C).
+        radius = _length(point - inputs) / inputs[0].numel()
+        normal = _normal(asker, point, labels, radius, _around(number), coins)
+        length = _length(point - inputs) / math.sqrt(number)
+        point = _to_boundary(asker, inputs, labels, _along(asker, point, labels, normal, length))
+        nearest = torch.minimum(nearest, _length(point - inputs))
+        number += 1
+    return nearest
+
+
+def _to_boundary(asker: _Asker, inputs: Tensor, labels: Tensor, outside: Tensor) -> Tensor:
+    """Points just beyond the boundary, on the lines from inputs to points with another answer."""
+    low, high = inputs.new_zeros(len(inputs)), inputs.new_ones(len(inputs))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        beyond = asker.beyond(_between(inputs, outside, middle), labels)
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    return _between(inputs, outside, high)
+
+
+def _normal(
+    asker: _Asker, point: Tensor, labels: Tensor, radius: Tensor, around: int, coins: torch.Generator
+) -> Tensor:
+    """Unit directions towards the other answers, estimated from the answers around points on the boundary."""
+    at_once = max(1, asker.batch_size // len(point))
+    weighted, plain, votes = torch.zeros_like(point), torch.zeros_like(point), point.new_zeros(len(point))
+    for first in range(0, around, at_once):
+        count = min(at_once, around - first)
+        away = torch.randn(len(point), count, *point.shape[1:], generator=coins).to(point)
+        away = away / _spread(_length(away.flatten(0, 1)).unflatten(0, away.shape[:2]), away).clamp(min=1e-12)
+        tried = _inside(asker.target, point[:, None] + _spread(radius, away) * away)
+        away = (tried - point[:, None]) / _spread(radius, away).clamp(min=1e-12)
+        vote = 2 * asker.beyond(tried.flatten(0, 1), labels.repeat_interleave(count)).to(point) - 1
+        vote = vote.unflatten(0, (len(point), count))
+        weighted = weighted + (_spread(vote, away) * away).sum(1)
+        plain, votes = plain + away.sum(1), votes + vote.sum(1)
+    # Less their mean, which lowers the variance; where all agree, they say on which side of the point the boundary is.
+    mean = votes / around
+    mixed = torch.where(mean.abs() < 1, mean, torch.zeros_like(mean))
+    normal = weighted - _spread(mixed, weighted) * plain
+    return normal / _spread(_length(normal), normal).clamp(min=1e-12)
+
+
+def _along(asker: _Asker, point: Tensor, labels: Tensor, normal: Tensor, length: Tensor) -> Tensor:
+    """The farthest of halved steps along the normals that has another answer; the point itself where none has."""
+    found, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
+    for _ in range(HALVINGS):
+        tried = _inside(asker.target, point + _spread(length, normal) * normal)
+        taken = missing & asker.beyond(tried, labels)
+        found, missing = torch.where(_spread(taken, tried), tried, found), missing & ~taken
+        length = length / 2
+    return found
+
+
+def _inside(target: LabelAccess, points: Tensor) -> Tensor:
+    return points.clamp(target.input_low, target.input_high)
+
+
+def _between(inputs: Tensor, outside: Tensor, share: Tensor) -> Tensor:
+    return inputs + _spread(share, inputs) * (outside - inputs)
+
+
+def _length(moves: Tensor) -> Tensor:
+    return moves.flatten(1).double().norm(dim=1).to(moves)
+
+
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """Values of each example, or of each of its points, as a factor of tensors of inputs."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))

@@ -1,0 +1,83 @@
+"""Loss trace: the loss of a member falls over the steps of the training, by more than that of a stranger.
+
+Pollock, Shilov, Dodd & de Montjoye, "Free Record-Level Privacy Risk Evaluation Through Artifact-Based Methods", 2024
+(arXiv:2411.05743): the interquartile range of an example's losses over a training (LT-IQR) tells which members are at
+risk, without shadow models. As a test of membership it stands beside the plain drop of the loss.
+
+Deviation: losses are looked at over evenly spread steps, and by somebody who asks who is a member; the paper looks at
+every epoch, at members alone.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from .core import Access, Examples, MembershipScores, NotApplicable, SeenTranscript, attack, granted
+
+
+@attack(access=Access.ALL_STEPS)
+def loss_trace(
+    target: SeenTranscript,
+    coins: torch.Generator,
+    *,
+    statistic: str = "drop",
+    points: int = 20,
+    batch_size: int = 1024,
+) -> MembershipScores:
+    """Scores each candidate by how its loss moves over the models of a training.
+
+    Args:
+        target: the transcript, whose steps have the model that they were taken at.
+        coins: not used; the attack is deterministic.
+        statistic: "drop", the first loss less the last one; or "iqr", the upper quartile of the losses less the lower.
+        points: steps to look at, evenly spread, the first and the last among them, and the final model beside.
+        batch_size: examples asked at a time; bounds memory, changes nothing else.
+
+    Returns:
+        The drop or the range of the loss in nats, float64.
+
+    Raises:
+        NotApplicable: a single model to look at, or losses that are not finite.
+        ValueError: a setting out of range.
+    """
+    if statistic not in ("drop", "iqr"):
+        raise ValueError(f"statistic must be drop or iqr, got {statistic!r}")
+    for name, value, least in (("points", points, 2), ("batch_size", batch_size, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    candidates = granted(target.candidates)
+    steps = len(target.steps)  # pyright: ignore[reportArgumentType] - a narrowed transcript has a length
+    chosen = {i * (steps - 1) // (points - 1) for i in range(points)}
+    # One step after the other: all observations of a run together would not fit into memory.
+    found = [
+        losses(step.logits, candidates, batch_size) for number, step in enumerate(target.steps) if number in chosen
+    ]
+    if target.final is not None:
+        found.append(losses(target.final.logits, candidates, batch_size))
+    if len(found) < 2:
+        raise NotApplicable("a trace must have at least 2 models, got the one of a single step")
+    trace = torch.stack(found)
+    if not trace.isfinite().all():
+        raise NotApplicable("losses must be finite at every step, got NaN or infinity: training diverged")
+    if statistic == "drop":
+        scores = trace[0] - trace[-1]
+    else:
+        ends = torch.tensor([0.25, 0.75], dtype=trace.dtype, device=trace.device)
+        low, high = trace.quantile(ends, dim=0)
+        scores = high - low
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
+
+
+def losses(logits: Callable[..., Tensor], asked: Examples, batch_size: int) -> Tensor:
+    """Cross-entropy of each example in nats, float64.
+
+    Args:
+        logits: inputs -> [n, classes].
+        asked: the examples.
+        batch_size: asked at a time.
+    """
+    with torch.no_grad():
+        answers = torch.cat([logits(some).double() for some in asked.inputs.split(batch_size)])
+    return cross_entropy(answers, asked.labels, reduction="none")
