@@ -15,6 +15,18 @@ from .kinds import KINDS
 Better = Literal["higher", "lower"]
 """Which direction is good for the defender."""
 
+LARGEST_UNDER_CLAIM, LARGEST_BY = "largest_under_claim", "largest_by"
+"""In a metric's detail: the most that the claim allows any test, and by what accounting that is known."""
+
+ROC_RATES = tuple(10 ** (i / 6 - 4) for i in range(25))
+"""False positive rates at which the AUC's detail has the largest true positive rate under the claim."""
+
+
+def roc_key(fpr: float) -> str:
+    """Key of the largest true positive rate at one of `ROC_RATES` in the AUC's detail."""
+    return f"largest_tpr_at_{fpr:.3g}_fpr"
+
+
 CLAIM = "claim"
 """In place of a kind: the ledger's figure, which stands in the claim of every record of a training."""
 

@@ -16,11 +16,11 @@ from ..observe import RunView, participation
 from ..plan.cells import Cell
 from ..plan.request import seed_of_data
 from ..plan.threat_models import ThreatModel, threat_model
-from ..scoring.allowed import largest_auc, largest_tpr
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
+from ..scoring.under_claim import beside_claim
 from .candidates import Candidates, refuse_comparison
-from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
+from .outcome import Finding, asked_pools, column, examples_of, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
 
@@ -81,11 +81,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         "member": column(truth.membership(result.ids)),
     }
     claim = _claim_against(model, row)
-    epsilon = finite(claim.epsilon)
     metrics = score(result, truth, delta=model.request.budget.delta)
-    metrics["auc"].detail["largest_under_claim"] = largest_auc(epsilon, claim.delta)
-    metrics["tpr_at_1pct_fpr"].detail["largest_under_claim"] = largest_tpr(epsilon, claim.delta, 0.01)
-    return Finding(metrics, columns, tuple(_flags(model, row, knows)))
+    return Finding(beside_claim(metrics, claim.trade_off), columns, tuple(_flags(model, row, knows)))
 
 
 def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:
@@ -102,7 +99,7 @@ def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:
 
 
 def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
-    """The claim that bounds an attacker of this threat model; records show the AUC and TPR that it allows.
+    """The claim that bounds an attacker of this threat model; records show what it allows beside each number.
 
     For a reader: the bounds hold for one run per question, while all candidates here share a run. Where participation
     is known, sampling amplifies nothing, and the one step that is seen is all that was spent.

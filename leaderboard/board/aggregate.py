@@ -5,14 +5,14 @@ intervals of all attacks compared are simultaneous (Bonferroni over the number o
 largest high end] then covers the strongest. And what was not measured has no value, never 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
 from scipy import stats
 
-from ..metrics import METRICS
+from ..metrics import LARGEST_UNDER_CLAIM, METRICS
 from ..records.fields import Metric
 from ..records.record import Record
 
@@ -52,6 +52,7 @@ class Estimate:
         attack: the attack the value belongs to.
         interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
         reason: why there is no value or no interval, or what the value leaves out.
+        largest: the most that the claim allows any test, mean over the same seeds; None where no record says it.
     """
 
     metric: str
@@ -63,6 +64,7 @@ class Estimate:
     attack: str | None = None
     interval: Literal["seeds", "own"] | None = None
     reason: str | None = None
+    largest: float | None = None
 
     @property
     def n(self) -> int:
@@ -73,6 +75,11 @@ class Estimate:
     def ends(self) -> tuple[float, float] | None:
         """The interval, where there is one."""
         return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def gap(self) -> float | None:
+        """What the claim allows beyond what was found; below 0 by chance, or where the claim is wrong."""
+        return None if self.largest is None or self.value is None else self.largest - self.value
 
     def words(self, digits: int) -> str:
         """The value with its interval, as "0.93 [0.91, 0.95]"; n/a where there is no value.
@@ -121,7 +128,7 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1) -> Estimate:
     low, high = _clip(name, ends) if ends else (None, None)
     return Estimate(
         metric=name, value=center, low=low, high=high, seeds=tuple(measured),
-        looks=looks, attack=cell.attack, interval=kind, reason=gaps,
+        looks=looks, attack=cell.attack, interval=kind, reason=gaps, largest=_largest(measured.values()),
     )  # fmt: skip
 
 
@@ -160,7 +167,7 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         reason = f"no interval: {without} was compared too and has none"
     return Estimate(
         metric=name, value=strongest.value, low=low, high=high, seeds=strongest.seeds,
-        looks=looks, attack=strongest.attack, interval=interval, reason=reason,
+        looks=looks, attack=strongest.attack, interval=interval, reason=reason, largest=strongest.largest,
     )  # fmt: skip
 
 
@@ -193,6 +200,12 @@ def _better(name: str, cells: list[BoardCell]) -> str:
     if len(said) > 1:
         raise BoardError(f"metric {name!r} must have one direction, its records say both higher and lower")
     return said.pop()
+
+
+def _largest(metrics: Iterable[Metric]) -> float | None:
+    said = [metric.detail.get(LARGEST_UNDER_CLAIM) for metric in metrics]
+    numbers = [float(value) for value in said if isinstance(value, int | float)]
+    return fmean(numbers) if len(numbers) == len(said) else None
 
 
 def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | None:

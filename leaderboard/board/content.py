@@ -4,6 +4,7 @@ A cell is a tuple of parts (value, interval) that a form joins with a space, or 
 columns must be narrow. Reasons become numbered footnotes, each once.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -213,9 +214,19 @@ def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -
     value = metric.number(estimate.value, digits)
     if metric.of_attack and at_least(row, estimate):
         value = f"≥{value.removeprefix('≥')}"
-    if estimate.low is None or estimate.high is None:
-        return page.mark((value,), estimate.reason)
-    return page.mark((value, f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"), estimate.reason)
+    bound = largest_words(estimate, digits)
+    words = (value,)
+    if estimate.low is not None and estimate.high is not None:
+        words = (value, f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]")
+    return (*page.mark(words, estimate.reason), *([bound] if bound else []))
+
+
+def largest_words(estimate: Estimate, digits: int) -> str:
+    """The most that the claim allows, as "≤0.68"; empty where no record says it, or everything is allowed."""
+    if estimate.value is None or estimate.largest is None or estimate.largest >= 1:
+        return ""
+    # Rounded up: a bound must not be shown as less than it is.
+    return f"≤{math.ceil(estimate.largest * 10**digits - 1e-9) / 10**digits:.{digits}f}"
 
 
 def _short(value: float) -> str:

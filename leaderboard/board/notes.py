@@ -91,6 +91,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         "≥ marks one of attacks that are not all there. "
         f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
     ]
+    said += filter(None, [largest_sentence(rows)])
     records = [record for row in rows for record in row.records]
     said += filter(None, (_target_words(kind, rows, records) for kind in attacked()))
     if sizes := sizes_words(records):
@@ -109,6 +110,20 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     said += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
     papers = [f"{r.defense.name}, {p.metric} {p.value:g} in {p.source}" for r in records for p in r.reported]
     return said + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
+
+
+def largest_sentence(rows: Iterable[Row]) -> str:
+    """How the bound beside an attack's number is read; empty where there is none.
+
+    Args:
+        rows: of the board.
+    """
+    if all(estimate.largest is None for row in rows for estimate in row.estimates.values()):
+        return ""
+    return (
+        "≤ is the most that the claim allows any test of one record whose membership a coin decides, by the losses of "
+        "the steps that were taken; the gap is what this attack did not find, and perhaps no attack can."
+    )
 
 
 def _chance_words() -> str:

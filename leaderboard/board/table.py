@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..kinds import attacked
-from ..metrics import columns
+from ..metrics import LARGEST_UNDER_CLAIM, METRICS, columns
 from ..records.folder import Completeness, ScoreCheck, read_folder
 from ..records.record import Record
 from . import text_formats as forms
@@ -24,7 +24,7 @@ from .aggregate import BoardCell, BoardError, Estimate, over_seeds
 from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
-from .rows import Row, rows_from
+from .rows import RANKED_BY, Row, rows_from
 from .still_leaks import still_leaks
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
@@ -204,6 +204,8 @@ def _flat(row: Row) -> dict[str, Any]:
             f"{name}_attack": estimate.attack,
             f"{name}_reason": estimate.reason,
         }
+        if METRICS[estimate.metric].kind == RANKED_BY:
+            line |= {f"{name}_largest_under_claim": estimate.largest, f"{name}_gap": estimate.gap}
     statuses = Counter(record.status for record in row.unranked)
     line |= {"failed": statuses["failed"], "skipped": statuses["skipped"], "missing": len(row.missing)}
     line["at_least"] = " ".join(_at_least(row))
@@ -263,7 +265,8 @@ def _cell(cell: BoardCell) -> dict[str, Any]:
 def _estimate(estimate: Estimate) -> dict[str, Any]:
     tree = dataclasses.asdict(estimate)
     # asdict leaves out properties, as n.
-    return {**tree, "seeds": list(estimate.seeds), "n": estimate.n}
+    tree[LARGEST_UNDER_CLAIM] = tree.pop("largest")
+    return {**tree, "gap": estimate.gap, "seeds": list(estimate.seeds), "n": estimate.n}
 
 
 def _epsilon_reason(row: Row) -> str | None:

@@ -21,6 +21,7 @@ from ..board.content import Footnotes
 from ..board.notes import (
     alarms,
     and_words,
+    largest_sentence,
     leak_words,
     needs_words,
     powerless,
@@ -39,6 +40,7 @@ from . import remarks
 from .figures import Figure, figures
 from .plots import styles
 from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
+from .roc import roc_figures
 from .tables import FLAGS, Section, sections
 
 PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
@@ -113,7 +115,10 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
     parts = [
         Part(
             section=section,
-            figures=tuple(figures(section.rows, style, section.name)),
+            figures=(
+                *figures(section.rows, style, section.name),
+                *roc_figures(section.rows, folder, style, section.name),
+            ),
             exhibits=tuple(exhibits(section.rows, folder, style, notes, allowance)),
         )
         for section in sections(board.rows, style, notes)
@@ -133,6 +138,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         "controls": board.controls,
         "powerless": powerless(board.rows),
         "leaks": leak_words(),
+        "largest": largest_sentence(board.rows),
         "floors": _floors(),
         "still_leaks": still_leaks(board.rows),
         "facts": _facts(board, records),

@@ -119,6 +119,68 @@ def scatter(
     return Markup("").join([opening, *back, lines, *marks, labels, Markup("</svg>")])
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlotLine:
+    """One line of a plot.
+
+    Attributes:
+        places: x and y, from left to right.
+        series: decides the colour.
+        title: what it is, shown on hovering and read aloud.
+        bound: whether it is drawn dashed, as what is not measured.
+    """
+
+    places: Sequence[tuple[float, float]]
+    series: str
+    title: str
+    bound: bool = False
+
+
+def curves(
+    lines: Sequence[PlotLine],
+    *,
+    x: Axis,
+    y: Axis,
+    style: Mapping[str, tuple[int, str]],
+    title: str,
+    name: str,
+    width: float,
+    height: float,
+) -> Markup:
+    """Draws lines, and y = x, which is chance.
+
+    Args:
+        lines: in the order in which they are drawn.
+        x: the horizontal axis.
+        y: the vertical one.
+        style: series -> (colour, marker), see `styles`.
+        title: what is shown, for those who hear the page.
+        name: unique on the page.
+        width: in units of the drawing.
+        height: the same.
+
+    Returns:
+        One <svg> element.
+    """
+    frame = _Frame(x=x, y=y, width=width, height=height, shifts={})
+    low, high = max(x.low, y.low), min(x.high, y.high)
+    ends = [(frame.across(value), frame.down(value)) for value in (low, high)]
+    chance = _f('<line class="chance" x1="{}" y1="{}" x2="{}" y2="{}"/>', *ends[0], *ends[1])
+    drawn = []
+    for line in lines:
+        # What lies below an axis is where it ends, and not drawn along its edge.
+        inside = [(a, b) for a, b in line.places if a >= x.low and b >= y.low]
+        places = " ".join(f"{frame.across(a):.1f},{frame.down(b):.1f}" for a, b in inside)
+        kind = "joined hollow" if line.bound else "joined"
+        shape = '<polyline class="{} c{}" points="{}"><title>{}</title></polyline>'
+        drawn.append(_f(shape, kind, style[line.series][0], places, line.title))
+    opening = _f(
+        '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t"><title id="{}-t">{}</title>',
+        width, height, name, name, title,
+    )  # fmt: skip
+    return Markup("").join([opening, _grid(frame), chance, *drawn, Markup("</svg>")])
+
+
 def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
     """One mark by itself, for legends and tables.
 

@@ -17,6 +17,7 @@ from ..board.content import (
     at_least,
     claim_remark,
     halves,
+    largest_words,
     seeds_words,
     shown_columns,
     strongest_words,
@@ -107,10 +108,12 @@ class Value:
         reason: what that footnote says.
         order: where it is sorted; None is last either way.
         strip: the same on the scale of its column; None without one.
+        bound: the most that the claim allows, in words; empty without a claim.
     """
 
     text: str
     ends: str = ""
+    bound: str = ""
     note: int | None = None
     reason: str = ""
     order: float | str | None = None
@@ -237,7 +240,8 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
         strip = Strip(value=scale.place(estimate.value), low=low, high=high, mark=mark)
     written = METRICS[estimate.metric].number(estimate.value, digits)
     text = f"≥{written.removeprefix('≥')}" if lower_end else written
-    return Value(text=text, ends=ends, note=note, reason=reason, order=estimate.value, strip=strip)
+    bound = largest_words(estimate, digits)
+    return Value(text=text, ends=ends, bound=bound, note=note, reason=reason, order=estimate.value, strip=strip)
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:

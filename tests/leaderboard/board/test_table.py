@@ -1,5 +1,7 @@
 """Which rows a board has, in which order, what its controls decide, and what it refuses."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -403,3 +405,28 @@ def test_where_no_membership_attack_was_run_there_is_nothing_to_rank_by(record):
     board = Board.from_records(found, complete(*found))
     assert [row.rank for row in board.rows] == [None, None]
     assert all("ranks are by the worst AUC" in row.unplaced for row in board.rows)
+
+
+def test_what_the_claim_allows_stands_beside_what_an_attack_reached(record, metric):
+    def told(auc, largest, **fields):
+        return record(metrics={"auc": metric(auc, 0.02, detail={"largest_under_claim": largest})}, **fields)
+
+    records = [told(0.60, 0.6751, seed=0), told(0.62, 0.6751, seed=1), told(0.52, 0.98, attack="weak", seed=0)]
+    board = Board.from_records([*records, told(0.53, 0.98, attack="weak", seed=1)])
+    (row,) = board.rows
+    # Of the strongest attack, and rounded up: a bound is never shown as less than it is.
+    assert row.auc.largest == pytest.approx(0.6751) and row.auc.gap == pytest.approx(0.0651)
+    assert "≤0.68" in board.to_text(width=160) and "≤ is the most that the claim allows" in board.to_markdown()
+    line = next(csv.DictReader(io.StringIO(board.to_csv())))
+    assert float(line["auc_gap"]) == pytest.approx(0.0651) and line["tpr_at_1pct_fpr_largest_under_claim"] == ""
+    tree = board.to_dict()["rows"][0]
+    assert tree["auc"]["largest_under_claim"] == pytest.approx(0.6751)
+    assert [one["metrics"]["auc"]["gap"] for one in tree["attacks"]] == pytest.approx([0.0651, 0.455])
+
+
+def test_no_bound_is_shown_where_everything_is_allowed_or_a_record_says_none(record, metric):
+    everything = record(metrics={"auc": metric(0.6, 0.02, detail={"largest_under_claim": 1.0})})
+    assert "≤" not in Board.from_records([everything]).to_text(width=160).split("≤ is")[0]
+    told, silent = metric(0.6, 0.02, detail={"largest_under_claim": 0.7}), metric(0.6, 0.02)
+    (row,) = rows_of(record(metrics={"auc": told}, seed=0), record(metrics={"auc": silent}, seed=1))
+    assert row.auc.largest is None and row.auc.gap is None

@@ -1,0 +1,123 @@
+"""ROC curves of a section, measured beside the most that the claims allow, on logarithmic axes.
+
+Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, for the axes: what matters is how many
+members are found at few false alarms. The measured curve is that of the scores beside the records; the largest one was
+computed with the claim, and lies in the AUC's detail.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from ..board.aggregate import BoardCell
+from ..board.rows import RANKED_BY, Row
+from ..kinds import KINDS
+from ..metrics import ROC_RATES, roc_key
+from ..records.files import read_bytes
+from ..records.record import Record, RecordError
+from .axes import Axis
+from .figures import NARROW, WIDE, Figure, Style, epsilon_words
+from .plots import PlotLine, curves, marker
+
+MOST = 8
+"""Rows of one drawing: more lines than that nobody tells apart."""
+
+_POINTS = 160
+"""Of one measured curve, evenly spread over the logarithm of the false positive rate."""
+
+
+def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> list[Figure]:
+    """The ROC curves of a section: none where no scores of a membership attack lie beside its records.
+
+    Args:
+        rows: of the section.
+        folder: where the arrays of its records lie.
+        style: method -> (colour, marker).
+        name: unique on the page; a prefix of the plot's name.
+    """
+    shown = [row for row in rows if row.control != "negative"]
+    with_cell = [(row, cell) for row in shown if (cell := _leading(row)) is not None]
+    lines: list[PlotLine] = []
+    left_out: list[str] = []
+    least, drawn = 1.0, []
+    for row, cell in with_cell[:MOST]:
+        record = next(iter(cell.records.values()))
+        try:
+            fprs, tprs = measured(record, folder)
+        except RecordError as error:
+            left_out.append(f"Not shown: {row.label}, {error}.")
+            continue
+        least = min(least, float(fprs[0]))
+        drawn.append(row)
+        told = f"{row.label}: {cell.attack}, seed {record.seed}, claimed ε {epsilon_words(row)}"
+        places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
+        lines.append(PlotLine(places=places, series=row.method, title=f"{told}, measured"))
+        if allowed := _allowed(record):
+            lines.append(PlotLine(places=allowed, series=row.method, title=f"{told}, the most allowed", bound=True))
+    if not lines:
+        return []
+    if len(with_cell) > MOST:
+        left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of colours.")
+    title = "ROC curves against what claims allow"
+    x = Axis(title="false positive rate", low=least, high=1.0, log=True)
+    y = Axis(title="true positive rate", low=least / 2, high=1.0, log=True)
+    wide, narrow = (
+        curves(lines, x=x, y=y, style=style, title=title, name=f"{name}-roc-{size}", width=width, height=height)
+        for size, (width, height) in (("wide", WIDE), ("narrow", NARROW))
+    )
+    caption = (
+        "Lines are measured, of the strongest attack on each row with its first seed, from one false alarm on; dots in "
+        "the same colour are the most that the claim allows any test, and none are drawn where it allows everything. "
+        "The dashed line is chance. Few members and non-members lie at the left end, so a line may cross its dots "
+        "there by chance.",
+        *left_out,
+    )
+    legend = tuple((marker(*style[method]), method) for method in dict.fromkeys(row.method for row in drawn))
+    return [Figure(name=f"{name}-roc", title=title, wide=wide, narrow=narrow, legend=legend, caption=caption)]
+
+
+def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
+    """False and true positive rates of the scores beside a record, from one false alarm on; ties fall together.
+
+    Raises:
+        RecordError: there are no scores, or they are not of members and non-members.
+    """
+    # Here because everything else of a page does without.
+    import pyarrow.parquet
+
+    if record.arrays is None:
+        raise RecordError("no scores lie beside its record")
+    try:
+        content = io.BytesIO(read_bytes(folder / record.arrays, "arrays"))
+        table = pyarrow.parquet.read_table(content, columns=["score", "member"])
+        scores, members = (table[column].to_numpy() for column in ("score", "member"))
+    except (OSError, ValueError, KeyError, pyarrow.ArrowException):
+        raise RecordError("its scores cannot be read") from None
+    members = members.astype(bool)
+    inside, outside = np.sort(scores[members]), np.sort(scores[~members])
+    if not len(inside) or not len(outside) or np.isnan(scores).any():
+        raise RecordError("its scores are not of members and non-members")
+    alarms = np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int))
+    # Whoever scores above the first non-member that is one too many: the most members at so many alarms. Of all, all.
+    thresholds = np.append(outside[::-1][alarms[:-1]], -np.inf)
+    fprs = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
+    tprs = 1 - np.searchsorted(inside, thresholds, side="right") / len(inside)
+    fprs[-1] = tprs[-1] = 1.0  # also of who scores -inf
+    shown = fprs > 0
+    return fprs[shown], tprs[shown]
+
+
+def _leading(row: Row) -> BoardCell | None:
+    """The cell of the strongest attack of the kind that ranks; None where none was measured."""
+    lead = next((estimate.attack for estimate in row.main(KINDS[RANKED_BY]) if estimate.attack), None)
+    return next((cell for cell in row.cells if cell.kind == RANKED_BY and cell.attack == lead), None)
+
+
+def _allowed(record: Record) -> list[tuple[float, float]]:
+    """The largest true positive rates under the claim; empty where the record has none, or everything is allowed."""
+    said = {fpr: record.metrics["auc"].detail.get(roc_key(fpr)) for fpr in ROC_RATES} if "auc" in record.metrics else {}
+    found = [(fpr, float(tpr)) for fpr, tpr in said.items() if isinstance(tpr, int | float)]
+    return [] if all(tpr >= 1 for _, tpr in found) else found
