@@ -239,6 +239,7 @@ class _Asking:
 
     def __init__(self, trainer: Trainer, scenario: Scenario, tests: Sequence[DeclaredTest], level: float) -> None:
         self.trainer, self.scenario, self.tests, self.level = trainer, scenario, tests, level
+        self.negative = scenario.sets.without
         self.runs = 0
 
     def outcomes(self) -> dict[str, TestOutcome]:
@@ -252,7 +253,7 @@ class _Asking:
 
     def _outcomes(self) -> dict[str, TestOutcome]:
         scenario = self.scenario
-        first = self._run(scenario.without)
+        first = self._run(scenario.sets.present)
         claim, found, open_tests = first.claim, {}, []
         for test in self.tests:
             why = self._inapplicable(test, first)
@@ -262,6 +263,8 @@ class _Asking:
                 open_tests.append(test)
         if not open_tests:
             return found
+        if claim.relation == "zero_out" and scenario.sets.blanked is not None:
+            self.negative = scenario.sets.blanked
         calibration = self._features(open_tests, scenario.calibration)
         rules = {test.name: _rule(*calibration[test.name]) for test in open_tests}
         scores: dict[str, tuple[Tensor, Tensor]] = {test.name: (torch.zeros(0), torch.zeros(0)) for test in open_tests}
@@ -282,8 +285,8 @@ class _Asking:
         claim = answer.claim
         if not claim.claims_something:
             return "nothing is claimed"
-        if self.scenario.resized and claim.relation != "add_remove":
-            return f"the claim is of {claim.relation}, and this test adds a record"
+        if claim.relation == "zero_out" and self.scenario.sets.blanked is None:
+            return "the claim is of zero_out, and no record of this test contributes nothing"
         if test.of_released and claim.arithmetic != "released":
             return "the claim is about real numbers, not about those that are released"
         if len(answer.releases) < test.least_releases:
@@ -302,11 +305,11 @@ class _Asking:
         """Features of as many runs with the canary and without, those with it first."""
         kept: dict[str, list[list[Tensor]]] = {test.name: [[], []] for test in tests}
         for _ in range(count):
-            for side, examples in enumerate((self.scenario.present, self.scenario.without)):
+            for side, examples in enumerate((self.scenario.sets.present, self.negative)):
                 answer = self._run(examples)
                 again = None
                 if self.scenario.repeated:
-                    again = self._run(self.scenario.without, dict(answer.published))
+                    again = self._run(self.negative, dict(answer.published))
                 for test in tests:
                     kept[test.name][side].append(test.feature(self.scenario, answer, again).double().reshape(-1))
         finite = {"nan": 0.0, "posinf": 1e30, "neginf": -1e30}

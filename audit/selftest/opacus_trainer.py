@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 
 def train(
@@ -68,16 +68,17 @@ def train_as_released(
 ) -> dict[str, Any]:
     """The same, with a claim about the floating-point numbers that are released."""
     from opacus import PrivacyEngine
+    from opacus.data_loader import DPDataLoader
 
     inputs, labels = examples
-    per_epoch = round(1 / sample_rate)
-    loader = DataLoader(TensorDataset(inputs, labels), batch_size=max(1, len(inputs) // per_epoch))
-    if len(loader) != per_epoch:
-        raise ValueError(f"Opacus samples at one over the number of batches, {len(loader)}, and not at {sample_rate}")
+    # At the rate itself: that of a loader with batches is one over their number, which a record may change.
+    loader = DPDataLoader(TensorDataset(inputs, labels), sample_rate=sample_rate)
+    if len(loader) != 1 / sample_rate:
+        raise ValueError(f"Opacus samples at one over a whole number, got a sample rate of {sample_rate}")
     releases: list[Tensor] = []
-    engine: Any = PrivacyEngine()  # a tuple of three or of four, by its arguments
     with warnings.catch_warnings(), _quiet(logging.getLogger("opacus")):
         warnings.simplefilter("ignore")  # Opacus's own: that its secure mode is off, and of hooks
+        engine: Any = PrivacyEngine()  # its answers are tuples of three or of four, by its arguments
         wrapped, optimizer, drawn = engine.make_private(
             module=model.train(),
             optimizer=torch.optim.SGD(model.parameters(), lr=lr),

@@ -1,8 +1,8 @@
 """Pairs of neighbouring data sets on tiny models, each with the task that a trainer is given for both.
 
-Two sets differ in one record. Where the claim is of a record that contributes nothing (`zero_out`), the canary stands
-in the place of a blank: an input of zeros has no gradient in models without biases. Where the claim is of adding or
-removing, one set may be longer. The noise is chosen so that what the claim allows is far from what a mistake of the
+Two sets differ in one record. Where the claim is of adding or removing one, the canary is there or is not. Where it is
+of a record in the place of one that contributes nothing (`zero_out`), that is a blank: an input of zeros has no
+gradient in models without biases. The noise is chosen so that what the claim allows is far from what a mistake of the
 kind that the scenario is after would show: small where contributions are measured, large where an exact trace tells.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -31,6 +31,21 @@ _LARGE = 40  # where traces are counted over coordinates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class NeighbouringSets:
+    """Data sets, of inputs and labels, that differ in one record.
+
+    Attributes:
+        present: with the canary, in front.
+        without: the same without it.
+        blanked: with a blank in its place; None where no record contributes nothing.
+    """
+
+    present: tuple[Tensor, Tensor]
+    without: tuple[Tensor, Tensor]
+    blanked: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scenario:
     """A pair question.
 
@@ -38,13 +53,11 @@ class Scenario:
         name: of the scenario.
         task: for both data sets.
         model: a fresh model, always with the same weights.
-        without: inputs and labels without the canary.
-        present: the same with it.
+        sets: with the canary and without.
         direction: what a bounded canary would add to the sum of gradients, times the root of the number of layers: of
             length 1 in each layer [dim].
         looks: numbers of runs with and of runs without at which the tests are evaluated; the last one is the most.
         calibration: runs with and runs without that thresholds and directions are found on, and nothing else.
-        resized: whether one set is longer than the other.
         may_be_refused: whether a trainer that refuses to train does right.
         repeated: whether each run is done once more, on the data without the canary, with all that is published.
     """
@@ -52,12 +65,10 @@ class Scenario:
     name: str
     task: TrainerTask
     model: Callable[[], nn.Module]
-    without: tuple[Tensor, Tensor]
-    present: tuple[Tensor, Tensor]
+    sets: NeighbouringSets
     direction: Float[Tensor, " dim"]
     looks: tuple[int, ...]
     calibration: int = 24
-    resized: bool = False
     may_be_refused: bool = False
     repeated: bool = False
 
@@ -91,11 +102,16 @@ def _linear() -> nn.Module:
     return LinearLogit(SIDE * SIDE)
 
 
-def _replaced(canary: Tensor, others: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A blank and the canary in front of the same others."""
-    sets = [torch.cat([one.view(1, *others.shape[1:]), others]) for one in (torch.zeros_like(canary), canary)]
+def _sets(canary: Tensor, others: Tensor, label: int = 0) -> NeighbouringSets:
+    """The canary, nothing, and a blank in front of the same others."""
+    first = canary.view(1, *others.shape[1:])
     labels = _labels(len(others) + 1)
-    return (sets[0], labels), (sets[1], labels)
+    labels[0] = label
+    return NeighbouringSets(
+        present=(torch.cat([first, others]), labels),
+        without=(others, labels[1:]),
+        blanked=(torch.cat([torch.zeros_like(first), others]), labels),
+    )
 
 
 def _random_canary(coins: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -107,14 +123,13 @@ def _random_canary(coins: torch.Generator) -> tuple[Tensor, Tensor]:
 def _canary(seed: int) -> Scenario:
     coins = _coins(seed, "canary")
     canary, direction = _random_canary(coins)
-    without, present = _replaced(canary, _ordinary(3, coins))
+    sets = _sets(canary, _ordinary(3, coins))
     task = TrainerTask(noise_multiplier=0.5, seed=seed)
     return Scenario(
         name="canary",
         task=task,
         model=_linear,
-        without=without,
-        present=present,
+        sets=sets,
         direction=direction,
         looks=(64, 192, 640),
     )
@@ -141,15 +156,11 @@ def _layers(seed: int) -> Scenario:
     parameters = tuple(network.parameters())
     gradients = torch.autograd.grad(F.cross_entropy(network(one), label), parameters)
     direction = torch.cat([(g / torch.linalg.vector_norm(g)).flatten() for g in gradients])
-    others = _ordinary(3, coins)
-    labels = torch.cat([label, _labels(3)])
-    sets = [torch.cat([first, others]) for first in (torch.zeros_like(one), one)]
     return Scenario(
         name="layers",
         task=TrainerTask(noise_multiplier=0.5, seed=seed),
         model=model,
-        without=(sets[0], labels),
-        present=(sets[1], labels),
+        sets=_sets(canary, _ordinary(3, coins), int(label)),
         direction=direction,
         looks=(64, 192),
     )
@@ -163,13 +174,12 @@ def _traces(seed: int) -> Scenario:
     # Entries of 1 / sqrt(1200), well above a power of two: see `statistics.low_bits`.
     chosen[torch.randperm(size, generator=coins)[: 3 * size // 4]] = 1.0
     direction = chosen / torch.linalg.vector_norm(chosen)
-    without, present = _replaced(as_records(direction.unsqueeze(0), HUGE)[0], _blank(3, _LARGE))
+    sets = _sets(as_records(direction.unsqueeze(0), HUGE)[0], _blank(3, _LARGE))
     return Scenario(
         name="traces",
         task=TrainerTask(noise_multiplier=2.0, seed=seed),
         model=lambda: LinearLogit(size),
-        without=without,
-        present=present,
+        sets=sets,
         direction=-direction,
         looks=(32, 96),
         repeated=True,
@@ -182,11 +192,9 @@ def _count(seed: int) -> Scenario:
         name="count",
         task=TrainerTask(noise_multiplier=2.0, expected_batch=1.0, seed=seed),
         model=_linear,
-        without=(_blank(1), _labels(1)),
-        present=(_blank(2), _labels(2)),
+        sets=NeighbouringSets(present=(_blank(2), _labels(2)), without=(_blank(1), _labels(1))),
         direction=torch.zeros(SIDE * SIDE),
         looks=(32, 96),
-        resized=True,
     )
 
 
@@ -194,13 +202,12 @@ def _steps(seed: int) -> Scenario:
     """Two steps, each of which the canary may be in by a fair coin; the model hardly moves."""
     coins = _coins(seed, "steps")
     canary, direction = _random_canary(coins)
-    without, present = _replaced(canary, _blank(3))
+    sets = _sets(canary, _blank(3))
     return Scenario(
         name="steps",
         task=TrainerTask(noise_multiplier=2.0, sample_rate=0.5, steps=2, lr=1e-3, expected_batch=2.0, seed=seed),
         model=_linear,
-        without=without,
-        present=present,
+        sets=sets,
         direction=direction,
         looks=(64, 160),
     )
@@ -210,13 +217,12 @@ def _participation(seed: int) -> Scenario:
     """An epoch of four steps with little noise: who takes part shows, and under sampling may take part in none."""
     coins = _coins(seed, "participation")
     canary, direction = _random_canary(coins)
-    without, present = _replaced(canary, _blank(7))
+    sets = _sets(canary, _blank(7))
     return Scenario(
         name="participation",
         task=TrainerTask(noise_multiplier=0.2, sample_rate=0.25, steps=4, lr=1e-3, expected_batch=2.0, seed=seed),
         model=_linear,
-        without=without,
-        present=present,
+        sets=sets,
         direction=direction,
         looks=(64, 192),
     )
@@ -230,12 +236,10 @@ def _order(seed: int) -> Scenario:
         name="order",
         task=TrainerTask(noise_multiplier=1.0, seed=seed),
         model=_linear,
-        without=(images[1:], _labels(12)),
-        present=(images, _labels(13)),
+        sets=NeighbouringSets(present=(images, _labels(13)), without=(images[1:], _labels(12))),
         direction=torch.zeros(SIDE * SIDE),
         looks=(32, 96),
         calibration=32,
-        resized=True,
     )
 
 
@@ -250,13 +254,12 @@ def _buffers(seed: int) -> Scenario:
         return made
 
     canary = torch.randn(size, generator=coins) * HUGE
-    without, present = _replaced(canary, _ordinary(3, coins))
+    sets = _sets(canary, _ordinary(3, coins))
     return Scenario(
         name="buffers",
         task=TrainerTask(noise_multiplier=2.0, seed=seed),
         model=model,
-        without=without,
-        present=present,
+        sets=replace(sets, blanked=None),  # standardised, zeros are none
         direction=torch.zeros(4 * size),
         looks=(32, 96),
         may_be_refused=True,

@@ -55,7 +55,7 @@ def test_a_claim_of_epsilon_alone_is_held_to_its_own_region():
 def test_what_does_not_apply_says_why_and_the_level_stays_that_of_all_tests():
     zero_out = gaussian_mechanism(0, answers=claiming(relation="zero_out", arithmetic="real"))
     found = battery(zero_out, seed=0, only={"count", "buffers", "traces"})
-    assert outcome(found, "size").why == "the claim is of zero_out, and this test adds a record"
+    assert outcome(found, "size").why == "the claim is of zero_out, and no record of this test contributes nothing"
     assert outcome(found, "buffers").why == "refused: model must be a LinearLogit"
     assert outcome(found, "low_bits").why == "the claim is about real numbers, not about those that are released"
     assert outcome(found, "canary").why == "not asked for" and found.asked == 3
@@ -76,24 +76,24 @@ def test_a_trainer_that_cannot_be_asked_anything_is_an_error():
 
 def test_scenarios_are_pairs_that_differ_in_one_record():
     for scenario in scenarios(3):
-        (without, _), (present, _) = scenario.without, scenario.present
-        if scenario.resized:
-            assert len(present) == len(without) + 1
-            assert (present[1:] == without).all()
-        else:
-            assert (without[0] == 0).all() and (present[1:] == without[1:]).all() and (present[0] != 0).any()
+        (without, labels), (present, all_labels) = scenario.sets.without, scenario.sets.present
+        assert torch.equal(present[1:], without) and torch.equal(all_labels[1:], labels)
+        if scenario.sets.blanked is not None:
+            blanked, same = scenario.sets.blanked
+            assert (blanked[0] == 0).all() and torch.equal(blanked[1:], without) and torch.equal(same, all_labels)
+            assert (present[0] != 0).any()
     assert {test.scenario for test in TESTS} == {scenario.name for scenario in scenarios(3)}
 
 
 def test_the_canary_of_the_layers_fills_each_of_them():
     """Otherwise clipping layer by layer would not show."""
     scenario = next(one for one in scenarios(0) if one.name == "layers")
-    inputs, labels = scenario.present
+    inputs, labels = scenario.sets.present
     model = scenario.model()
     layers = [w.numel() for w in model.parameters()]
     layout = Layout.of(model)
     row = per_example_gradients(model, cross_entropy, layout, inputs[:1], labels[:1])[0]
     assert all(part.norm() > 2 * scenario.task.clip_norm for part in row.split(layers))
     torch.testing.assert_close(scenario.direction.norm(), torch.tensor(math.sqrt(len(layers))))
-    blank = per_example_gradients(model, cross_entropy, layout, scenario.without[0][:1], labels[:1])
+    blank = per_example_gradients(model, cross_entropy, layout, torch.zeros_like(inputs[:1]), labels[:1])
     assert (blank == 0).all()
