@@ -37,6 +37,7 @@ from ..records.files import write_bytes
 from ..records.folder import ScoreCheck, read_folder
 from ..records.record import Record, RecordError
 from . import remarks
+from .certificates import Certificate, certificate
 from .figures import Figure, figures
 from .plots import styles
 from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
@@ -89,14 +90,20 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: 
     folder = read_folder(results, verify)
     records = folder.records
     board = Board.from_records(records, folder.complete)
-    text = render(board, records, folder.path, remarks.tunings(results, records))
+    text = render(board, records, folder.path, remarks.tunings(results, records), certificate(results))
     write_bytes(out / CSV, board.to_csv().encode())
     write_bytes(out / JSON, (json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n").encode())
     # Last, so that a page that is there has its files beside it.
     return write_bytes(out / PAGE, text.encode())
 
 
-def render(board: Board, records: Sequence[Record], folder: Path, tunings: Sequence[remarks.Tuning] = ()) -> str:
+def render(
+    board: Board,
+    records: Sequence[Record],
+    folder: Path,
+    tunings: Sequence[remarks.Tuning] = (),
+    selftest: Certificate | None = None,
+) -> str:
     """The page as HTML.
 
     Args:
@@ -104,6 +111,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         records: all of them.
         folder: where their arrays lie.
         tunings: searches on public data.
+        selftest: of the tool; None where there is none beside the records.
 
     Returns:
         The document.
@@ -154,6 +162,7 @@ def render(board: Board, records: Sequence[Record], folder: Path, tunings: Seque
         "seeded": any(record.noise == "seeded" for record in records),
         "comparisons": remarks.comparisons(board.rows),
         "tunings": tunings,
+        "selftest": selftest,
         "provenance": remarks.provenance(records),
         "records": records,
         "csv": CSV,

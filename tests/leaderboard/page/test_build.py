@@ -278,6 +278,29 @@ def test_settings_chosen_on_public_data_are_shown_with_the_choice_marked(page, r
         page(tuned)
 
 
+def test_the_self_test_beside_the_records_is_shown_and_a_miss_stands_out(page, record, tmp_path):
+    assert "Self-test of the tool" not in Document(page(record("utility"))).text
+    one = {"name": "half_noise", "about": "<b>half</b>", "planted": True, "accused": 9, "repetitions": 10, "low": 0.5}
+    one |= {"high": 0.9975, "by": {"canary": 9, "low_bits": 1}}
+    two = one | {"name": "Opacus", "about": "correct", "planted": False, "accused": 0, "low": 0.0, "by": {}}
+    file = tmp_path / "run" / "selftest.json"
+    file.write_text(json.dumps({"schema": 1, "level": 1e-3, "trainers": [one, two]}))
+    document = Document(page(record("utility")))
+    assert "1 of 1 planted bugs were caught; 0 of 1 correct trainers were accused" in document.text
+    assert "<b>half</b> 9 of 10 [0.50, 1.00] canary, low bits" in document.text  # escaped
+    bad = len(document.all("strong", class_="bad"))
+    file.write_text(json.dumps({"schema": 1, "level": 1e-3, "trainers": [one | {"accused": 2}, two | {"accused": 1}]}))
+    assert len(Document(page(record("utility"))).all("strong", class_="bad")) == bad + 2
+    for text, sentence in (
+        ("{", "cannot read self-test"),
+        ('{"schema": 2}', "must have schema 1"),
+        ('{"schema": 1, "level": 0.1, "trainers": [{"planted": true}]}', "KeyError"),
+    ):
+        file.write_text(text)
+        with pytest.raises(records_of.RecordError, match=sentence):
+            page(record("utility"))
+
+
 def test_bad_places_are_refused_in_a_sentence(page, run, tmp_path):
     with pytest.raises(records_of.RecordError, match="there is no such directory"):
         build(tmp_path / "nothing", tmp_path / "out")
