@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import typer
 
+from .cache import app as cache
 from .doctor import doctor
 from .epsilon import epsilon
 from .evidence import evidence
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 board = typer.Typer(help="Boards from records.", no_args_is_help=True)
 app.add_typer(board, name="leaderboard")
+app.add_typer(cache, name="cache")
 
 app.command()(run)
 app.command("list")(list_)

@@ -45,17 +45,19 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: di
         StaleError: this process read another code than the run began with.
     """
     origin = origins[artifact.name]
+    # For `leakbench cache`; a run goes by name and seal.
+    about = {"words": artifact.words, "request": artifact.request}
     # Before computing: this process imported the source later than the run hashed it.
     refuse_other_code(origin)
     try:
         result = artifact.make(device)
-        seal = _seal(artifact.name, result)  # which refuses what no file can hold
+        seal = sealed_as(artifact.name, result)  # which refuses what no file can hold
     # Whatever a method raises is the result of what waits for it, not the end of the run.
     except (Exception, SystemExit) as error:
         sentence = in_one_line(error)
-        write_document({"error": sentence}, folder / f"{artifact.name}.json")
+        write_document(about | {"error": sentence}, folder / f"{artifact.name}.json")
         return sentence
-    document = {"result": result, "seal": seal, "provenance": asdict(origin)}
+    document = about | {"result": result, "seal": seal, "provenance": asdict(origin)}
     write_document(document, folder / f"{artifact.name}.json")
     return ""
 
@@ -73,7 +75,7 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
             content = json.loads(read_bytes(path, "artifact"))
             if "error" in content:
                 raise RecordError(f"{artifact.words} failed: {content['error']}")
-            whole = content["seal"] == _seal(artifact.name, content["result"])
+            whole = content["seal"] == sealed_as(artifact.name, content["result"])
         except RecordError:
             raise
         except (ValueError, KeyError, TypeError):
@@ -155,13 +157,13 @@ def _read(path: Path, artifact: Artifact) -> tuple[dict[str, Any], list[str]]:
         if "error" in data:
             return {}, []
         differs = build(Provenance, data["provenance"], "provenance").differences(origin_of(artifact))
-        if data["seal"] != _seal(artifact.name, data["result"]):
+        if data["seal"] != sealed_as(artifact.name, data["result"]):
             return {}, ["it was edited after it was written, or is that of another"]
     except (ValueError, KeyError, TypeError):
         return {}, ["it is not a whole document of this version"]
     return data["result"], differs
 
 
-def _seal(name: str, result: dict[str, Any]) -> str:
+def sealed_as(name: str, result: dict[str, Any]) -> str:
     """Digest of a result and of whose it is: a copy under another name is no result of that."""
     return digest_of({"name": name, "result": result})

@@ -1,0 +1,97 @@
+"""`leakbench cache`: what a folder of results keeps for later runs, shadow models' answers above all; what of it may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import OK, Json, print_json, say
+
+app = typer.Typer(help="Shadow models' answers and tuning points that a folder of results keeps.", no_args_is_help=True)
+
+Results = Annotated[Path, typer.Argument(help="Folder of results, as --out of leakbench run named it.")]
+
+
+@app.command("ls")
+def ls(results: Results, as_json: Json = False) -> int:
+    """What is kept: name, size, whether a run would take it, what it is."""
+    from ..run.cache import stored
+
+    found = stored(results)
+    if as_json:
+        print_json([_plain(one) for one in found])
+        return OK
+    for one in found:
+        print(f"{one.name[:12]}  {_size(one.size):>9}  {one.state:<15}  {one.words or 'unnamed'}")
+    print(f"{len(found)} artifacts, {_size(sum(one.size for one in found))}")
+    return OK
+
+
+@app.command("explain")
+def explain(
+    results: Results, name: Annotated[str, typer.Argument(help="First letters of a name.")], as_json: Json = False
+) -> int:
+    """What decided an artifact, and why a run would not take it."""
+    from ..run.cache import one_of
+
+    one = one_of(results, name)
+    if as_json:
+        print_json(_plain(one) | {"request": one.request})
+        return OK
+    print(f"{one.name}: {one.words or 'unnamed'}\n{one.path}, {_size(one.size)}, {one.state}")
+    for line in (*one.differs, *([one.error] if one.error else [])):
+        print(f"  {line}")
+    for key, value in sorted((one.request or {}).items()):
+        print(f"{key}: {value}")
+    return OK
+
+
+@app.command("gc")
+def gc(
+    results: Results,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Also what a run would take; records stay as they are.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Removes what no run would take: artifacts of another code, failed, edited or torn."""
+    from ..run.cache import removable, stored
+    from ..run.lock import locked
+
+    stored(results)  # which refuses what is no folder, where a lock would make one
+    # Under the lock of a run, which may be waiting for what would go.
+    with locked(results):
+        going = removable(results, everything=everything)
+        if not dry_run:
+            for one in going:
+                one.path.unlink(missing_ok=True)
+    if as_json:
+        print_json({"removed": [] if dry_run else [one.name for one in going], "found": [_plain(one) for one in going]})
+        return OK
+    for one in going:
+        print(f"{one.name[:12]}  {_size(one.size):>9}  {one.state:<15}  {one.words or 'unnamed'}")
+    say(f"{'would remove' if dry_run else 'removed'} {len(going)}, {_size(sum(one.size for one in going))}")
+    return OK
+
+
+def _plain(one: Any) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "path": str(one.path),
+        "bytes": one.size,
+        "state": one.state,
+        "what": one.words or None,
+        "error": one.error or None,
+        "differs": list(one.differs),
+    }
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.1f} GiB"

@@ -1,0 +1,111 @@
+"""Contents of an artifact store: what lies there, what decided it, whether it can still be used, and what may go.
+
+Artifacts (shadow models' answers, points of a hyperparameter search) are named by a hash of all that decides them, and
+kept for later runs into the same folder. Nothing here computes one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from leaderboard.records.files import read_bytes, refuse_links
+from leaderboard.records.record import Provenance, RecordError
+from leaderboard.records.validation import build
+
+from .artifacts import sealed_as
+from .provenance import library
+
+STORES = ("artifacts", "tuning/points")
+"""Folders of a run's results in which artifacts lie."""
+
+ArtifactState = Literal["usable", "of another code", "failed", "edited or torn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One artifact on disk.
+
+    Attributes:
+        path: of its file.
+        size: bytes.
+        state: whether a run of now would take it.
+        words: what it is, as progress told it; empty where its file does not say.
+        request: what decided it; None where its file does not say.
+        error: why it failed; empty where it did not.
+        differs: in what the code of now is another.
+    """
+
+    path: Path
+    size: int
+    state: ArtifactState
+    words: str = ""
+    request: dict[str, Any] | None = None
+    error: str = ""
+    differs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Hash of the request."""
+        return self.path.stem
+
+
+def stored(directory: Path) -> list[Stored]:
+    """Every artifact of a folder of results, the largest first.
+
+    Args:
+        directory: what `leakbench run --out` named.
+
+    Raises:
+        RecordError: it is no folder of results, or one of its stores is a link.
+    """
+    folders = [directory / name for name in STORES]
+    refuse_links(directory, *folders)
+    if not directory.is_dir():
+        raise RecordError(f"no folder of results {directory}; name what --out of leakbench run named")
+    found = [_read(path) for folder in folders for path in folder.glob("*.json")]
+    return sorted(found, key=lambda one: (-one.size, one.name))
+
+
+def one_of(directory: Path, name: str) -> Stored:
+    """The artifact whose name begins so.
+
+    Raises:
+        RecordError: there is none, or several.
+    """
+    found = [one for one in stored(directory) if name and one.name.startswith(name)]
+    if len(found) != 1:
+        what = "no artifact" if not found else f"{len(found)} artifacts"
+        raise RecordError(f"{what} of {directory} begin{'s' * (len(found) < 2)} with {name!r}; see leakbench cache ls")
+    return found[0]
+
+
+def removable(directory: Path, *, everything: bool = False) -> list[Stored]:
+    """Artifacts that no run would take: of another code, failed, edited or torn.
+
+    Args:
+        directory: of results.
+        everything: all of them; records stay, and a cell that is computed again makes its artifacts anew.
+    """
+    return [one for one in stored(directory) if everything or one.state != "usable"]
+
+
+def _read(path: Path) -> Stored:
+    size = path.lstat().st_size
+    try:
+        data = json.loads(read_bytes(path, "artifact"))
+        words, request = data.get("words", ""), data.get("request")
+        if "error" in data:
+            return Stored(path=path, size=size, state="failed", words=words, request=request, error=data["error"])
+        made = build(Provenance, data["provenance"], "provenance")
+        whole = data["seal"] == sealed_as(path.stem, data["result"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Stored(path=path, size=size, state="edited or torn")
+    if not whole:
+        return Stored(path=path, size=size, state="edited or torn", words=words, request=request)
+    # Methods of other distributions are not looked at: what they were is known to the suite alone.
+    differs = tuple(made.differences(library()))
+    state: ArtifactState = "of another code" if differs else "usable"
+    return Stored(path=path, size=size, state=state, words=words, request=request, differs=differs)
