@@ -1,4 +1,4 @@
-"""`leakbench cache`: what a folder of results keeps for later runs, shadow models' answers above all; what of it may go."""
+"""`leakbench cache`: what a folder of results keeps for later runs, as answers of shadow models, and what may go."""
 
 from __future__ import annotations
 
