@@ -82,7 +82,9 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     }
     claim = _claim_against(model, row)
     metrics = score(result, truth, delta=model.request.budget.delta)
-    return Finding(beside_claim(metrics, claim.trade_off), columns, tuple(_flags(model, row, knows)))
+    metrics = beside_claim(metrics, claim.trade_off)
+    metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
+    return Finding(metrics, columns, tuple(_flags(model, row, knows)))
 
 
 def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:
@@ -121,6 +123,8 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     # A test set may be collected apart: members and non-members then differ by more than membership.
     if test is not None and torch.equal(test.ids, model.splits.non_member.ids):
         flags.append("non_members_are_test")
+    if model.shift.found:
+        flags.append("distribution_shift")
     if row.reads != "nothing" and model.run.noise == "none":
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows

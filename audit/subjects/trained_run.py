@@ -20,6 +20,7 @@ from ..plan.artifact import Artifacts
 from ..plan.build import defend, load_splits, noise_for, planned, reads_public
 from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
+from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
 from .outcome import examples_of, pick, world_of
 
@@ -31,6 +32,9 @@ WATCHED = 32
 
 WATCHED_MEMORY = 2**29
 """Bytes that these may take; the last step is kept whatever it takes."""
+
+_SHIFTS: dict[str, Shift] = {}
+"""By digest of the splits, which says who is in which pool: the same for every defense and budget."""
 
 
 class TrainedRun:
@@ -100,6 +104,14 @@ class TrainedRun:
         """What utility is measured on: the data set's own test set, or the non-members where it has none."""
         splits = self.splits
         return examples_of(splits.non_member if splits.test is None else splits.test, self.device)
+
+    @cached_property
+    def shift(self) -> Shift:
+        """Whether members can be told from non-members without any model; once in a process for the same splits."""
+        if (found := _SHIFTS.get(self.splits.digest)) is None:
+            found = shift_between(self.members, examples_of(self.splits.non_member, self.device))
+            _SHIFTS[self.splits.digest] = found
+        return found
 
     @cached_property
     def defense(self) -> tuple[Defense, bool]:

@@ -32,8 +32,8 @@ from .plots import marker
 # Bad: a number may be wrong or flatter; warn: right, and to be read with care. Other flags are remarks.
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
-    "claims_differ": "warn", "missing_cells": "bad", "uneven_attacks": "bad", "uneven_tasks": "bad",
-    "mixed_code": "bad",
+    "claims_differ": "warn", "distribution_shift": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
+    "uneven_tasks": "bad", "mixed_code": "bad",
 }  # fmt: skip
 
 FLAGS = {
@@ -51,6 +51,8 @@ FLAGS = {
     "tuned_on_public": "settings of the training were chosen on public data",
     "non_members_are_test": "membership tests, and candidates of a prior, compare training images with the official "
     "test set",
+    "distribution_shift": "non-members differ from members, as a classifier finds that sees no model: scores of "
+    "membership attacks may measure that",
     "diverged": "parameters are not finite",
     "incomplete": "an attack failed, or its scores are gone, so the worst case may be worse",
     "missing_cells": "cells that were asked for have no record, so the worst case may be worse",

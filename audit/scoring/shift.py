@@ -1,0 +1,156 @@
+"""Whether members and non-members differ by themselves: a two-sample test of what is known without the model.
+
+A membership attack is measured by telling members from non-members. Where these are not of one distribution, as where a
+test set collected apart stands in for non-members, a score may tell the two sets apart and know nothing of membership.
+Lopez-Paz & Oquab, "Revisiting Classifier Two-Sample Tests", ICLR 2017: a classifier learns to tell the two samples on
+one half of them, and ranks the other half; Das et al., "Blind Baselines Beat Membership Inference Attacks for
+Foundation Models", 2024, for what comes of not asking. Deviation: both halves take their turn.
+
+Guarantee:
+    Given a classifier, the ranks of the half that it has not seen are exchangeable under one distribution, so a
+    permutation test of their AUC errs with its level whatever the classifier is (Phipson & Smyth, 2010). The least of
+    two such p-values, doubled, errs no more often (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy import ndarray
+from scipy import stats
+
+from attacks.core import Examples
+
+LEVEL = 0.01
+"""A p-value below it is flagged: of a hundred splits without a shift, one is."""
+
+LARGEST = 1000
+"""Examples of each kind that are looked at, drawn by the seed."""
+
+LEAST = 40
+"""Of each kind: with fewer a classifier learns nothing."""
+
+_COMPONENTS = 32
+_PERMUTATIONS = 2000
+_DRAWN = 200
+"""Permutations in memory at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """What can be told of membership without the model.
+
+    Attributes:
+        p_value: of exchangeable members and non-members; None with fewer than `LEAST` of either.
+        auc: of the classifier on examples that it was not fitted to, mean of both halves; None with too few.
+        members: looked at.
+        non_members: looked at.
+        detectable: AUC that would be flagged in four cases of five, so that silence can be read; None with too few.
+    """
+
+    p_value: float | None
+    auc: float | None
+    members: int
+    non_members: int
+    detectable: float | None
+
+    @property
+    def found(self) -> bool:
+        """Whether members and non-members differ."""
+        return self.p_value is not None and self.p_value < LEVEL
+
+    def to_detail(self) -> dict[str, float | int | str | None]:
+        """As a metric's detail has it."""
+        return {
+            "shift_p_value": self.p_value,
+            "shift_auc": self.auc,
+            "shift_detectable_auc": self.detectable,
+            "shift_examples": self.members + self.non_members,
+        }
+
+
+def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) -> Shift:
+    """Tests whether two samples are of one distribution, by inputs and labels.
+
+    Args:
+        members: of the private pool.
+        non_members: that stand beside them.
+        seed: of the choice of examples, halves and permutations.
+    """
+    draw = np.random.default_rng([seed, 0])
+    inside, outside = (features_of(_some(part, draw)) for part in (members, non_members))
+    p, q = len(inside), len(outside)
+    if min(p, q) < LEAST:
+        return Shift(p_value=None, auc=None, members=p, non_members=q, detectable=None)
+    features, truth = np.concatenate([inside, outside]), np.arange(p + q) < p
+    halves = _halves(truth, draw)
+    found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
+    areas, values = zip(*found, strict=True)
+    # Of a half, at a level that both halves share; 0.8 is four cases of five.
+    deviation = math.sqrt((p + q) / 2 / (12 * (p / 2) * (q / 2)))
+    needed = (stats.norm.isf(LEVEL / 2) + stats.norm.isf(0.2)) * deviation
+    return Shift(
+        p_value=min(1.0, 2 * min(values)),
+        auc=float(np.mean(areas)),
+        members=p,
+        non_members=q,
+        detectable=min(1.0, 0.5 + float(needed)),
+    )
+
+
+def features_of(examples: Examples) -> ndarray:
+    """What anybody sees of examples: inputs, a few of their statistics, labels; one row each."""
+    inputs = examples.inputs.detach().cpu().double().nan_to_num().flatten(1)
+    # Rounding, compression and cropping show in these sooner than in any one pixel.
+    statistics = [
+        inputs.mean(1), inputs.std(1, unbiased=False), inputs.amin(1), inputs.amax(1), (inputs == 0).double().mean(1),
+        inputs.diff(dim=1).abs().mean(1) if inputs.shape[1] > 1 else inputs[:, 0],
+        (inputs * 255).sub((inputs * 255).round()).abs().mean(1),
+    ]  # fmt: skip
+    labels = examples.labels.detach().cpu().double().reshape(len(inputs), -1)
+    return torch.cat([labels, torch.stack(statistics, dim=1), inputs], dim=1).numpy()
+
+
+_OWN = 8
+"""Leading columns that are no inputs, where a label is one number."""
+
+
+def _some(examples: Examples, draw: np.random.Generator) -> Examples:
+    chosen = torch.from_numpy(draw.permutation(len(examples))[:LARGEST]).to(examples.ids.device)
+    return Examples(ids=examples.ids[chosen], inputs=examples.inputs[chosen], labels=examples.labels[chosen])
+
+
+def _halves(truth: ndarray, draw: np.random.Generator) -> ndarray:
+    """Half of each kind, at random."""
+    second = np.zeros(len(truth), dtype=bool)
+    for kind in (True, False):
+        places = draw.permutation(np.flatnonzero(truth == kind))
+        second[places[: len(places) // 2]] = True
+    return second
+
+
+def _judged(features: ndarray, truth: ndarray, *, fit_on: ndarray, seed: int) -> tuple[float, float]:
+    """AUC on one half of a classifier fitted to the other, and the p-value of a permutation test."""
+    # Here because it takes a second, and who asks about no members does without.
+    from sklearn.decomposition import PCA
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    seen, asked = features[fit_on], features[~fit_on]
+    columns = features.shape[1] - _OWN
+    if columns > _COMPONENTS:
+        components = PCA(min(_COMPONENTS, len(seen) - 1), random_state=seed).fit(seen[:, _OWN:])
+        seen, asked = (np.hstack([part[:, :_OWN], components.transform(part[:, _OWN:])]) for part in (seen, asked))
+    # Without a validation set by default: scikit-learn makes one from 10,000 examples on.
+    model = HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=8, random_state=seed)
+    ranks = stats.rankdata(model.fit(seen, truth[fit_on]).predict_proba(asked)[:, 1])
+    members = truth[~fit_on]
+    p, q = int(members.sum()), int((~members).sum())
+    reached = float(ranks[members].sum())
+    draw, as_large = np.random.default_rng([seed, 1]), 0
+    for _ in range(0, _PERMUTATIONS, _DRAWN):
+        shuffled = draw.permuted(np.broadcast_to(ranks, (_DRAWN, len(ranks))), axis=1)
+        as_large += int((shuffled[:, :p].sum(axis=1) >= reached - 1e-9).sum())
+    return (reached - p * (p + 1) / 2) / (p * q), (1 + as_large) / (1 + _PERMUTATIONS)

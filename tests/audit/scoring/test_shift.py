@@ -1,0 +1,89 @@
+"""A shift between members and non-members is found without the model, and exchangeable halves are left alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.core import Examples
+from audit.scoring.membership import auc
+from audit.scoring.shift import LEAST, LEVEL, features_of, shift_between
+from benchmarks import data
+
+
+def examples(inputs, labels=None):
+    count = len(inputs)
+    return Examples(
+        ids=torch.arange(count),
+        inputs=inputs,
+        labels=torch.zeros(count, dtype=torch.long) if labels is None else labels,
+    )
+
+
+@pytest.fixture(scope="module")
+def halves():
+    """The pools of digits, which were drawn at random."""
+    splits = data.load("digits", seed=0)
+    return examples(splits.private.inputs, splits.private.labels), examples(
+        splits.non_member.inputs, splits.non_member.labels
+    )
+
+
+def test_exchangeable_halves_are_not_flagged(halves):
+    found = shift_between(*halves)
+    assert not found.found and found.p_value is not None and found.p_value > 0.05
+    assert found.auc == pytest.approx(0.5, abs=0.05)
+    assert found.detectable is not None and 0.55 < found.detectable < 0.6
+
+
+@pytest.mark.parametrize(
+    "shifted",
+    [
+        lambda x, y, draw: (x * 0.97, y),  # as of another scanner
+        lambda x, y, draw: ((x * 255).round() / 255, y),  # as of another file format
+        lambda x, y, draw: (torch.roll(x, 1, dims=-1), y),  # cropped otherwise
+        lambda x, y, draw: (x, torch.where(torch.rand(len(y), generator=draw) < 0.3, torch.ones_like(y), y)),
+        lambda x, y, draw: (x[y < 8], y[y < 8]),
+    ],
+    ids=["dimmer", "rounded", "moved", "other labels", "fewer classes"],
+)
+def test_a_test_set_that_was_collected_apart_is_flagged(halves, shifted):
+    members, others = halves
+    inputs, labels = shifted(others.inputs, others.labels, torch.Generator().manual_seed(0))
+    found = shift_between(members, examples(inputs, labels))
+    assert found.found and found.auc is not None and found.auc > 0.55
+
+
+def test_a_score_that_never_saw_a_model_looks_like_a_strong_attack_and_the_flag_says_why(halves):
+    members, others = halves
+    dimmer = examples(others.inputs * 0.9, others.labels)
+    # A "membership score" of the input alone: how bright the brightest point is.
+    fooled = auc(*(np.sort(part.inputs.flatten(1).amax(1).double().numpy()) for part in (members, dimmer)))
+    assert fooled.low is not None and fooled.low > 0.9
+    assert shift_between(members, dimmer).found
+
+
+def test_the_p_value_errs_with_its_level():
+    draw = torch.Generator().manual_seed(3)
+    values = []
+    for seed in range(40):
+        x, y = torch.randn(160, 1, 3, 3, generator=draw), torch.randint(0, 4, (160,), generator=draw)
+        values.append(shift_between(examples(x[:80], y[:80]), examples(x[80:], y[80:]), seed=seed).p_value)
+    # Of 40 at 10 %, 4 are expected and more than 11 have a chance below one in a thousand.
+    assert sum(value < 0.1 for value in values) <= 11 and sum(value < LEVEL for value in values) <= 3
+
+
+def test_too_few_are_not_tested_and_the_reason_is_a_number_that_is_not_there(halves):
+    members, others = halves
+    few = examples(others.inputs[: LEAST - 1], others.labels[: LEAST - 1])
+    found = shift_between(members, few)
+    assert (found.p_value, found.auc, found.detectable, found.found) == (None, None, None, False)
+    assert found.to_detail()["shift_p_value"] is None
+
+
+def test_features_are_of_inputs_and_labels_alone(halves):
+    members, _ = halves
+    table = features_of(members)
+    assert table.shape == (700, 8 + 64) and np.isfinite(table).all()
+    # Ids are no feature: they tell the pools apart by how they were numbered.
+    renamed = Examples(ids=members.ids + 10_000, inputs=members.inputs, labels=members.labels)
+    assert np.array_equal(features_of(renamed), table)
