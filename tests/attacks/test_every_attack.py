@@ -60,6 +60,8 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
         return toys.rounded_step(seed=seed)
     if one.name == "loss_trace":  # looks at models, which are the same at all steps of the other
         return toys.learned_transcript(seed=seed)
+    if one.target is Observation and Knows.OTHERS not in one.requires.knows:
+        return toys.sparse_step(seed=seed)
     if one.target is Observation:
         return toys.membership_step(seed=seed, noise=0.2)
     if one.target is SeenTranscript:

@@ -288,6 +288,29 @@ def membership_step(*, seed: int = 0, noise: float, count: int = 400) -> tuple[O
     return step.observe(**everything(step, candidates=candidates)), member
 
 
+def sparse_step(*, seed: int = 0, noise: float = 0.1, count: int = 400, joined: int = 12) -> tuple[Observation, Tensor]:
+    """A few of many candidates, of pixels that are independent and centred: their gradients point apart."""
+    model = linear_net((256,), seed=seed)
+    dim = sum(p.numel() for p in model.parameters())
+    candidates, public = (
+        replace(some, inputs=some.inputs - 0.5)
+        for some in (examples(count, (256,), seed=seed), examples(300, (256,), seed=seed + 9, first_id=1000))
+    )
+    member = torch.randperm(count, generator=generator(seed + 1)) < joined
+    step = Step(
+        model=model,
+        batch=subset(candidates, member),
+        encoder=torch.eye(dim),
+        noise_std=torch.full((dim,), noise),
+        clip_norm=1.0,
+        expected_batch=float(joined),
+        low=-0.5,
+        high=0.5,
+        seed=seed + 2,
+    )
+    return step.observe(**everything(step, candidates=candidates, population=public)), member
+
+
 def rounded_step(*, seed: int = 0, noise: float = 100.0, count: int = 400) -> tuple[Observation, Tensor]:
     """As `membership_step`, undivided and under so much noise that the digits of float32 alone tell who took part."""
     model = linear_net((1, 16, 16), seed=seed)

@@ -1,0 +1,55 @@
+"""Membership in a shared update where the others of the batch are unknown: they are taken to be like public examples.
+
+Leemann, Pawelczyk & Kasneci, "Gaussian Membership Inference Privacy", NeurIPS 2023 (arXiv:2306.07273): a sum of many
+bounded contributions is about normal. With mean g and covariance C of the contributions of public examples, the test of
+"took part" against "did not" is a ratio of two normal densities that differ in their mean, N((B - 1) g + v, Sigma) and
+N((B - 1) g, Sigma), with Sigma = (B - 1) C + the variances of the noise.
+
+Deviation: the covariance is shrunk as by Ledoit & Wolf (2004), since public examples are few against coordinates.
+"""
+
+import torch
+
+from .core import Access, Knows, MembershipScores, NotApplicable, Observation, attack, granted
+from .core.shrunk_gaussian import ShrunkGaussian
+
+
+@attack(access=Access.UPDATE, knows=Knows.POPULATION | Knows.DEFENSE)
+def gaussian_others(
+    target: Observation, coins: torch.Generator, *, examples: int = 256, batch_size: int = 64
+) -> MembershipScores:
+    """Scores each candidate by the ratio of two normal densities of the update, with and without its contribution.
+
+    Args:
+        target: one update, with public examples and the scale of its noise.
+        coins: source of the choice among public examples.
+        examples: public examples whose contributions stand for those of the others, at most; as many vectors of the
+            size of the release are kept.
+        batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.
+
+    Returns:
+        <v, r>' - <v, v>' / 2 with the inner product of the inverse of Sigma and r what the update is beyond its mean,
+        in nats, float64.
+
+    Raises:
+        NotApplicable: too few public examples, or contributions that are all alike.
+        ValueError: a setting out of range.
+    """
+    for name, value, least in (("examples", examples, 2), ("batch_size", batch_size, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    candidates, public = granted(target.candidates), granted(target.population)
+    if len(public) < 2:
+        raise NotApplicable(f"a covariance must be of at least 2 public examples, got {len(public)}")
+    some = torch.randperm(len(public), generator=coins)[:examples].to(public.ids.device)
+    parts = zip(public.inputs[some].split(batch_size), public.labels[some].split(batch_size), strict=True)
+    known = torch.cat([target.contributions(*part) for part in parts])
+    others = max(target.expected_batch - 1, 0.0)
+    spread = ShrunkGaussian.of_sums(known, others, granted(target.noise_std))
+    beyond = target.released.double() * target.expected_batch - others * known.mean(0, dtype=torch.float64)
+    direction = spread.solved(beyond)
+    scores = []
+    for inputs, labels in zip(candidates.inputs.split(batch_size), candidates.labels.split(batch_size), strict=True):
+        own = target.contributions(inputs, labels).double()
+        scores.append(own @ direction - spread.squared_lengths(own) / 2)
+    return MembershipScores(ids=candidates.ids, scores=torch.cat(scores), exact=False, dependence="per_step")
