@@ -4,6 +4,8 @@ Pollock, Shilov, Dodd & de Montjoye, "Free Record-Level Privacy Risk Evaluation 
 (arXiv:2411.05743): the interquartile range of an example's losses over a training (LT-IQR) tells which members are at
 risk, without shadow models. As a test of membership it stands beside the plain drop of the loss.
 
+Caveat: the range is larger where a loss goes up and down, too; on overfitted digits that are the non-members.
+
 Deviation: losses are looked at over evenly spread steps, and by somebody who asks who is a member; the paper looks at
 every epoch, at members alone.
 """
