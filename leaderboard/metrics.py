@@ -18,6 +18,15 @@ Better = Literal["higher", "lower"]
 LARGEST_UNDER_CLAIM, LARGEST_BY = "largest_under_claim", "largest_by"
 """In a metric's detail: the most that the claim allows any test, and by what accounting that is known."""
 
+CALIBRATION, REPORT = "calibration", "report"
+"""Halves of the candidates: attacks are compared on the first, and the chosen one's number is of the second."""
+
+
+def half_key(half: str, what: str) -> str:
+    """Key in a metric's detail of its `value`, `low`, `high` or `n` on one of these halves, as "report_value"."""
+    return f"{half}_{what}"
+
+
 ROC_RATES = tuple(10 ** (i / 6 - 4) for i in range(25))
 """False positive rates at which the AUC's detail has the largest true positive rate under the claim."""
 

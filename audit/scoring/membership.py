@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from scipy import stats
 from torch import Tensor
 
 from attacks.core import MembershipScores
+from leaderboard.metrics import CALIBRATION, REPORT, half_key
 from leaderboard.records.record import Metric
 
 from .allowed import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
@@ -64,8 +66,28 @@ def score_membership(
     for name, level in FPRS.items():
         metrics[name] = tpr_at_fpr(positives, negatives, level)
     half = calibration_half(ids)
+    halves = {part: _Groups(*(np.sort(values[where & kind]) for kind in (truth, ~truth)))
+              for part, where in ((CALIBRATION, half), (REPORT, ~half))}  # fmt: skip
+    metrics["auc"] = _with_halves(metrics["auc"], {part: auc(*groups) for part, groups in halves.items()})
+    for name, level in FPRS.items():
+        found = {part: tpr_at_fpr(*groups, level) for part, groups in halves.items()}
+        metrics[name] = _with_halves(metrics[name], found)
     metrics |= split_advantage(values, truth, half)
     return metrics if delta is None else metrics | {"implied_epsilon": implied_epsilon(values, truth, half, delta)}
+
+
+def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:
+    """The metric of all candidates, with what the two halves have beside it; nothing where either has no number.
+
+    Whoever takes the strongest of several attacks by the numbers that are shown shows too much: a board compares them
+    on the calibration half, and shows what the strongest has on the other.
+    """
+    if any(part.value is None for part in halves.values()):
+        return whole
+    told = {half_key(CALIBRATION, "value"): halves[CALIBRATION].value}
+    report = halves[REPORT]
+    told |= {half_key(REPORT, what): getattr(report, what) for what in ("value", "low", "high", "n")}
+    return replace(whole, detail=whole.detail | told)
 
 
 def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Metric:
@@ -194,7 +216,15 @@ def split_advantage(
     balanced = Metric(
         value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=detail
     )
-    return {"advantage": advantage, "balanced_accuracy": balanced}
+    # What it was on the half that chose the threshold; the number itself is of the other half.
+    reached = float((chosen_on.positives > threshold).mean() - (chosen_on.negatives > threshold).mean())
+    return {
+        name: _with_halves(found, {CALIBRATION: replace(found, value=there, low=None, high=None), REPORT: found})
+        for name, found, there in (
+            ("advantage", advantage, reached),
+            ("balanced_accuracy", balanced, (1 + reached) / 2),
+        )
+    }
 
 
 def implied_epsilon(
@@ -223,7 +253,8 @@ def implied_epsilon(
         )
     # Who scores above the threshold is called a member; at -inf everybody is.
     thresholds = np.concatenate([[-math.inf], np.unique(np.concatenate(chosen_on))])
-    threshold = thresholds[np.argmax(epsilon_implied(*_errors(chosen_on, thresholds), delta))]
+    implied = epsilon_implied(*_errors(chosen_on, thresholds), delta)
+    threshold = thresholds[np.argmax(implied)]
     misses, p, alarms, q = _errors(reported_on, np.array([threshold]))
     value = float(epsilon_implied(misses, p, alarms, q, delta)[0])
     detail: dict[str, float | int | str | None] = {
@@ -235,7 +266,8 @@ def implied_epsilon(
         "method": "Clopper-Pearson upper ends of both error rates, on the half that did not choose the threshold",
     }
     reason = "it is a low end by itself: few trials give no upper end"
-    return Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
+    found = Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
+    return _with_halves(found, {CALIBRATION: replace(found, value=float(implied.max())), REPORT: found})
 
 
 def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray, int, ndarray, int]:

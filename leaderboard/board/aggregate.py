@@ -1,18 +1,20 @@
 """Means over seeds with their intervals, and the worst case over attacks.
 
-Two rules keep the numbers honest. The strongest attack is a maximum over everything that was tried, so the
-intervals of all attacks compared are simultaneous (Bonferroni over the number of looks): [largest low end,
-largest high end] then covers the strongest. And what was not measured has no value, never 0.
+Two rules keep the numbers honest. The strongest attack is a maximum over everything that was tried, and a maximum of
+noisy numbers is too large by more the more there are. So attacks are compared on one half of the candidates, and the
+number of the strongest is that of the other half, where records have both. Intervals of all attacks compared are
+simultaneous (Bonferroni over the number of looks), so that the largest high end covers the strongest, whichever it is.
+And what was not measured has no value, never 0.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Literal
 
 from scipy import stats
 
-from ..metrics import LARGEST_UNDER_CLAIM, METRICS
+from ..metrics import CALIBRATION, LARGEST_UNDER_CLAIM, METRICS, REPORT, half_key
 from ..records.fields import Metric
 from ..records.record import Record
 
@@ -53,6 +55,8 @@ class Estimate:
         interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
         reason: why there is no value or no interval, or what the value leaves out.
         largest: the most that the claim allows any test, mean over the same seeds; None where no record says it.
+        chosen_on: by what the attack was chosen of several: the calibration half, whose other half has the number, or
+            the very numbers shown; None where there was no choice.
     """
 
     metric: str
@@ -65,6 +69,7 @@ class Estimate:
     interval: Literal["seeds", "own"] | None = None
     reason: str | None = None
     largest: float | None = None
+    chosen_on: Literal["calibration half", "the same scores"] | None = None
 
     @property
     def n(self) -> int:
@@ -94,7 +99,7 @@ class Estimate:
         return value if self.ends is None else f"{value} [{self.ends[0]:.{digits}f}, {self.ends[1]:.{digits}f}]"
 
 
-def over_seeds(name: str, cell: BoardCell, *, looks: int = 1) -> Estimate:
+def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None = None) -> Estimate:
     """The mean of a metric over the seeds of a cell, with a 95 % interval.
 
     The interval is Student's t over seeds. With one seed, or with seeds that agree to the last digit (where t
@@ -105,11 +110,14 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1) -> Estimate:
         name: the metric.
         cell: its records.
         looks: number of simultaneous intervals.
+        half: of the candidates, `CALIBRATION` or `REPORT`; None for all of them.
 
     Returns:
         The estimate; its value is None, with a reason, when no record has one.
     """
     metrics = {seed: record.metrics.get(name) for seed, record in sorted(cell.records.items())}
+    if half is not None:
+        metrics = {seed: None if metric is None else _on_half(metric, half) for seed, metric in metrics.items()}
     measured = {seed: m for seed, m in metrics.items() if m is not None and m.value is not None}
     gaps = _gaps(name, metrics)
     if not measured:
@@ -141,7 +149,8 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         missing: the reason to give when there is nothing to compare.
 
     Returns:
-        The estimate, of the attack with the worst mean; [low, high] is over all attacks.
+        The estimate, of the attack with the worst mean, on the half of the candidates that had no part in the choice
+        where records have it; [low, high] covers the strongest attack, whichever it is.
     """
     looks = sum(over_seeds(name, cell).value is not None for cell in cells)
     if not looks:
@@ -165,10 +174,51 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
     elif strongest.low is not None:
         without = next(e.attack for e in found if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
+    if looks > 1 and (chosen := _chosen_on_a_half(name, cells, sign)) is not None:
+        return replace(_reaching(chosen, low if sign < 0 else high, sign), looks=looks, chosen_on="calibration half")
     return Estimate(
         metric=name, value=strongest.value, low=low, high=high, seeds=strongest.seeds,
         looks=looks, attack=strongest.attack, interval=interval, reason=reason, largest=strongest.largest,
+        chosen_on="the same scores" if looks > 1 else None,
     )  # fmt: skip
+
+
+def _chosen_on_a_half(name: str, cells: Sequence[BoardCell], sign: int) -> Estimate | None:
+    """What the attack that is strongest on the calibration half has on the other; None where a record lacks a half."""
+    measured = [cell for cell in cells if over_seeds(name, cell).value is not None]
+    known = [{half: over_seeds(name, cell, half=half) for half in (CALIBRATION, REPORT)} for cell in measured]
+    for cell, halves in zip(measured, known, strict=True):
+        if any(found.seeds != over_seeds(name, cell).seeds for found in halves.values()):
+            return None
+    # Of equal means the first, in the order of the records: nothing else was looked at.
+    strongest = max(known, key=lambda halves: sign * (halves[CALIBRATION].value or 0.0))
+    return strongest[REPORT]
+
+
+def _reaching(chosen: Estimate, end: float | None, sign: int) -> Estimate:
+    """An attack's number on the other half, with an interval that covers the strongest attack whichever it is.
+
+    The better end is the attack's own: the strongest is at least as strong. The worse one is that of all attacks and
+    candidates: a calibration half of few candidates may have chosen a weaker one.
+
+    Args:
+        chosen: on the report half.
+        end: the worse end, simultaneous over all attacks; None where one of them has no interval.
+        sign: 1 where larger values are worse.
+    """
+    if chosen.low is None or chosen.high is None or end is None or chosen.value is None:
+        return replace(chosen, low=None, high=None, interval=None)
+    low, high = (chosen.low, max(chosen.value, end)) if sign > 0 else (min(chosen.value, end), chosen.high)
+    return replace(chosen, low=low, high=high)
+
+
+def _on_half(metric: Metric, half: str) -> Metric:
+    """The metric on a half of the candidates, as its detail has it."""
+    value, low, high, n = (metric.detail.get(half_key(half, what)) for what in ("value", "low", "high", "n"))
+    if not isinstance(value, int | float):
+        return replace(metric, value=None, low=None, high=None, reason=metric.reason or f"no number on the {half} half")
+    ends = (low, high) if isinstance(low, int | float) and isinstance(high, int | float) else (None, None)
+    return replace(metric, value=value, low=ends[0], high=ends[1], n=n if isinstance(n, int) else None)
 
 
 def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | None:

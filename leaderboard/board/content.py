@@ -149,7 +149,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
         if key in shown:
             cells[key] = _number(page, row, *shown[key])
         elif key == "attack":
-            cells[key] = page.mark((strongest,), other) if strongest else ("-",)
+            cells[key] = (*page.mark((strongest,), other), *looks_words(row)) if strongest else ("-",)
     return cells | {"seeds": page.mark((seeds_words(row),), uneven_words(row)), "flags": (", ".join(flags),)}
 
 
@@ -163,6 +163,12 @@ def strongest_words(row: Row) -> tuple[str, str]:
         if metric.of_attack and by_it != leads[metric.kind]
     ]
     return next(filter(None, leads.values()), "") or "", "; ".join(others)
+
+
+def looks_words(row: Row) -> tuple[str, ...]:
+    """Of how many attacks the strongest was chosen, as ("of 4",); empty where there was no choice."""
+    lead = next((e for kind in attacked() for e in row.main(kind) if e.attack), None)
+    return (f"of {lead.looks}",) if lead is not None and lead.looks > 1 else ()
 
 
 def seeds_words(row: Row) -> str:

@@ -87,7 +87,9 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     """
     said = [
         "Means over seeds, with 95 % intervals (Student's t; the record's own for a single seed). Worst is "
-        "the strongest attack's mean; its interval is simultaneous over the attacks compared; "
+        "the strongest attack's mean. Of several membership attacks it is chosen on one half of the candidates and "
+        "measured on the other; the worse end of its interval is simultaneous over the attacks compared, which the "
+        "column of the attack counts; "
         "≥ marks one of attacks that are not all there. "
         f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
     ]

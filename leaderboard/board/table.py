@@ -202,6 +202,8 @@ def _flat(row: Row) -> dict[str, Any]:
         line |= {
             f"{name}_n": estimate.n,
             f"{name}_attack": estimate.attack,
+            f"{name}_looks": estimate.looks,
+            f"{name}_chosen_on": estimate.chosen_on,
             f"{name}_reason": estimate.reason,
         }
         if METRICS[estimate.metric].kind == RANKED_BY:

@@ -107,7 +107,7 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
     # Chance is in view however far off all defenses are.
     x = axis_over("worst-case AUC of membership attacks", [chance, *ends], least=AUC.least, most=AUC.most)
     caption = [
-        "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC is simultaneous over "
+        "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC reaches over "
         "the attacks compared, so its value need not lie in the middle. An outline alone has no proved ε.",
     ]
     return _figure(

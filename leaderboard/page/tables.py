@@ -18,6 +18,7 @@ from ..board.content import (
     claim_remark,
     halves,
     largest_words,
+    looks_words,
     seeds_words,
     shown_columns,
     strongest_words,
@@ -318,7 +319,13 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
         "noise": Value(
             text="n/a" if noise is None else f"{noise:.3g}", order=noise, reason=why, note=notes.number(why)
         ),
-        "attack": Value(text=strongest or "-", order=strongest.lower() or None, reason=other, note=notes.number(other)),
+        "attack": Value(
+            text=strongest or "-",
+            ends=" ".join(looks_words(row)) if strongest else "",
+            order=strongest.lower() or None,
+            reason=other,
+            note=notes.number(other),
+        ),
         # Last of the cells: it binds `why` anew, which `noise` above has read.
         "seeds": Value(
             text=seeds_words(row), order=float(counts[0]), reason=(why := uneven_words(row)), note=notes.number(why)

@@ -426,3 +426,24 @@ def test_it_is_among_the_metrics_only_where_there_is_a_claim():
     values, members = np.arange(40.0), np.arange(40) % 2 == 0
     assert "implied_epsilon" not in scored(values, members)
     assert "implied_epsilon" in scored(values, members, delta=1e-5)
+
+
+def test_each_number_has_those_of_both_halves_beside_it():
+    draw = torch.Generator().manual_seed(0)
+    members = torch.arange(1200) % 2 == 0
+    scores = torch.randn(1200, generator=draw, dtype=torch.float64) + members.double()
+    ids = torch.randperm(5000, generator=draw)[:1200]
+    found = score_membership(MembershipScores(ids=ids, scores=scores, exact=True), members, delta=1e-5)
+    half = calibration_half(ids.numpy())
+    for name, where in (("calibration", half), ("report", ~half)):
+        part = MembershipScores(ids=ids[where], scores=scores[where], exact=True)
+        alone = score_membership(part, members[torch.from_numpy(where)])
+        for metric in ("auc", "tpr_at_1pct_fpr"):
+            assert found[metric].detail[f"{name}_value"] == pytest.approx(alone[metric].value)
+    assert found["auc"].detail["report_n"] == int((~half).sum())
+    # 0.1 % takes 1,000 non-members, which no half has.
+    assert "report_value" not in found["tpr_at_0.1pct_fpr"].detail
+    # Thresholds of these were chosen on the calibration half already, and their numbers are of the other.
+    for metric in ("advantage", "balanced_accuracy", "implied_epsilon"):
+        assert found[metric].detail["report_value"] == found[metric].value
+        assert found[metric].detail["calibration_value"] != found[metric].value

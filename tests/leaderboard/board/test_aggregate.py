@@ -116,3 +116,49 @@ def test_simultaneous_intervals_cover_the_strongest_where_plain_ones_do_not():
     # Expected 0.0247 and 1 - 0.975**8 = 0.183; the bounds are 7 and 6 standard errors away.
     assert misses(looks=8) < 0.06
     assert misses(looks=1) > 0.11
+
+
+def halves(whole, calibration, report, half=0.05):
+    """A metric with numbers on the halves of its candidates."""
+    detail = {"calibration_value": calibration, "report_value": report, "report_low": report - 0.07}
+    detail |= {"report_high": report + 0.07, "report_n": 50}
+    return Metric(value=whole, low=whole - half, high=whole + half, n=100, better="lower", detail=detail)
+
+
+def test_the_strongest_is_chosen_on_one_half_and_its_number_is_of_the_other(cell):
+    strong = cell(halves(0.60, 0.62, 0.58), halves(0.62, 0.64, 0.60), attack="strong")
+    lucky = cell(halves(0.64, 0.55, 0.73), halves(0.60, 0.57, 0.63), attack="lucky")
+    found = worst_case("auc", [strong, lucky], missing="")
+    assert (found.attack, found.value, found.looks) == ("strong", pytest.approx(0.59), 2)
+    assert found.chosen_on == "calibration half" and found.seeds == (0, 1)
+    own, whole = student([0.58, 0.60]), worst_case("auc", [cell(0.60, 0.62), cell(0.64, 0.60)], missing="")
+    assert own is not None and found.low == pytest.approx(own[0])  # its own, of one look
+    assert found.high == pytest.approx(whole.high)  # of all attacks and all candidates
+
+
+def test_without_a_choice_or_without_halves_all_candidates_count(cell):
+    alone = worst_case("auc", [cell(halves(0.60, 0.62, 0.58))], missing="")
+    assert (alone.value, alone.chosen_on) == (0.60, None)
+    # One record of an older version, and nothing is chosen on a half.
+    mixed = [cell(halves(0.60, 0.62, 0.58)), cell(halves(0.70, 0.6, 0.8), 0.7, attack="b")]
+    found = worst_case("auc", mixed, missing="")
+    assert (found.value, found.attack, found.chosen_on) == (0.70, "b", "the same scores")
+
+
+def test_a_maximum_over_attacks_that_know_nothing_stays_at_chance_and_what_is_strongest_is_covered(cell):
+    draw, attacks, runs = np.random.default_rng(0), 8, 100
+    truth = np.where(np.arange(attacks) == 0, 0.52, 0.5)
+    values, naive, covered = [], [], 0
+    for _ in range(runs):
+        parts = draw.normal(truth, 0.04, size=(2, attacks)).clip(0, 1)
+        cells = [
+            cell(halves(float(parts[:, k].mean()), *map(float, parts[:, k]), half=1.96 * 0.04 / 2**0.5), attack=str(k))
+            for k in range(attacks)
+        ]
+        found = worst_case("auc", cells, missing="")
+        values.append(found.value)
+        naive.append(max(parts.mean(axis=0)))
+        low, high = ends(found)
+        covered += low <= 0.52 <= high
+    assert np.mean(naive) > 0.53  # what a maximum of the numbers shown would say of these attacks
+    assert np.mean(values) < 0.515 and covered >= 0.95 * runs - 3 * (0.95 * 0.05 * runs) ** 0.5
