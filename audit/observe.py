@@ -618,7 +618,7 @@ def label_only(view: RunView) -> LabelAccess:
     """`Access.LABEL_ONLY`: the labels that the final model answers with."""
     model, world = view.attackers_model, view.attackers_world
     return LabelAccess(
-        labels_of=lambda inputs: logits_of(model, inputs).argmax(dim=1),
+        labels_of=lambda inputs: _label_of(logits_of(model, inputs)),
         input_shape=world.input_shape,
         input_low=world.low,
         input_high=world.high,
@@ -626,6 +626,11 @@ def label_only(view: RunView) -> LabelAccess:
         candidates=view.given,
         population=world.population,
     )
+
+
+def _label_of(logits: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
+    # NaN sorts above every number, so that argmax would name a class where the model has no answer.
+    return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
 
 
 def _model_access(view: RunView, *, white: bool) -> ModelAccess:

@@ -281,7 +281,7 @@ class LabelAccess(Target):
     """`Access.LABEL_ONLY`: a trained model, in evaluation mode, that answers with its most likely label.
 
     Attributes:
-        labels_of: inputs [n, *input_shape] -> int64 [n].
+        labels_of: inputs [n, *input_shape] -> int64 [n], -1 where the model has no answer.
         input_shape: shape of one example.
         input_low: smallest valid input, in model-input units.
         input_high: largest valid input.

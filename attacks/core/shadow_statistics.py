@@ -49,13 +49,15 @@ def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size:
         batch_size: inputs asked at a time; bounds memory, changes nothing else.
 
     Raises:
-        ValueError: batch_size below 1, or as `viewed`.
+        ValueError: batch_size below 1, answers that are not finite, or as `viewed`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     inputs = viewed(asked.inputs, views).flatten(0, 1)
     with torch.no_grad():
         found = torch.cat([target.logits(some).double() for some in inputs.split(batch_size)])
+    if not found.isfinite().all():
+        raise ValueError("logits of the target must be finite, got NaN or infinity: its training diverged")
     return found.unflatten(0, (len(asked), views))
 
 

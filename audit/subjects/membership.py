@@ -125,7 +125,8 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
         flags.append("non_members_are_test")
     if model.shift.found:
         flags.append("distribution_shift")
-    if row.reads != "nothing" and model.run.noise == "none":
+    # Who does not know the others of a batch reads nobody off a sum, with noise or without.
+    if row.reads != "nothing" and model.run.noise == "none" and Knows.OTHERS in knows:
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows
     # Ratios of single steps multiply to that of the run under independent coins and independent noise only, and what a

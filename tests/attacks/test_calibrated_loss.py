@@ -1,5 +1,7 @@
 """What is particular to the calibrated loss; the duties of every attack are in test_every_attack.py."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -35,10 +37,12 @@ def test_it_sees_through_hardness_as_loss_alone_does_not():
     assert plain + 0.05 < toys.auc(calibrated_loss(target).scores, member) < scaled
 
 
-def test_views_that_were_not_asked_about_are_refused():
+def test_views_that_were_not_asked_about_and_targets_that_diverged_are_refused():
     target, _ = toys.model_target(count=30)
     with pytest.raises(NotApplicable, match="2 views are asked for"):
         calibrated_loss(target, shadows=6, views=2)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         calibrated_loss(target, shadows=6, batch_size=0)
-    assert calibrated_loss(target, shadows=6).scores.dtype == torch.float64
+    diverged = dataclasses.replace(target, logits=lambda inputs: torch.full((len(inputs), toys.CLASSES), torch.nan))
+    with pytest.raises(ValueError, match="logits of the target must be finite"):
+        calibrated_loss(diverged, shadows=6)
