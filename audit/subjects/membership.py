@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.core import Examples, Knows, MembershipScores, Target
-from defenses.core import Claim, Ledger, full, keyed
+from defenses.core import Claim, keyed
 
 from ..catalog import methods as catalog
 from ..observe import RunView, participation
@@ -104,16 +104,13 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
     """The claim that bounds an attacker of this threat model; records show what it allows beside each number.
 
     For a reader: the bounds hold for one run per question, while all candidates here share a run. Where participation
-    is known, sampling amplifies nothing, and the one step that is seen is all that was spent.
+    is known, sampling does not amplify the step that is seen; the parameters that it was taken at are seen as well, and
+    the steps before have left in them what they left.
     """
     delta = model.request.budget.delta
     if not row.participation_known:
         return model.run.claim(delta)
-    # Charged as a full batch, rate 1: that is what known participation means to the accountant.
-    seen, alone = model.run.transcript.steps[-1], Ledger(full())
-    if seen.plan is not None:
-        alone.record(seen.plan, step=seen.step)
-    return alone.claim(delta)
+    return model.run.ledger.knowing(model.sampling[1] - 1).claim(delta)
 
 
 def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:

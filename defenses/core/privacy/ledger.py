@@ -242,6 +242,30 @@ class Ledger:
                 f"it in the stream, and step {step - 1} is none of it; begin a stream at position 0"
             )
 
+    def knowing(self, step: int) -> Ledger:
+        """The same releases for an attacker who knows that the record took part in a step: no sampling amplifies it.
+
+        What came before and after is as it was: the parameters at which the step was taken have seen the record, too.
+
+        Args:
+            step: its number.
+        """
+        if any(entry.row is not None for entry in self.entries):  # a stream is charged as a whole
+            return Ledger(self.sampling, [replace(entry, sampling=full()) for entry in self.entries])
+        found: list[Entry] = []
+        for e in self.entries:
+            last = e.first + e.steps
+            if e.own_noise or not (e.sampling.amplifies and e.first <= step < last):
+                found.append(e)
+                continue
+            parts = (
+                replace(e, steps=step - e.first),
+                replace(e, first=step, steps=1, sampling=full()),
+                replace(e, first=step + 1, steps=last - step - 1),
+            )
+            found += [part for part in parts if part.steps]
+        return Ledger(self.sampling, found)
+
     def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
         """The (epsilon, delta) of everything recorded so far.
 

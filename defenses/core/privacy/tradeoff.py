@@ -152,18 +152,23 @@ class TradeOff:
         """
         if not len(self.epsilons):
             return []
-        slopes = np.exp(self.epsilons)
-        falls, rises = -np.diff(self.deltas), np.diff(slopes)
+        slopes, steep_from, flat_from = self._crossings
         last = len(slopes) - 1
-        steep = last - np.searchsorted(np.maximum.accumulate((falls / rises)[::-1]), rates)
-        widths = np.expm1(np.diff(self.epsilons))
-        flat = np.searchsorted(np.maximum.accumulate(1 - self.deltas[:-1] - falls / widths), rates)
+        steep, flat = last - np.searchsorted(steep_from, rates), np.searchsorted(flat_from, rates)
         found = []
         for beside in (-1, 0, 1):
             s, f = np.clip(steep + beside, 0, last), np.clip(flat + beside, 0, last)
             hits = self.deltas[s] + slopes[s] * rates
             found.append((hits, (1 - self.deltas[f] - rates - 4 * 2.0**-53) / slopes[f]))
         return found
+
+    @cached_property
+    def _crossings(self) -> tuple[ndarray, ndarray, ndarray]:
+        """e^epsilon of the pairs, and the rates at which steep lines, from the last on, and flat ones take over."""
+        slopes, falls = np.exp(self.epsilons), -np.diff(self.deltas)
+        steep = np.maximum.accumulate((falls / np.diff(slopes))[::-1])
+        flat = np.maximum.accumulate(1 - self.deltas[:-1] - falls / np.expm1(np.diff(self.epsilons)))
+        return slopes, steep, flat
 
     def _chord(self, epsilon: float) -> float:
         """Delta by the pairs: between two of them it lies below their chord, being convex in e^epsilon."""

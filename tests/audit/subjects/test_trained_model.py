@@ -386,7 +386,8 @@ def test_what_one_update_may_show_is_not_amplified_by_sampling(private):
     sigma = private["one_step_likelihood_ratio"].noise_multiplier
     assert sigma is not None
     found = private["one_step_likelihood_ratio"].metrics["auc"].detail["largest_under_claim"]
-    assert found == pytest.approx(gaussian_auc(1 / sigma), abs=1e-6)
+    # Nor is it all that is seen: nine sampled steps have left the record in the parameters it was taken at.
+    assert gaussian_auc(1 / sigma) + 1e-3 < found < gaussian_auc(10**0.5 / sigma)
     # Of ten steps that a tenth takes part in: less than of one pair of epsilon and delta, and of ten unsampled ones.
     amplified = private["likelihood_ratio"].metrics["auc"].detail["largest_under_claim"]
     assert 0.5 < amplified < min(largest_auc(3.0, 1e-5), gaussian_auc(10**0.5 / sigma)) - 0.1

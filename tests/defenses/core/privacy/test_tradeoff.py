@@ -16,6 +16,7 @@ from defenses.core.privacy import accounting, pld, tradeoff
 from defenses.core.privacy.accounting import rdp_divergences
 from defenses.core.privacy.events import Gaussian, merged
 from defenses.core.privacy.tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
+from defenses.dp_ftrl import dp_ftrl
 from defenses.dp_sgd import dp_sgd
 
 DELTA = 1e-5
@@ -197,6 +198,35 @@ def test_several_ledgers_entries_compose():
     assert together.tpr_at(0.01) > alone.tpr_at(0.01) and together.advantage > alone.advantage
     # As revealing as both, and no more than a release of the one after the other.
     assert together.advantage <= alone.advantage + (2 * norm.cdf(0.125) - 1)
+
+
+@pytest.mark.parametrize("make", [dp_sgd, dp_ftrl], ids=lambda make: make.__name__)
+def test_a_step_that_is_known_to_have_the_record_is_not_amplified_and_the_others_are_as_they_were(make):
+    sampling = poisson(0.1)
+    ledger = predict(make(clip_norm=1.0, noise_multiplier=2.0), sampling=sampling, steps=10)
+    known, whole = ledger.knowing(9).claim(DELTA), ledger.claim(DELTA)
+    plain = norm.sf(norm.isf(0.01) - math.sqrt(10) / 2)
+    assert norm.sf(norm.isf(0.01) - 0.5) < known.tpr_at(0.01) and whole.tpr_at(0.01) <= known.tpr_at(0.01)
+    if make is dp_sgd:
+        assert known.gaussians is not None and sorted((g.sample_rate, g.count) for g in known.gaussians) == [
+            (0.1, 9), (1.0, 1)
+        ]  # fmt: skip
+        assert whole.tpr_at(0.01) < known.tpr_at(0.01) < plain
+        assert ledger.knowing(4).claim(DELTA).epsilon == known.epsilon
+    # What no sampling amplifies is known already.
+    fixed = predict(dp_sgd(clip_norm=1.0, noise_multiplier=2.0), sampling=shuffle(0.1), steps=10)
+    assert fixed.knowing(9).entries == fixed.entries
+
+
+@pytest.mark.parametrize(("sigma", "count"), [(20.0, 100), (2.0, 100), (10.0, 5000)])
+def test_transforms_lose_nothing_that_would_make_a_bound_too_small(sigma, count):
+    # As good as not sampled, and so in closed form; but composed by transforms.
+    curve, mu = by_pld([Gaussian(1 - 1e-13, sigma, count)]), math.sqrt(count) / sigma
+    for alpha in (10.0 ** np.arange(-18, 0, 0.5)).tolist():
+        assert curve.tpr_at(alpha) >= norm.sf(norm.isf(alpha) - mu) * (1 - 1e-9)
+        assert curve.beta_at(alpha) <= norm.cdf(norm.isf(alpha) - mu) * (1 + 1e-9)
+    assert curve.auc == pytest.approx(norm.cdf(mu / math.sqrt(2)), abs=1e-6)
+    assert curve.tpr_at(1e-9) == pytest.approx(norm.sf(norm.isf(1e-9) - mu), rel=1e-3)
 
 
 @pytest.mark.parametrize(
