@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from .errors import InconsistentObservation, NotApplicable
+from .input_layer import InputLayer, assembled, images_of, relu_layer, undone
 from .low_rank import LowRank, completed, factorised
 from .observation import Observation
-from .relu_layer import ReluLayer, assembled, images_of, relu_layer, undone
 from .requires import granted
 from .results import Reconstruction
 from .sparse_columns import POOL, SPARSE, DirectionSource, Scales, filled, fitted, independent, merged, scales
@@ -63,7 +63,7 @@ class Unmixed:
 class _KnownPart:
     """The rows and columns of a layer's gradient that are known, and its directions."""
 
-    layer: ReluLayer
+    layer: InputLayer
     found: LowRank
     sizes: Scales
     in_rows: Tensor
@@ -106,7 +106,7 @@ def recovered_batch(
     return _result(target, known, best, eps)
 
 
-def _known(layer: ReluLayer, eps: float, coins: torch.Generator) -> _KnownPart:
+def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
     in_rows, in_columns = layer.seen.any(dim=1), layer.seen.any(dim=0)
     gradient, seen = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
     if not bool(seen.all()):
@@ -302,7 +302,7 @@ def _verdicts(
     return proved, labels, torch.where(proved, counts, 1)
 
 
-def _covered(layer: ReluLayer) -> bool:
+def _covered(layer: InputLayer) -> bool:
     """Whether every pixel is in some patch: the update shows nothing of the others."""
     ones = torch.ones(1, *layer.shape, dtype=torch.float64)
     return bool((images_of(layer, layer.unfolded(ones)) == 1).all())

@@ -1,4 +1,4 @@
-"""The linear layer behind which a ReLU stands: what an update shows of its gradient, and what its inputs were made of.
+"""A linear layer near the input: what an update shows of its gradient, and what its inputs were made of.
 
 The layer must be one whose inputs say what the network's inputs were: the first, or one before which every operation
 can be undone (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A
@@ -6,7 +6,7 @@ convolution is a linear layer on patches: one row of its inputs for each positio
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,17 +21,17 @@ BEFORE = ("input", "flatten", "identity", "batch_norm", "leaky_relu", "tanh", "s
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReluLayer:
-    """A linear layer with a ReLU behind it, and the gradient that an update shows of it.
+class InputLayer:
+    """A linear layer, and the gradient that an update shows of it.
 
     Attributes:
         name: of the weight, for messages.
         weight: float64 [m, n]; of a convolution n is the size of a patch.
-        bias: float64 [m].
+        bias: float64 [m]; 0 where there is none.
         gradient: float64 [m, n], of the undivided sums; 0 where nothing was released.
         seen: bool [m, n].
         bias_gradient: float64 [m].
-        bias_seen: bool [m].
+        bias_seen: bool [m]; nowhere if there is none.
         before: operations whose results lead to the layer, from the input on.
         parameters: of the network.
         shape: of the layer's input for one example.
@@ -70,12 +70,15 @@ class ReluLayer:
         """Released values [k, released] of single examples -> their part of weight [k, m, n] and bias [k, m]."""
         values = contributions.double()
         of_weight = values[:, self.weight_at.clamp(min=0)] * self.weight_scale
-        of_bias = values[:, self.bias_at.clamp(min=0)] * self.bias_scale
-        return of_weight, of_bias
+        return of_weight, self.shown_of_bias(contributions)
+
+    def shown_of_bias(self, contributions: Tensor) -> Tensor:
+        """Released values [k, released] of single examples -> their part of the bias [k, m]."""
+        return contributions[:, self.bias_at.clamp(min=0)].double() * self.bias_scale
 
 
-def relu_layer(structure: Structure, released: Tensor, expected_batch: float) -> ReluLayer:
-    """The layer of a network that can be inverted.
+def relu_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
+    """The first linear layer or convolution with a ReLU behind it, if what leads to it can be undone.
 
     Args:
         structure: of the update.
@@ -85,57 +88,116 @@ def relu_layer(structure: Structure, released: Tensor, expected_batch: float) ->
     Raises:
         NotApplicable: the network has none, or the update does not show its gradient.
     """
-    network = structure.known_network()
-    at, before = _found(network)
-    words, weight_name, bias_name = at.words or at.name, at.weight, at.bias
-    if weight_name is None or bias_name is None:
+    at, before = _found(structure.known_network())
+    words = at.words or at.name
+    if at.bias is None:
         raise NotApplicable(f"{words} must have a bias, whose gradient gives the scale of the inputs; it has none")
-    uses = [one for one in network.operations if weight_name in (one.weight, one.bias)]
+    layer, groups = _read(structure, released, expected_batch, at, before)
+    if not bool(layer.bias_seen.any()):
+        raise NotApplicable(f"the update must show gradients of weight and bias of {words}, and it shows none of one")
+    if groups > 1:
+        raise NotApplicable(
+            f"weight and bias of {words} must be bounded together, and they lie in {groups} parts of the update: "
+            "the factors by which these shorten an example differ, and the scale of the inputs is lost"
+        )
+    return layer
+
+
+def first_linear_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
+    """The first linear layer, whatever stands behind it, if what leads to it can be undone.
+
+    Args:
+        structure: of the update.
+        released: [released], divided sums.
+        expected_batch: what they were divided by.
+
+    Returns:
+        The layer. Its bias counts as not seen where it was bounded apart from the weight, by factors of its own.
+
+    Raises:
+        NotApplicable: the network has none, or the update does not show its gradient.
+    """
+    before: list[Operation] = []
+    for one in structure.known_network().operations:
+        words = one.words or one.name
+        if before and one.inputs != (before[-1].name,):
+            raise NotApplicable(
+                f"the layers up to the first linear one must be a chain, and {words} takes "
+                f"{', '.join(one.inputs) or 'nothing'}"
+            )
+        if one.kind == "linear":
+            if len(one.shape) != 1:
+                raise NotApplicable(f"{words} must give one vector an example, got {list(one.shape)}")
+            layer, groups = _read(structure, released, expected_batch, one, tuple(before))
+            if groups == 1:
+                return layer
+            if bool((~layer.seen).any()) or groups > 2:
+                raise NotApplicable(
+                    f"the weight of {words} must be bounded as a whole, and it lies in several parts of the update"
+                )
+            return replace(layer, bias_seen=torch.zeros_like(layer.bias_seen))
+        if one.kind not in BEFORE:
+            raise NotApplicable(
+                f"a linear layer must come before {words} ({one.kind}), which cannot be undone: behind it the inputs "
+                "of the layer are no images"
+            )
+        before.append(one)
+    raise NotApplicable("a linear layer must be there to invert, and the network has none")
+
+
+def _read(
+    structure: Structure, released: Tensor, expected_batch: float, at: Operation, before: tuple[Operation, ...]
+) -> tuple[InputLayer, int]:
+    """A layer with what is shown of its gradient, and the number of parts of the update in which that was bounded."""
+    words, weight_name, bias_name = at.words or at.name, at.weight, at.bias
+    if weight_name is None:
+        raise NotApplicable(f"{words} must have a weight of its own, and it has none")
+    uses = [one for one in structure.known_network().operations if weight_name in (one.weight, one.bias)]
     if len(uses) > 1:
         raise NotApplicable(f"{words} must be used once in the network, and its weight is used {len(uses)} times")
     gradients = structure.gradients(released)
-    if weight_name not in gradients or bias_name not in gradients:
+    if weight_name not in gradients or (bias_name is not None and bias_name not in gradients):
         raise NotApplicable(f"weight and bias of {words} must be trained, and they are frozen")
-    weight, bias = gradients[weight_name], gradients[bias_name]
-    groups = torch.cat([weight.group[weight.seen], bias.group[bias.seen]]).unique()
-    if not bool(weight.seen.any()) or not bool(bias.seen.any()):
-        raise NotApplicable(f"the update must show gradients of weight and bias of {words}, and it shows none of one")
-    if len(groups) > 1:
-        raise NotApplicable(
-            f"weight and bias of {words} must be bounded together, and they lie in {len(groups)} parts of the update: "
-            "the factors by which these shorten an example differ, and the scale of the inputs is lost"
-        )
     # Positions and factors of the released numbers, read off by the very function that reads the gradient.
     count = torch.ones_like(released, dtype=torch.float64)
     scale, place = structure.gradients(count), structure.gradients(torch.arange(len(released)).to(count))
-    values = network.parameters
+    values = structure.known_network().parameters
 
     def read(name: str) -> tuple[Tensor, Tensor]:
         factors = scale[name].values
         where = (place[name].values / torch.where(factors == 0, 1.0, factors)).round().long()
         return where, factors
 
+    weight, rows = gradients[weight_name], len(values[weight_name])
+    if not bool(weight.seen.any()):
+        raise NotApplicable(f"the update must show the gradient of the weight of {words}, and it shows none of it")
     weight_at, weight_scale = read(weight_name)
-    bias_at, bias_scale = read(bias_name)
-    rows = len(values[weight_name])
-    shape = before[-1].shape
-    return ReluLayer(
+    none = torch.zeros(rows, dtype=torch.float64, device=released.device)
+    groups = [weight.group[weight.seen]]
+    bias, bias_gradient, bias_seen, bias_at, bias_scale = none, none, none.bool(), none.long(), none
+    if bias_name is not None:
+        shown = gradients[bias_name]
+        bias, bias_gradient, bias_seen = values[bias_name].double(), shown.values.double(), shown.seen
+        bias_at, bias_scale = read(bias_name)
+        groups.append(shown.group[shown.seen])
+    layer = InputLayer(
         name=words,
         weight=values[weight_name].double().reshape(rows, -1),
-        bias=values[bias_name].double(),
+        bias=bias,
         gradient=weight.values.double().reshape(rows, -1) * expected_batch,
         seen=weight.seen.reshape(rows, -1),
-        bias_gradient=bias.values.double() * expected_batch,
-        bias_seen=bias.seen,
+        bias_gradient=bias_gradient * expected_batch,
+        bias_seen=bias_seen,
         before=before,
         parameters=values,
-        shape=shape,
+        shape=before[-1].shape,
         settings=at.settings,
         weight_at=weight_at.reshape(rows, -1),
         bias_at=bias_at,
         weight_scale=weight_scale.reshape(rows, -1),
         bias_scale=bias_scale,
     )
+    return layer, len(torch.cat(groups).unique())
 
 
 def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
@@ -168,7 +230,7 @@ def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
     raise NotApplicable("a linear layer or convolution must have a ReLU behind it, and the network has none")
 
 
-def undone(layer: ReluLayer, rows: Tensor) -> Tensor:
+def undone(layer: InputLayer, rows: Tensor) -> Tensor:
     """Inputs of the network from inputs of the layer.
 
     Args:
@@ -218,7 +280,7 @@ def _undo(one: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Ten
     return rows
 
 
-def assembled(layer: ReluLayer, patches: Tensor, tolerance: float) -> Tensor:
+def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
     """Which patches make up images: overlapping pixels agree, and pixels of the padding are zero.
 
     Every patch is tried as the top left one of an image. The image is then laid position by position, each time with
@@ -267,7 +329,7 @@ def assembled(layer: ReluLayer, patches: Tensor, tolerance: float) -> Tensor:
     return images[(shares[images] == 1).all(dim=1)] if len(images) else images
 
 
-def images_of(layer: ReluLayer, rows: Tensor) -> Tensor:
+def images_of(layer: InputLayer, rows: Tensor) -> Tensor:
     """Layer inputs [k, *shape] of rows [k, positions, n]: means where patches overlap."""
     if not layer.settings:
         return rows.reshape(len(rows), *layer.shape)

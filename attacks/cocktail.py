@@ -1,0 +1,259 @@
+"""Cocktail Party Attack: the inputs of a batch as the independent components of one linear layer's gradient.
+
+Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using Independent
+Component Analysis", ICML 2023 (arXiv:2209.05578), Section 4. The gradient of the first linear layer is G = D X^T, one
+column of D and one input an example: rows of G are mixtures of the inputs, as microphones at a party record mixtures of
+voices. A mixture of images is closer to a Gaussian than an image is, so the b directions of the row space that are
+farthest from it are looked for (FastICA: Hyvärinen & Oja 2000, contrast log cosh). Nothing is asked of the activation.
+
+Deviation: independence is asked of differences of neighbouring pixels. Brightness of two photos is alike at many pixels
+by chance, edges are at few; and the difference of a mixture is the mixture of differences. log cosh of differences is,
+for all but small ones, their total variation, which the paper has as a term of its own.
+
+Deviation: sign and scale, which independence leaves open, are decided by the bias gradient h = D 1. [G | h] is
+D [X | 1]^T, so whatever direction was found is that multiple of an input whose last entry is 1. The factors by which a
+defense shortens examples are in D and cancel. Only without a bias are rows stretched to the box of valid inputs.
+
+Deviation: inputs imply their D by the network itself, and D implies the inputs by the gradient. The two are iterated to
+a fixed point from what independence found, with Anderson's acceleration ("Iterative procedures for nonlinear integral
+equations", J. ACM 1965), in b * b unknowns. Where it converges, inputs are exact, up to rounding or noise.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from sklearn.decomposition import FastICA
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from .core import Access, Knows, NotApplicable, Observation, RankDeficient, Reconstruction, attack, granted
+from .core.input_layer import InputLayer, first_linear_layer, images_of, undone
+from .core.low_rank import completed, rounding_floor
+
+PLAIN = ("input", "flatten", "identity")
+"""Operations behind which a layer's inputs are still pixels."""
+
+HOPELESS = 0.5
+"""Mean distance of unit columns, implied by the network and by the gradient, above which nothing was matched."""
+
+MEMORY = 8
+"""Earlier steps that the acceleration combines."""
+
+CONVERGED = 0.2
+"""Part of the distance at the start to which the iteration must take it; else what independence found is kept."""
+
+RELABELLED = (0, 4, 12)
+"""Steps at which the likeliest label of each input is chosen anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mixture:
+    """The gradient of the layer as left @ right.
+
+    Attributes:
+        left: float64 [rows, b].
+        right: float64 [b, n], and the column of the bias behind it where that was released.
+        in_rows: bool [m], which rows of the weight `left` is of.
+        scaled: whether `right` has the column of the bias.
+    """
+
+    left: Tensor
+    right: Tensor
+    in_rows: Tensor
+    scaled: bool
+
+
+@attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE)
+def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1000, steps: int = 30) -> Reconstruction:
+    """Separates the inputs of a batch, mixed in the gradient of the first linear layer, by independence.
+
+    Args:
+        target: one shared update and the model it was taken at.
+        coins: source of the first directions, and of the entries that a completion is tried on.
+        iterations: of the search for independent directions, at most.
+        steps: of the iteration to a fixed point that follows, at most; 0 for independence alone. Each takes the
+            contributions of one batch, and three of them those under every label.
+
+    Returns:
+        As many inputs as the batch has, the labels that explain their columns of D best, and as the objective the mean
+        distance of unit columns of D that the inputs and the gradient imply. Nothing is certified.
+
+    Raises:
+        ValueError: a setting out of range.
+        NotApplicable: no linear layer comes first, or its gradient is shown in too small a part.
+        RankDeficient: the gradient has fewer directions than the batch has examples.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, got {steps}")
+    layer = first_linear_layer(granted(target.structure)(), target.released, target.expected_batch)
+    mixture = _mixture(layer, granted(target.batch_size), torch.finfo(target.released.dtype).eps, coins)
+    start = _unit(mixture, _independent(layer, mixture, iterations, coins), target)
+    found, labels, objective = _matched(target, layer, mixture, start, steps)
+    return Reconstruction(
+        inputs=_inputs(target, layer, mixture, found),
+        labels=labels,
+        objective=objective,
+        status="ok" if objective < HOPELESS else "degraded",
+    )
+
+
+def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Generator) -> _Mixture:
+    """The b strongest directions of the layer's gradient, what a mask dropped completed."""
+    scaled = int(layer.bias_seen.sum()) >= batch_size
+    gradient, seen = layer.gradient, layer.seen
+    if scaled:
+        gradient = torch.cat([gradient, layer.bias_gradient[:, None]], dim=1)
+        seen = torch.cat([seen, layer.bias_seen[:, None]], dim=1)
+    in_rows = seen.sum(dim=1) >= batch_size
+    if batch_size > min(int(in_rows.sum()), layer.seen.shape[1]):
+        raise NotApplicable(
+            f"a batch of {batch_size} must not be larger than {layer.name}: its gradient is shown for "
+            f"{int(in_rows.sum())} neurons and {layer.seen.shape[1]} inputs"
+        )
+    gradient, seen = gradient[in_rows], seen[in_rows]
+    short = int((seen.sum(dim=0) < batch_size).sum())
+    if short:
+        raise NotApplicable(
+            f"the update must show {batch_size} entries of every column of {layer.name}, and it shows fewer of {short}"
+        )
+    if not bool(seen.all()):
+        gradient = completed(gradient, seen, eps, coins, most=batch_size)
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    rank = int((values > rounding_floor(gradient.shape, eps) * values[0]).sum())
+    if rank < batch_size:
+        raise RankDeficient(
+            f"the gradient of {layer.name} must have {batch_size} directions, one for each example, and it has {rank}: "
+            "an input is in the batch twice, or an example gave no gradient",
+            deficit=batch_size - rank,
+        )
+    return _Mixture(
+        left=left[:, :batch_size] * values[:batch_size], right=right[:batch_size], in_rows=in_rows, scaled=scaled
+    )
+
+
+def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: torch.Generator) -> Tensor:
+    """The unmixing [b, b] whose components are farthest from Gaussian."""
+    batch_size = len(mixture.right)
+    if batch_size == 1:
+        return mixture.right.new_ones(1, 1)
+    pixels = mixture.right[:, : layer.gradient.shape[1]]
+    shape = layer.before[0].shape
+    if len(shape) >= 2 and all(one.kind in PLAIN for one in layer.before):
+        images = pixels.reshape(batch_size, *shape)
+        pixels = torch.cat([images.diff(dim=axis).flatten(1) for axis in (-1, -2)], dim=1)
+    if pixels.shape[1] < batch_size:
+        raise NotApplicable(f"independence needs at least {batch_size} numbers an input, got {pixels.shape[1]}")
+    seed = int(torch.randint(2**31 - 1, (1,), generator=coins))
+    search = FastICA(
+        batch_size, fun="logcosh", whiten="unit-variance", max_iter=iterations, tol=1e-6, random_state=seed
+    )
+    with warnings.catch_warnings():
+        # Whether it has converged shows in the objective, against the network itself.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        search.fit(pixels.T.cpu().numpy())
+    return torch.from_numpy(search.components_).to(pixels)
+
+
+def _unit(mixture: _Mixture, unmixing: Tensor, target: Observation) -> Tensor:
+    """An unmixing whose rows have their sign and scale: [X | 1] = unmixing @ right."""
+    rows = unmixing @ mixture.right
+    if mixture.scaled:
+        return unmixing / _away_from_zero(rows[:, -1:])
+    # Not decided by the gradient: the side of 0 that the box lies on, and the longest that fits it.
+    centre = (target.input_low + target.input_high) / 2
+    sign = torch.where(rows.sum(dim=1, keepdim=True) * centre < 0, -1.0, 1.0)
+    highest = (sign * rows).amax(dim=1, keepdim=True)
+    return unmixing * sign * target.input_high / _away_from_zero(highest)
+
+
+def _away_from_zero(values: Tensor) -> Tensor:
+    """The values, none so small that a division by it is not finite."""
+    return torch.where(values.abs() < 1e-200, 1e-200, values)
+
+
+def _inputs(target: Observation, layer: InputLayer, mixture: _Mixture, unmixing: Tensor) -> Tensor:
+    """Inputs [b, *input_shape] of the network, in the box."""
+    rows = (unmixing @ mixture.right)[:, : layer.gradient.shape[1]]
+    inputs = undone(layer, images_of(layer, rows[:, None]))
+    middle = (target.input_low + target.input_high) / 2
+    return inputs.nan_to_num(nan=middle).clamp(target.input_low, target.input_high).to(target.released)
+
+
+def _matched(
+    target: Observation, layer: InputLayer, mixture: _Mixture, start: Tensor, steps: int
+) -> tuple[Tensor, Tensor, float]:
+    """The unmixing of the step at which network and gradient agree best, its labels, and their mean distance."""
+    batch_size = len(start)
+    implied, left = _columns(target, layer, mixture)
+    labels = torch.zeros(batch_size, dtype=torch.int64, device=start.device)
+    best = (start, labels, float("inf"))
+    points, moves, first = [], [], best
+    now = start
+    for step in range(steps + 1):
+        inputs = _inputs(target, layer, mixture, now)
+        mixing = torch.linalg.pinv(now)
+        ours = _direction(left @ mixing)
+        if step in RELABELLED:
+            # A loop over classes bounds memory: contributions are as long as the release.
+            off = [
+                (_direction(implied(inputs, torch.full_like(labels, label))) - ours).norm(dim=0)
+                for label in range(target.classes)
+            ]
+            labels = torch.stack(off).nan_to_num(nan=2.0).argmin(dim=0)
+        columns = implied(inputs, labels)
+        distance = float((_direction(columns) - ours).norm(dim=0).nan_to_num(nan=2.0).mean())
+        if distance < best[2]:
+            best = (now, labels, distance)
+        first = best if step == 0 else first
+        settled = distance < torch.finfo(target.released.dtype).eps
+        if step == steps or settled or not mixture.scaled or not bool(columns.isfinite().all()):
+            break
+        towards = _unit(mixture, torch.linalg.pinv(torch.linalg.lstsq(left, columns).solution), target)
+        # In the mixing, which D is linear in; from the unit unmixing, so that no clip factor is in it.
+        points, moves = [*points, mixing][-MEMORY:], [*moves, torch.linalg.pinv(towards) - mixing][-MEMORY:]
+        now = _unit(mixture, torch.linalg.pinv(_accelerated(points, moves)), target)
+    # Of many inputs a few with weak gradients lead all astray, and a distance that is little less says nothing.
+    return best if best[2] < CONVERGED * first[2] else first
+
+
+def _accelerated(points: list[Tensor], moves: list[Tensor]) -> Tensor:
+    """Anderson's next point: where the combination of earlier moves that is shortest would lead."""
+    if len(points) == 1:
+        return points[0] + moves[0]
+    # Column by column the scales differ by those of the gradients of examples.
+    size = moves[-1].norm(dim=0).clamp(min=1e-300)
+    last = (moves[-1] / size).flatten()
+    past = torch.stack([((move - moves[-1]) / size).flatten() for move in moves[:-1]], dim=1)
+    weights = torch.linalg.pinv(past, rtol=1e-10) @ -last
+    ends = [point + move for point, move in zip(points, moves, strict=True)]
+    total = ends[-1]
+    for weight, end in zip(weights, ends[:-1], strict=True):
+        total = total + weight * (end - ends[-1])
+    return total
+
+
+def _columns(
+    target: Observation, layer: InputLayer, mixture: _Mixture
+) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+    """A function (inputs, labels) -> columns of D that the network implies [rows, b], and the same rows of `left`."""
+    if mixture.scaled:
+        shown = layer.bias_seen & mixture.in_rows
+        of_bias = lambda inputs, labels: layer.shown_of_bias(target.contributions(inputs, labels))[:, shown].T  # noqa: E731
+        return of_bias, mixture.left[shown[mixture.in_rows]]
+
+    def of_weight(inputs: Tensor, labels: Tensor) -> Tensor:
+        gradients = layer.shown(target.contributions(inputs, labels))[0][:, mixture.in_rows]
+        # Each is one column times one row, of which only the direction is asked.
+        strongest = torch.linalg.svd(gradients, full_matrices=False)
+        return (strongest.U[..., 0] * torch.sign(strongest.Vh[:, 0].sum(dim=1, keepdim=True))).T
+
+    return of_weight, mixture.left
+
+
+def _direction(columns: Tensor) -> Tensor:
+    """Columns of length 1."""
+    return columns / columns.norm(dim=0).clamp(min=1e-300)
