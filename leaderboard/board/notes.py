@@ -13,7 +13,7 @@ from ..records.record import Record
 from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
-from .rows import Row
+from .rows import RANKED_BY, Row
 from .still_leaks import still_leaks
 
 
@@ -93,7 +93,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         "≥ marks one of attacks that are not all there. "
         f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
     ]
-    said += filter(None, [largest_sentence(rows)])
+    said += filter(None, [largest_sentence(rows), one_seed_sentence(rows)])
     records = [record for row in rows for record in row.records]
     said += filter(None, (_target_words(kind, rows, records) for kind in attacked()))
     if sizes := sizes_words(records):
@@ -125,6 +125,21 @@ def largest_sentence(rows: Iterable[Row]) -> str:
     return (
         "≤ is the most that the claim allows any test of one record whose membership a coin decides, by the losses of "
         "the steps that were taken; the gap is what this attack did not find, and perhaps no attack can."
+    )
+
+
+def one_seed_sentence(rows: Iterable[Row]) -> str:
+    """What the intervals of a single seed leave out; empty where there are none of attacks on models.
+
+    Args:
+        rows: of the board.
+    """
+    shown = [e for row in rows for e in row.estimates.values() if METRICS[e.metric].kind == RANKED_BY]
+    if not any(e.interval == "own" and e.n == 1 for e in shown):
+        return ""
+    return (
+        "With one seed, an interval of a membership attack is over candidates alone: their scores share the noise of "
+        "one model, or of one step, which only more seeds show."
     )
 
 

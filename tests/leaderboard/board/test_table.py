@@ -430,3 +430,9 @@ def test_no_bound_is_shown_where_everything_is_allowed_or_a_record_says_none(rec
     told, silent = metric(0.6, 0.02, detail={"largest_under_claim": 0.7}), metric(0.6, 0.02)
     (row,) = rows_of(record(metrics={"auc": told}, seed=0), record(metrics={"auc": silent}, seed=1))
     assert row.auc.largest is None and row.auc.gap is None
+
+
+def test_one_seed_says_what_its_interval_leaves_out(record):
+    words = "share the noise of one model, or of one step"
+    assert words in " ".join(Board.from_records([record()]).to_markdown().split())
+    assert words not in " ".join(Board.from_records([record(seed=0), record(seed=1)]).to_markdown().split())
