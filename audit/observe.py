@@ -213,6 +213,10 @@ def observe_local(
         _refuse_too_many(len(inputs), dim)
         return seen.surrogate(inputs, labels, share)
 
+    def between(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+        _refuse_too_many(len(inputs), dim)
+        return seen.contributions_between(inputs, labels, share)
+
     def contributed(inputs: Tensor, labels: Tensor) -> Tensor:
         raise NotApplicable(
             f"the sum of {seen.steps} local steps is no sum over examples: what one adds depends on the steps before"
@@ -228,6 +232,7 @@ def observe_local(
         released=seen.released,
         simulate=simulate,
         surrogate=surrogate,
+        contributions_between=between,
         contributions=contributed,
         residual=lambda predicted: seen.residual(predicted),
         logits=lambda inputs: seen.logits(inputs),

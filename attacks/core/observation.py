@@ -122,6 +122,8 @@ class Observation(Target):
             without noise if all of them were taken at the point (1 - share) theta_0 + share theta_E, between the
             weights before and after, with `share` a scalar in [0, 1]; differentiable in all three. `simulate` takes the
             steps one after another. None where the update is a single step.
+        contributions_between: (inputs, labels, share) -> [n, m], of such a sum: what each example would add to the
+            undivided sum in one step, taken at that point. None where the update is a single step.
         structure: () -> the network's operations and parameters, and what each released number is; None where the
             update was not made by a plan.
     """
@@ -153,6 +155,7 @@ class Observation(Target):
     simulate_many: Callable[..., Tensor] | None = None
     compare_many: Callable[..., tuple[Tensor, Tensor]] | None = None
     surrogate: Callable[..., Tensor] | None = None
+    contributions_between: Callable[..., Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.released.ndim != 1 or self.released.numel() == 0 or not self.released.is_floating_point():

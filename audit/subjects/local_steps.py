@@ -267,6 +267,21 @@ class LocalUpdate:
             total = total + self._update(plan, inputs[chosen], labels[chosen], point, rows[chosen])
         return total.index_select(0, self.kept)
 
+    def contributions_between(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, "n m"]:
+        """What each example adds to the undivided sum of one step, taken at `share` of the way; without a graph.
+
+        Raises:
+            NotApplicable: steps that do not do the same to an example.
+        """
+        if not self._alike:
+            raise NotApplicable("what an example adds to a local step must not depend on the step, and here it does")
+        plan, point = self._plans[0], self._start - share * self._lr * self._lifted
+        with torch.no_grad():
+            (rows,) = contributions(plan, lambda at: self._rows(inputs, labels, point if at is None else at))
+            # The maps of plans that are alike scale every number by itself, and mix none.
+            rows = plan.post(rows.flatten()).view_as(rows)
+            return rows if rows.shape[1] == len(self.kept) else rows.index_select(1, self.kept)
+
     def residual(self, predicted: Float[Tensor, "*guesses m"]) -> Float[Tensor, "*guesses m"]:
         """Released minus predicted, approximately in units of the noise where there is any."""
         return (self.released - predicted) * self._whitening

@@ -265,3 +265,31 @@ def test_the_server_sees_the_sum_and_nothing_between_or_private(monkeypatch):
 def test_the_model_that_is_asked_is_the_one_that_was_sent():
     inputs, _ = data()
     assert torch.equal(shared(sgd()).logits(inputs), net()(inputs))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_what_an_example_adds_at_a_point_between_is_its_bounded_gradient_there(share):
+    update = shared(dp_sgd(clip_norm=0.4, noise_multiplier=0.0))
+    assert update.contributions_between is not None
+    model, (inputs, labels) = net(), data(6, seed=4)
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+    nn.utils.vector_to_parameters(start - share * LR * update.released, model.parameters())
+    found = update.contributions_between(inputs, labels, torch.tensor(share, dtype=torch.float64))
+    rows = []
+    for x, y in zip(inputs, labels, strict=True):
+        loss = cross_entropy(model(x[None]), y[None])
+        row = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tuple(model.parameters()))])
+        rows.append(row * min(1.0, 0.4 / float(row.norm())))
+    torch.testing.assert_close(found, torch.stack(rows))
+
+
+def test_small_steps_add_up_to_what_their_examples_add_at_the_start():
+    for defense in (
+        dp_sgd(clip_norm=0.4, noise_multiplier=0.0),
+        random_sparsification(clip_norm=0.4, final_sparsity=0.5, noise_multiplier=0.0),
+    ):
+        update = shared(defense, LocalTraining(epochs=1, batch=2), lr=1e-6)
+        assert update.contributions_between is not None
+        rows = update.contributions_between(*data(), torch.tensor(0.0, dtype=torch.float64))
+        assert rows.shape == (4, len(update.released))
+        torch.testing.assert_close(rows.sum(0), update.released * update.expected_batch, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,73 @@
+"""Weight updates: membership in what several local steps moved, whatever lies between the weights before and after.
+
+A client that shares theta_0 - theta_E shares no gradient: what an example contributed was taken at points in between.
+Its gradient at a few points on the line from theta_0 to theta_E is compared with the update, as Zhu, Yao & Blaschko
+(SME, ICML 2023, arXiv:2306.00127) compare images', and the best of them counts. The best of five looks is larger by
+chance as well, so it is measured against the best of as many looks at public examples, which took no part.
+
+Deviation: five points, where SME looks for the best one by descent. A single shared step has one point, and one look.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .core import Access, Examples, Knows, MembershipScores, NotApplicable, Observation, attack, granted
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the way from the weights before to those after, where gradients are looked at."""
+
+
+@attack(access=Access.UPDATE, knows=Knows.POPULATION)
+def weight_updates(target: Observation, coins: torch.Generator, *, batch_size: int = 64) -> MembershipScores:
+    """Scores each candidate by the largest of five cosines with the update, against those of public examples.
+
+    Args:
+        target: one update, of one step or the sum of several, with public examples.
+        coins: not used; the attack is deterministic.
+        batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
+
+    Returns:
+        How many standard deviations of public examples its best look lies above their mean best look, float64. Each
+        look is in standard deviations of public examples' cosines there, so that all five count alike.
+
+    Raises:
+        NotApplicable: fewer than two public examples, or cosines of theirs that are all alike.
+        ValueError: a setting out of range.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    candidates, public = granted(target.candidates), granted(target.population)
+    if len(public) < 2:
+        raise NotApplicable(f"cosines must be compared with those of at least 2 public examples, got {len(public)}")
+    looks = [target.contributions]
+    if target.contributions_between is not None:
+        looks = [partial(_at, target.contributions_between, share) for share in SHARES]
+    own = torch.stack([_cosines(look, candidates, target.released, batch_size) for look in looks])
+    known = torch.stack([_cosines(look, public, target.released, batch_size) for look in looks])
+    best, of_public = (_standard(some, known).amax(0) for some in (own, known))
+    scores = _standard(best, of_public)
+    return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_step")
+
+
+def _at(between: Callable[..., Tensor], share: float, inputs: Tensor, labels: Tensor) -> Tensor:
+    return between(inputs, labels, inputs.new_tensor(share))
+
+
+def _standard(values: Tensor, known: Tensor) -> Tensor:
+    """Values in standard deviations of known ones from their mean, along the last dimension."""
+    deviation = known.std(-1, keepdim=True)
+    if not (deviation > 0).all():
+        raise NotApplicable("cosines must differ among public examples, got the same for all")
+    return (values - known.mean(-1, keepdim=True)) / deviation
+
+
+def _cosines(look: Callable[[Tensor, Tensor], Tensor], of: Examples, update: Tensor, batch_size: int) -> Tensor:
+    along = update.double() / update.double().norm().clamp(min=torch.finfo(torch.float64).tiny)
+    found = []
+    for inputs, labels in zip(of.inputs.split(batch_size), of.labels.split(batch_size), strict=True):
+        own = look(inputs, labels).double()
+        found.append((own @ along) / own.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny))
+    return torch.cat(found)
