@@ -87,7 +87,12 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
         return Shift(p_value=None, auc=None, members=p, non_members=q, detectable=None)
     features, truth = np.concatenate([inside, outside]), np.arange(p + q) < p
     halves = _halves(truth, draw)
-    found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
+    # Here because it takes a second, and who asks about no members does without.
+    from threadpoolctl import threadpool_limits
+
+    # One thread: jobs have a core each, and sums of several are rounded in an order of their own.
+    with threadpool_limits(limits=1):
+        found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
     areas, values = zip(*found, strict=True)
     # Of a half, at a level that both halves share; 0.8 is four cases of five.
     deviation = math.sqrt((p + q) / 2 / (12 * (p / 2) * (q / 2)))
@@ -134,7 +139,6 @@ def _halves(truth: ndarray, draw: np.random.Generator) -> ndarray:
 
 def _judged(features: ndarray, truth: ndarray, *, fit_on: ndarray, seed: int) -> tuple[float, float]:
     """AUC on one half of a classifier fitted to the other, and the p-value of a permutation test."""
-    # Here because it takes a second, and who asks about no members does without.
     from sklearn.decomposition import PCA
     from sklearn.ensemble import HistGradientBoostingClassifier
 

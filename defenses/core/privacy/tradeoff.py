@@ -216,7 +216,7 @@ def of_events(events: Sequence[Gaussian], delta: float, *, time_limit: float = T
     return _of_events(merged(events), delta, time_limit)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # a curve of many losses takes tens of megabytes
 def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> TradeOff:
     if not events:
         return TradeOff("nothing was released", mu=0.0)
