@@ -144,11 +144,23 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
     if worst.value is None:
         measured, ok = f"nothing: {worst.reason}", False
     else:
-        ends = f" {worst.words(metric.digits).partition(' ')[2]}" if worst.ends else " without an interval"
-        measured = f"{metric.label} {metric.words(worst.value)}{ends} by {worst.attack}"
+        # Of what was judged, which is each attack on all candidates: the board's own number may be of half of them.
+        shown = worst if worst.chosen_on != "calibration half" else _nearest_to_a_leak(metric, attacks)
+        ends = f" {shown.words(metric.digits).partition(' ')[2]}" if shown.ends else " without an interval"
+        measured = f"{metric.label} {metric.words(shown.value or 0.0)}{ends} by {shown.attack}"
         # None is an attack without an interval: it proves no leak, and clears no negative control.
         ok = any(told) if row.control == "positive" else all(leak is False for leak in told)
     return ControlResult(name=f"{name}, {kind.name}", expected=expected, measured=measured, ok=ok)
+
+
+def _nearest_to_a_leak(metric: KnownMetric, attacks: Sequence[Estimate]) -> Estimate:
+    """The attack whose interval reaches farthest from chance by its better end, its value where it has no interval."""
+
+    def reach(attack: Estimate) -> float:
+        end = attack.low if metric.leak_sign > 0 else attack.high
+        return metric.leak_sign * ((attack.value or 0.0) if end is None else end)
+
+    return max((attack for attack in attacks if attack.value is not None), key=reach)
 
 
 def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> ControlResult:

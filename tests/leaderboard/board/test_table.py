@@ -10,6 +10,7 @@ from leaderboard.board.table import Board, BoardError
 from leaderboard.page.remarks import comparisons
 from leaderboard.records.fields import Reported
 from leaderboard.records.folder import Completeness
+from leaderboard.records.record import Metric
 
 from ..conftest import asked_for, complete, provenance
 
@@ -436,3 +437,18 @@ def test_one_seed_says_what_its_interval_leaves_out(record):
     words = "share the noise of one model, or of one step"
     assert words in " ".join(Board.from_records([record()]).to_markdown().split())
     assert words not in " ".join(Board.from_records([record(seed=0), record(seed=1)]).to_markdown().split())
+
+
+def test_a_control_of_several_attacks_says_the_interval_that_it_was_judged_by(record):
+    def told(whole, calibration, report, attack):
+        detail = {"calibration_value": calibration, "report_value": report, "report_low": report - 0.1}
+        detail |= {"report_high": report + 0.1, "report_n": 50}
+        auc = Metric(value=whole, low=whole - 0.05, high=whole + 0.05, n=100, better="lower", detail=detail)
+        return record(defense="sgd", control="positive", attack=attack, metrics={"auc": auc})
+
+    board = Board.from_records([told(0.6, 0.63, 0.57, "strong"), told(0.5, 0.5, 0.5, "weak")])
+    (row,) = board.rows
+    assert row.auc.chosen_on == "calibration half" and row.auc.value == 0.57 and (row.auc.low or 0) < 0.5
+    # Judged on all candidates, at the level of two looks: 0.05 becomes 0.0572.
+    (control,) = [one for one in board.controls if "membership" in one.name]
+    assert control.ok and control.measured == "AUC 0.600 [0.543, 0.657] by strong"
