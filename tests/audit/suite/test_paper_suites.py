@@ -15,7 +15,7 @@ LITTLE = 5_000_000
 NAMES = catalog.names("suites")
 SMALL = sorted(name for name in NAMES if name.endswith("_small"))
 # They ask nothing that a paper has answered.
-OURS = {"quick", "mnist_every_defense", "linear_probe_small"}
+OURS = {"quick", "mnist_every_defense", "linear_probe_small", "membership", "membership_small"}
 PAPERS = sorted(set(NAMES) - set(SMALL) - OURS)
 
 
@@ -85,6 +85,17 @@ def test_every_figure_of_a_paper_stands_beside_a_cell(name):
         assert any((one.metric, one.value, one.source) == (row.metric, row.value, row.source) for one in shown), row
 
 
-def test_the_suite_of_every_defense_has_them_all():
-    asked = {choice.name for choice in load("mnist_every_defense").defense_grid()}
+@pytest.mark.parametrize("name", ["mnist_every_defense", "membership"])
+def test_a_suite_of_every_defense_has_them_all(name):
+    asked = {choice.name for choice in load(name).defense_grid()}
     assert asked == set(catalog.names("defenses"))
+
+
+def test_the_small_suite_of_membership_asks_attacks_of_the_large_one_with_fewer_models():
+    large, small = load("membership"), load("membership_small")
+    assert {one.name for one in small.attack_grid()} <= {one.name for one in large.attack_grid()}
+    assert len({one.name for one in small.defense_grid()}) == 8
+    shadows = [
+        {one.settings["shadows"] for one in s.attack_grid() if "shadows" in one.settings} for s in (small, large)
+    ]
+    assert shadows == [{16}, {64}]
