@@ -58,17 +58,24 @@ def label_only(
         raise ValueError(f"by must be views or boundary, got {by!r}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if (needed := HALVINGS + 1 + _round_cost(1)) > queries:
+    if by == "boundary" and (needed := HALVINGS + 1 + _round_cost(1)) > queries:
         raise ValueError(f"queries must be at least {needed}, for one round of the search, got {queries}")
     candidates = granted(target.candidates)
     if by == "views":
-        seen = viewed(candidates.inputs, views)
-        answered = torch.cat([target.labels_of(some) for some in seen.flatten(0, 1).split(batch_size)])
-        scores = (answered.unflatten(0, seen.shape[:2]) == candidates.labels[:, None]).double().mean(1)
+        at_once = max(1, batch_size // max(1, views))  # `viewed` refuses what is no number of views
+        answered = torch.cat([_of_views(target, some, views, batch_size) for some in candidates.inputs.split(at_once)])
+        scores = (answered == candidates.labels[:, None]).double().mean(1)
     else:
         asker = _Asker(target, candidates.labels, batch_size)
         scores = _distances(asker, candidates.inputs, coins, queries)
     return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
+
+
+def _of_views(target: LabelAccess, inputs: Tensor, views: int, batch_size: int) -> Tensor:
+    """Labels of each view of each input [n, views]."""
+    seen = viewed(inputs, views)
+    answered = torch.cat([target.labels_of(some) for some in seen.flatten(0, 1).split(batch_size)])
+    return answered.unflatten(0, seen.shape[:2])
 
 
 @dataclass(frozen=True)
@@ -101,15 +108,17 @@ def _distances(asker: _Asker, inputs: Tensor, coins: torch.Generator, queries: i
     right = answered == asker.labels
     distance = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
     if right.any():
-        starts = inputs[_nearest_otherwise(inputs, answered)][right]
+        starts = inputs[_nearest_otherwise(inputs, answered, asker.batch_size)[right]]
         distance[right] = _searched(asker, inputs[right], asker.labels[right], starts, coins, queries - 1).double()
     return distance
 
 
-def _nearest_otherwise(inputs: Tensor, answered: Tensor) -> Tensor:
+def _nearest_otherwise(inputs: Tensor, answered: Tensor, at_once: int) -> Tensor:
     """Index of the nearest candidate that is answered otherwise, of each of them."""
-    away = torch.cdist(inputs.flatten(1).double(), inputs.flatten(1).double())
-    return away.masked_fill(answered[:, None] == answered[None], torch.inf).argmin(dim=1)
+    flat, found = inputs.flatten(1).double(), []
+    for some, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
+        found.append(torch.cdist(some, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
+    return torch.cat(found)
 
 
 def _round_cost(number: int) -> int:

@@ -103,7 +103,8 @@ class Attack(Generic[R]):
             problem = self._missing(target.offered())
         except AccessError as error:
             return f"{self.name} does not apply: {error}"
-        if problem is None and RESULTS[self.kind].of_candidates and target.candidates is None:
+        # Nobody to score is no result: a metric of it would be of an empty group.
+        if problem is None and RESULTS[self.kind].of_candidates and not (target.candidates and len(target.candidates)):
             return f"{self.name} needs candidates to score: fill {self.target.__name__}.candidates"
         return problem
 

@@ -121,6 +121,7 @@ def test_what_it_cannot_do_is_refused():
         label_only(target, by="distance")
     with pytest.raises(ValueError, match="queries must be at least 53, for one round of the search, got 52"):
         label_only(target, by="boundary", queries=52)
+    assert label_only(target, views=1, queries=1).scores.shape == (40,)
     with pytest.raises(ValueError, match=r"views must be in \[1, 18\]"):
         label_only(toys.label_target(count=20)[0], views=19)
     with pytest.raises(AccessError, match="needs access to the labels that the final model answers with"):
@@ -135,3 +136,13 @@ def test_searches_that_all_end_at_once_are_of_nobody():
     assert asked is not None
     wrong = dataclasses.replace(target, candidates=dataclasses.replace(asked, labels=1 - asked.labels))
     assert (label_only(wrong, by="boundary").scores == 0).all()
+
+
+def test_nobody_to_ask_about_is_refused():
+    target, _ = toys.label_target(count=20)
+    asked = target.candidates
+    assert asked is not None
+    nobody = dataclasses.replace(target, candidates=toys.subset(asked, asked.ids < 0))
+    assert "needs candidates to score" in (label_only.check(nobody) or "")
+    with pytest.raises(AccessError, match=r"needs candidates to score: fill LabelAccess\.candidates"):
+        label_only(nobody)
