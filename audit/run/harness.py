@@ -8,7 +8,7 @@ loses at most what is in progress.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -77,7 +77,7 @@ def run(
         recompute: whether records of another code, or edited ones, are computed again instead of refused.
         verify: whether the numbers of records that are there are recomputed from their scores.
         command: what asked for it, word by word, for the manifest; `leakbench run SUITE` where empty.
-        report: called with (cells done, cells in all, what just happened).
+        report: called with (cells and what they wait for done, both in all, what just happened).
 
     Returns:
         The records of all cells of the suite, in its order, those of former runs included.
@@ -107,8 +107,11 @@ def run(
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
         there |= _skipped(plan, there, suite.digest, device, origins, folder)
         todo = _missing(plan, there)
-        computed = _computed(todo, directory, device, jobs, origins, recompute=recompute)
-        there |= _collected(computed, todo, len(plan.cells), found.remarks, report, fail_fast=fail_fast)
+        waiting = _artifacts(todo, directory / "artifacts", recompute=recompute)
+        computed = _computed(todo, waiting, directory, device, jobs, origins)
+        # Cells and what they wait for: a bank of shadow models takes longer than the cells that read it.
+        pieces = len(plan.cells) + len(waiting)
+        there |= _collected(computed, todo, len(waiting), pieces, found.remarks, report, fail_fast=fail_fast)
         # After --fail-fast some are not there.
         return [there[cell.id] for cell in plan.cells if cell.id in there]
 
@@ -116,6 +119,7 @@ def run(
 def _collected(
     computed: Generator[tuple[Job | Artifact, list[Record]], None, None],
     todo: Sequence[Job],
+    waiting: int,
     total: int,
     remarks: Sequence[str],
     report: Report,
@@ -124,15 +128,15 @@ def _collected(
 ) -> dict[str, Record]:
     """The records of what is computed, by id, each reported as it comes."""
     found: dict[str, Record] = {}
-    finished = total - sum(len(job.cells) for job in todo)
+    finished = total - waiting - sum(len(job.cells) for job in todo)
     for remark in remarks:
         report(finished, total, remark)
-    report(finished, total, f"{finished} of {total} cells are there already" if finished else "starting")
+    report(finished, total, f"{finished} of {total - waiting} cells are there already" if finished else "starting")
     # Closed on a break and on an error, too, which is what ends the workers.
     with closing(computed):
         for piece, records in computed:
             found |= {record.id: record for record in records}
-            finished += len(records)
+            finished += len(records) if isinstance(piece, Job) else 1
             report(finished, total, piece.words)
             if fail_fast and any(record.status == "failed" for record in records):
                 break
@@ -220,34 +224,39 @@ def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
     ]
 
 
-def _computed(
-    todo: list[Job],
-    directory: Path,
-    device: torch.device,
-    jobs: int | None,
-    origins: dict[str, Provenance],
-    *,
-    recompute: bool,
-) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
-    """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
-    folder, store = directory / "records", directory / "artifacts"
+def _artifacts(todo: Sequence[Job], store: Path, *, recompute: bool) -> dict[str, Artifact]:
+    """What jobs wait for and is not in the store, by name."""
     if store.is_dir():
         sweep(store)
     # Of jobs that are to be computed only: finished cells need no artifact any more.
     needed = {name: artifact for job in todo for name, artifact in job.needs.items()}
-    graph = _graph(todo, read_kept(needed, store, recompute=recompute).keys())
-    known = origins | {name: origin_of(artifact) for name, artifact in needed.items()}
+    there = read_kept(needed, store, recompute=recompute).keys()
+    return {name: artifact for name, artifact in needed.items() if name not in there}
+
+
+def _computed(
+    todo: list[Job],
+    waiting: dict[str, Artifact],
+    directory: Path,
+    device: torch.device,
+    jobs: int | None,
+    origins: dict[str, Provenance],
+) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
+    """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
+    folder, store = directory / "records", directory / "artifacts"
+    graph = _graph(todo, waiting)
+    known = origins | {name: origin_of(artifact) for name, artifact in waiting.items()}
     work = partial(run_piece, folder=folder, store=store, device=device, origins=known)
     yield from Local(device, jobs, folder).run(graph, work)
 
 
-def _graph(jobs: Sequence[Job], there: Collection[str]) -> Graph[Job | Artifact]:
-    """Jobs, each after those artifacts that it waits for and that are not in the store."""
+def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact]) -> Graph[Job | Artifact]:
+    """Jobs, each after those artifacts that it waits for."""
     graph: Graph[Job | Artifact] = Graph()
     for job in jobs:
-        missing = {name: artifact for name, artifact in job.needs.items() if name not in there}
-        for name, artifact in missing.items():
-            graph.add(name, artifact)
+        missing = [name for name in job.needs if name in waiting]
+        for name in missing:
+            graph.add(name, waiting[name])
         graph.add(job.name, job, missing)
     return graph
 

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 Report = Callable[[int, int, str], None]
-"""(cells done, cells in all, what just happened)."""
+"""(pieces done, pieces in all, what just happened); pieces are cells, and the shadow models that they wait for."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
 
         def line(done: int, total: int, what: str) -> None:
             spent = time.monotonic() - start
-            # As if all cells took equally long, those of former runs included: a rough guide.
+            # As if all pieces took equally long, those of former runs included: a rough guide.
             left = f", about {spent / done * (total - done):.0f} s left" if 0 < done < total else ""
             print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)
 

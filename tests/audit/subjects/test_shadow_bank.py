@@ -191,8 +191,11 @@ def test_a_bank_with_a_model_that_diverged_is_refused(suite_of):
 
 
 def test_a_suite_runs_it_keeps_the_bank_and_records_who_knew_what(suite_of, tmp_path):
-    suite = suite_of(SUITE)
-    records = harness.run(suite, tmp_path, device=CPU, jobs=1)
+    suite, told = suite_of(SUITE), []
+    records = harness.run(suite, tmp_path, device=CPU, jobs=1, report=lambda *told_of: told.append(told_of))
+    # Shadow models are pieces of the run, too: they take most of its time.
+    assert sum(words.startswith("train shadow models") for _, _, words in told) == 2
+    assert told[-1][0] == told[-1][1] == len(records) + 2
     by_lira = [r for r in records if r.attack is not None and r.attack.name == "lira"]
     assert by_lira and all(r.status == "ok" and r.requires["knows"] == ["SHADOWS"] for r in by_lira)  # type: ignore[index]
     stores = sorted((tmp_path / "artifacts").glob("*.json"))
