@@ -15,8 +15,9 @@ from .kinds import KINDS
 Better = Literal["higher", "lower"]
 """Which direction is good for the defender."""
 
-LARGEST_UNDER_CLAIM, LARGEST_BY = "largest_under_claim", "largest_by"
-"""In a metric's detail: the most that the claim allows any test, and by what accounting that is known."""
+LARGEST_UNDER_CLAIM, LARGEST_BY, LARGEST_NOTE = "largest_under_claim", "largest_by", "largest_note"
+"""In a metric's detail: the most that the claim allows any test, by what accounting that is known, and what has to be
+said of it."""
 
 CALIBRATION, REPORT = "calibration", "report"
 """Halves of the candidates: attacks are compared on the first, and the chosen one's number is of the second."""

@@ -82,7 +82,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     }
     claim = _claim_against(model, row)
     metrics = score(result, truth, delta=model.request.budget.delta)
-    metrics = beside_claim(metrics, claim.trade_off)
+    metrics = beside_claim(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
     metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
     return Finding(metrics, columns, tuple(_flags(model, row, knows)))
 

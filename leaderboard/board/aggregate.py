@@ -14,7 +14,7 @@ from typing import Literal
 
 from scipy import stats
 
-from ..metrics import CALIBRATION, LARGEST_UNDER_CLAIM, METRICS, REPORT, half_key
+from ..metrics import CALIBRATION, LARGEST_NOTE, LARGEST_UNDER_CLAIM, METRICS, REPORT, half_key
 from ..records.fields import Metric
 from ..records.record import Record
 
@@ -55,6 +55,7 @@ class Estimate:
         interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
         reason: why there is no value or no interval, or what the value leaves out.
         largest: the most that the claim allows any test, mean over the same seeds; None where no record says it.
+        largest_note: what has to be said of that bound; empty for nothing.
         chosen_on: by what the attack was chosen of several: the calibration half, whose other half has the number, or
             the very numbers shown; None where there was no choice.
     """
@@ -69,6 +70,7 @@ class Estimate:
     interval: Literal["seeds", "own"] | None = None
     reason: str | None = None
     largest: float | None = None
+    largest_note: str = ""
     chosen_on: Literal["calibration half", "the same scores"] | None = None
 
     @property
@@ -137,6 +139,7 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None =
     return Estimate(
         metric=name, value=center, low=low, high=high, seeds=tuple(measured),
         looks=looks, attack=cell.attack, interval=kind, reason=gaps, largest=_largest(measured.values()),
+        largest_note="; ".join(dict.fromkeys(str(m.detail.get(LARGEST_NOTE) or "") for m in measured.values())),
     )  # fmt: skip
 
 
@@ -179,6 +182,7 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
     return Estimate(
         metric=name, value=strongest.value, low=low, high=high, seeds=strongest.seeds,
         looks=looks, attack=strongest.attack, interval=interval, reason=reason, largest=strongest.largest,
+        largest_note=strongest.largest_note,
         chosen_on="the same scores" if looks > 1 else None,
     )  # fmt: skip
 

@@ -224,7 +224,7 @@ def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -
     words = (value,)
     if estimate.low is not None and estimate.high is not None:
         words = (value, f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]")
-    return (*page.mark(words, estimate.reason), *([bound] if bound else []))
+    return (*page.mark(words, estimate.reason), *(page.mark((bound,), estimate.largest_note) if bound else ()))
 
 
 def largest_words(estimate: Estimate, digits: int) -> str:

@@ -124,7 +124,8 @@ def largest_sentence(rows: Iterable[Row]) -> str:
         return ""
     return (
         "≤ is the most that the claim allows any test of one record whose membership a coin decides, by the losses of "
-        "the steps that were taken; the gap is what this attack did not find, and perhaps no attack can."
+        "the steps that were taken; the gap is what this attack did not find, and perhaps no attack can. One run "
+        "may lie above it by chance."
     )
 
 

@@ -72,7 +72,8 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         "Lines are measured, of the strongest attack on each row with its first seed, from one false alarm on; dots in "
         "the same colour are the most that the claim allows any test, and none are drawn where it allows everything. "
         "The dashed line is chance. Few members and non-members lie at the left end, so a line may cross its dots "
-        "there by chance.",
+        "there by chance, and that of an attack that is told everybody else's contribution anywhere: scores of one run "
+        "share its noise.",
         *left_out,
     )
     legend = tuple((marker(*style[method]), method) for method in dict.fromkeys(row.method for row in drawn))

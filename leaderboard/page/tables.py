@@ -112,11 +112,15 @@ class Value:
         order: where it is sorted; None is last either way.
         strip: the same on the scale of its column; None without one.
         bound: the most that the claim allows, in words; empty without a claim.
+        bound_note: number of the bound's footnote; None without one.
+        bound_reason: what that says.
     """
 
     text: str
     ends: str = ""
     bound: str = ""
+    bound_note: int | None = None
+    bound_reason: str = ""
     note: int | None = None
     reason: str = ""
     order: float | str | None = None
@@ -244,7 +248,11 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
     written = METRICS[estimate.metric].number(estimate.value, digits)
     text = f"≥{written.removeprefix('≥')}" if lower_end else written
     bound = largest_words(estimate, digits)
-    return Value(text=text, ends=ends, bound=bound, note=note, reason=reason, order=estimate.value, strip=strip)
+    told = estimate.largest_note if bound else ""
+    return Value(
+        text=text, ends=ends, bound=bound, bound_note=notes.number(told), bound_reason=told, note=note, reason=reason,
+        order=estimate.value, strip=strip,
+    )  # fmt: skip
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:

@@ -10,7 +10,7 @@ from audit.scoring.membership import score_membership
 from audit.scoring.under_claim import beside_claim
 from defenses.core import full, poisson, predict
 from defenses.dp_sgd import dp_sgd
-from leaderboard.metrics import LARGEST_BY, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
+from leaderboard.metrics import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
 
 
 def claimed(sigma, sampling, steps):
@@ -56,3 +56,37 @@ def test_without_a_guarantee_everything_is_allowed():
     detail = beside_claim(scored(1.0), claim.trade_off)["auc"].detail
     assert detail[LARGEST_UNDER_CLAIM] == detail[roc_key(ROC_RATES[0])] == 1.0
     assert detail[LARGEST_BY] == "nothing is proved"
+
+
+def test_an_informed_attack_is_above_the_bound_in_one_run_and_not_over_runs_and_says_so():
+    claim, mu, n = claimed(1.0, full(), 1), 1.0, 100
+    draw = np.random.default_rng(0)
+    # All gradients alike: what is left of the release is the noise, and the candidate's own part where it is a member.
+    noise = draw.normal(size=(400, 1))
+    members = np.broadcast_to(np.arange(2 * n) < n, (400, 2 * n))
+    scores = noise + mu * members
+
+    def score(values, truth):
+        found = MembershipScores(ids=torch.arange(len(values)), scores=torch.from_numpy(values.copy()), exact=True)
+        return beside_claim(score_membership(found, torch.from_numpy(truth.copy())), claim.trade_off, informed=True)
+
+    one, all_runs = score(scores[0], members[0])["auc"], score(scores.ravel(), members.ravel())["auc"]
+    largest = one.detail[LARGEST_UNDER_CLAIM]
+    assert isinstance(largest, float) and one.value == 1.0 and largest < 0.77
+    assert all_runs.value == pytest.approx(largest, abs=0.05)
+    assert "refute nothing" in str(one.detail[LARGEST_NOTE])
+    assert LARGEST_NOTE not in beside_claim(scored(1.0), claim.trade_off)["auc"].detail
+
+
+def test_a_rank_among_the_non_members_of_one_run_keeps_the_bound_where_the_attack_is_not_informed():
+    # One release of a sum, noise shared by all: each candidate is scored by its own direction of the release.
+    claim, draw, n, runs = claimed(1.0, full(), 1), np.random.default_rng(1), 40, 1500
+    areas = []
+    directions = draw.normal(size=(2 * n, 30))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    for _ in range(runs):
+        coins = draw.random(2 * n) < 0.5
+        scores = directions @ (coins @ directions + draw.normal(size=30))
+        above = scores[coins][:, None] > scores[~coins][None]
+        areas.append(above.mean())
+    assert 0.55 < np.mean(areas) < claim.trade_off.auc

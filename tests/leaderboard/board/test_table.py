@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 
+from leaderboard.board.content import SUPERSCRIPTS
 from leaderboard.board.table import Board, BoardError
 from leaderboard.page.remarks import comparisons
 from leaderboard.records.fields import Reported
@@ -452,3 +454,10 @@ def test_a_control_of_several_attacks_says_the_interval_that_it_was_judged_by(re
     # Judged on all candidates, at the level of two looks: 0.05 becomes 0.0572.
     (control,) = [one for one in board.controls if "membership" in one.name]
     assert control.ok and control.measured == "AUC 0.600 [0.543, 0.657] by strong"
+
+
+def test_what_has_to_be_said_of_a_bound_is_its_footnote(record, metric):
+    detail = {"largest_under_claim": 0.7, "largest_note": "scores of one run share its noise"}
+    board = Board.from_records([record(metrics={"auc": metric(0.8, 0.02, detail=detail)})])
+    assert re.search(f"≤0.70[{SUPERSCRIPTS}]", board.to_text(width=160))
+    assert "scores of one run share its noise" in board.to_markdown()
