@@ -45,7 +45,10 @@ def selftest(
         candidates = [*certificate.planted(), *certificate.correct()]
     torch.set_num_threads(1)
     found = []
-    for one in certificate.examined(candidates, repeat=repeat, seed=seed, level=level):
+    for candidate in candidates:
+        # Somebody's own trainer may take seconds a run, of which there are thousands.
+        progress = say if trainer is not None else None
+        one = certificate.examine(candidate, repeat=repeat, seed=seed, level=level, progress=progress)
         found.append(one)
         if not as_json:
             print(certificate.verdict_on(one) if trainer is not None else certificate.line(one), flush=True)

@@ -200,6 +200,7 @@ def battery(
     seed: int,
     level: float = LEVEL,
     only: Collection[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> BatteryOutcome:
     """Asks all declared tests of a trainer.
 
@@ -208,6 +209,7 @@ def battery(
         seed: of canaries and public randomness; what a trainer keeps secret it draws itself.
         level: probability of accusing a trainer that keeps its claim.
         only: names of scenarios to ask, at the level that they have in the whole battery; None for all.
+        progress: is told in words what was done.
 
     Raises:
         ValueError: the trainer could not be run at all.
@@ -223,6 +225,8 @@ def battery(
         asked = _Asking(trainer, scenario, own, level / len(TESTS))
         found |= asked.outcomes()
         runs += asked.runs
+        if progress is not None:
+            progress(f"{scenario.name}: {asked.runs} runs, {runs} so far")
     outcomes = tuple(found[test.name] for test in TESTS)
     if all(one.found == "n/a" for one in outcomes):
         reasons = dict.fromkeys(one.why for one in outcomes if one.why != _LEFT_OUT)

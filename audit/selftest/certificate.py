@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,9 @@ def _kind(defense: Defense) -> frozenset[object]:
     )
 
 
-def examine(candidate: Candidate, *, repeat: int, seed: int, level: float) -> ExaminedTrainer:
+def examine(
+    candidate: Candidate, *, repeat: int, seed: int, level: float, progress: Callable[[str], None] | None = None
+) -> ExaminedTrainer:
     """The battery against one trainer.
 
     Args:
@@ -197,6 +199,7 @@ def examine(candidate: Candidate, *, repeat: int, seed: int, level: float) -> Ex
         repeat: how often, with other canaries and other public randomness.
         seed: of the first.
         level: of a battery.
+        progress: is told in words what was done.
     """
     scenario_of = {test.name: test.scenario for test in TESTS}
     outcomes: list[BatteryOutcome] = []
@@ -205,14 +208,8 @@ def examine(candidate: Candidate, *, repeat: int, seed: int, level: float) -> Ex
         if repetition and candidate.planted and outcomes[0].accused_by:
             only = frozenset(scenario_of[name] for name in outcomes[0].accused_by)
         own = seed if not repetition else seed_from("selftest", seed, repetition)
-        outcomes.append(battery(candidate.trainer, seed=own, level=level, only=only))
+        outcomes.append(battery(candidate.trainer, seed=own, level=level, only=only, progress=progress))
     return ExaminedTrainer(candidate=candidate, outcomes=tuple(outcomes))
-
-
-def examined(candidates: Sequence[Candidate], *, repeat: int, seed: int, level: float) -> Iterator[ExaminedTrainer]:
-    """All of them, one after another."""
-    for candidate in candidates:
-        yield examine(candidate, repeat=repeat, seed=seed, level=level)
 
 
 def document(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def short(monkeypatch):
 
 
 def test_a_trainer_of_ones_own_is_never_verified(command, short):
-    code, out, _ = command("--trainer", "honest.py:train")
+    code, out, err = command("--trainer", "honest.py:train")
+    assert err.startswith("count: ") and "canary: " in err and " so far\n" in err
     assert code == 0 and "no violation found (2 of" in out and "verified" not in out
     code, out, _ = command("--trainer", "half.py:train")
     assert code == 1 and "\nviolation: canary (" in out
