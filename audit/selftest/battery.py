@@ -30,6 +30,9 @@ from .scenarios import Scenario, scenarios
 LEVEL = 1e-3
 """Probability with which a trainer that keeps its claim may be accused, over the whole battery."""
 
+FAILED = "failed: "
+"""How the reason begins why a test could not be asked, where the trainer raised."""
+
 _LEFT_OUT = "not asked for"
 
 Found = Literal["violation", "no violation found", "n/a"]
@@ -183,6 +186,11 @@ class BatteryOutcome:
         """How many tests applied."""
         return sum(one.found != "n/a" for one in self.outcomes)
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Tests in which the trainer raised, though nothing in them may be refused."""
+        return tuple(one.test for one in self.outcomes if one.why.startswith(FAILED))
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -251,9 +259,9 @@ class _Asking:
         try:
             return self._outcomes()
         except Exception as error:  # whatever somebody else's function raises
-            verb = "refused" if self.scenario.may_be_refused else "failed"
+            begins = "refused: " if self.scenario.may_be_refused else FAILED
             told = " ".join(str(error).split())[:200] or type(error).__name__
-            return {test.name: _not_asked(test, f"{verb}: {told}") for test in self.tests}
+            return {test.name: _not_asked(test, begins + told) for test in self.tests}
 
     def _outcomes(self) -> dict[str, TestOutcome]:
         scenario = self.scenario

@@ -231,6 +231,7 @@ def line(one: ExaminedTrainer) -> str:
     first, many = one.outcomes[0], len(one.outcomes) > 1
     by = ", ".join(f"{name} {count}" if many else name for name, count in one.by.items())
     asked = f"{first.asked} of {len(TESTS)} tests"
+    asked += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
     share = f"{one.accused}/{len(one.outcomes)} [{low:.2f}, {high:.2f}]"
     rest = f"{by or '-':<34} {asked}, {first.runs} runs, {first.seconds:.0f} s"
     return f"{one.candidate.name:<24} {verdict:<12} {share:<20} {rest}"

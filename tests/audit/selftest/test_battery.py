@@ -56,12 +56,17 @@ def test_what_does_not_apply_says_why_and_the_level_stays_that_of_all_tests():
     zero_out = gaussian_mechanism(0, answers=claiming(relation="zero_out", arithmetic="real"))
     found = battery(zero_out, seed=0, only={"count", "buffers", "traces"})
     assert outcome(found, "size").why == "the claim is of zero_out, and no record of this test contributes nothing"
-    assert outcome(found, "buffers").why == "refused: model must be a LinearLogit"
+    assert outcome(found, "buffers").why == "refused: model must be a LinearLogit" and found.failed == ()
     assert outcome(found, "low_bits").why == "the claim is about real numbers, not about those that are released"
     assert outcome(found, "canary").why == "not asked for" and found.asked == 3
     # 96 of 96 runs with, none without: what these prove at a level of 1e-3 over 11 tests, two looks and two rates.
     support = outcome(found, "support")
     assert support.runs == 96 and math.isclose(support.at_most_fpr, 1 - (1e-3 / 44) ** (1 / 96))
+
+
+def test_a_trainer_that_raises_where_nothing_may_be_refused_is_named():
+    found = battery(gaussian_mechanism(0), seed=0, only={"layers", "count"})
+    assert found.failed == ("layers",) and outcome(found, "layers").why == "failed: model must be a LinearLogit"
 
 
 def test_a_trainer_that_cannot_be_asked_anything_is_an_error():

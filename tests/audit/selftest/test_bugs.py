@@ -87,7 +87,7 @@ def test_a_correct_trainer_is_not_accused(name):
         under_defense(plain, augmentation=VIEWS if name else None) if name in ("", "views") else of_catalogue(name)
     )
     found = battery(trainer, seed=0)
-    assert not found.accused_by and found.asked >= 3
+    assert not found.accused_by and not found.failed and found.asked >= 8
 
 
 def test_representatives_are_of_different_kinds_and_prove_something():
