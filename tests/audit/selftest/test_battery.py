@@ -25,9 +25,8 @@ def outcome(found, name):
 
 
 def test_a_mechanism_at_its_claim_is_not_accused_and_one_with_half_the_noise_is():
-    # The whole level for one test, so that there is something to exceed: at 0.5 of 11 tests, 5 % of 10 batteries.
-    assert accusations(10, 0.5, CANARY) <= 3
-    assert accusations(3, 1e-3, CANARY, scale=0.5) == 3
+    assert accusations(3, 0.05, CANARY) == 0  # the level of all eleven tests
+    assert accusations(2, 1e-3, CANARY, scale=0.5) == 2
 
 
 @pytest.mark.slow

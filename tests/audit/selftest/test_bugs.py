@@ -43,7 +43,7 @@ def test_a_planted_bug_is_caught(name):
 
 
 @pytest.mark.long
-def test_two_bugs_are_caught_and_the_loop_that_they_are_planted_in_is_not_accused():
+def test_a_bug_is_caught_and_the_loop_that_it_is_planted_in_is_not_accused():
     """In a process of its own: every call is checked in this one, and a run of two milliseconds takes thirty."""
     program = """
 import torch
@@ -51,15 +51,14 @@ from audit.selftest.battery import battery
 from audit.selftest.bugs import BUGS
 from audit.selftest.trainers import plain, under_defense
 torch.set_num_threads(1)
-bugs = {bug.name: bug.trainer for bug in BUGS}
-for name, scenario in (("divided_by_batch", "count"), ("batch_norm", "buffers")):
-    print(name, *battery(bugs[name], seed=0, only={scenario}).accused_by)
+(bug,) = (bug for bug in BUGS if bug.name == "divided_by_batch")
+print(bug.name, *battery(bug.trainer, seed=0, only={"count"}).accused_by)
 print("loop", *battery(under_defense(plain), seed=0, only={"count"}).accused_by)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert done.stdout.split("\n") == ["divided_by_batch size", "batch_norm buffers", "loop", ""]
+    assert done.stdout.split("\n") == ["divided_by_batch size", "loop", ""]
 
 
 def test_there_are_fifteen_and_each_is_asked_for_by_name():
