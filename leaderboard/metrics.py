@@ -225,6 +225,10 @@ _TABLE = (
         reported=False,
     ),
     KnownMetric(
+        name="epsilon_lower", kind="membership", label="proved lower bound of ε", better="lower", most=math.inf,
+        chance=0.0, reported=False,
+    ),
+    KnownMetric(
         name="psnr", kind="reconstruction", label="PSNR", unit="dB", better="lower", most=120.0, digits=1,
         # 3 dB is half the error of the mean public image.
         floor=Floor(metric="psnr_floor", of="the mean public image", margin=3.0), pictured=True, saturates=120.0,

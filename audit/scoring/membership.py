@@ -28,6 +28,7 @@ from attacks.core import MembershipScores
 from leaderboard.metrics import CALIBRATION, REPORT, half_key
 from leaderboard.records.record import Metric
 
+from . import random_split
 from .allowed import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
 
 FPRS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
@@ -50,7 +51,8 @@ def score_membership(
 
     Returns:
         `auc`, `tpr_at_1pct_fpr`, `tpr_at_0.1pct_fpr`, `advantage`, `balanced_accuracy`, and with a delta
-        `implied_epsilon`; what cannot be measured has no value and says why.
+        `implied_epsilon` and, as if members were drawn at random, `epsilon_lower`; what cannot be measured has no value
+        and says why.
 
     Raises:
         ValueError: lengths differ.
@@ -73,7 +75,12 @@ def score_membership(
         found = {part: tpr_at_fpr(*groups, level) for part, groups in halves.items()}
         metrics[name] = _with_halves(metrics[name], found)
     metrics |= split_advantage(values, truth, half)
-    return metrics if delta is None else metrics | {"implied_epsilon": implied_epsilon(values, truth, half, delta)}
+    if delta is None:
+        return metrics
+    return metrics | {
+        "implied_epsilon": implied_epsilon(values, truth, half, delta),
+        random_split.NAME: random_split.epsilon_lower(ids, values, truth, delta),
+    }
 
 
 def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:

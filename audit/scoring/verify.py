@@ -22,6 +22,7 @@ from attacks.core import MembershipScores
 from leaderboard.records.files import read_bytes
 from leaderboard.records.record import Metric, Record
 
+from . import random_split
 from .allowed import clopper_pearson
 from .images import share_metric, summed_up
 from .labels import labels_again
@@ -76,7 +77,13 @@ def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
     # What else an attack said of its scores enters no metric.
     found = MembershipScores(ids=ids, scores=scores, exact=False)
-    return score_membership(found, members, delta=record.budget["delta"])
+    again = score_membership(found, members, delta=record.budget["delta"])
+    knows = () if record.requires is None else record.requires["knows"]
+    said = record.metrics.get(random_split.NAME)
+    # Records from before this metric have none; of others it is a number wherever the split was a random one.
+    if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
+        del again[random_split.NAME]
+    return again
 
 
 def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:

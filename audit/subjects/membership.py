@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import torch
@@ -16,11 +17,12 @@ from ..observe import RunView, participation
 from ..plan.cells import Cell
 from ..plan.request import seed_of_data
 from ..plan.threat_models import ThreatModel, threat_model
+from ..scoring import random_split
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from ..scoring.under_claim import beside_claim
 from .candidates import Candidates, refuse_comparison
-from .outcome import Finding, asked_pools, column, examples_of, join, pick
+from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
 
@@ -84,7 +86,16 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     metrics = score(result, truth, delta=model.request.budget.delta)
     metrics = beside_claim(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
     metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
-    return Finding(metrics, columns, tuple(_flags(model, row, knows)))
+    flags = _flags(model, row, knows)
+    found = metrics[random_split.NAME]
+    if why := random_split.not_a_random_split([str(one.name) for one in knows], flags):
+        metrics[random_split.NAME] = random_split.unmeasured(len(result.ids), why)
+    elif found.value is not None and math.isfinite(claim.epsilon):
+        allowed = random_split.replaced_epsilon(claim.trade_off.epsilon_at, claim.delta)
+        metrics[random_split.NAME] = replace(found, detail=found.detail | {"claimed": finite(allowed)})
+        if float(found.detail["value_at_verdict"] or 0.0) > allowed:
+            flags.append("claim_violated")
+    return Finding(metrics, columns, tuple(flags))
 
 
 def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:

@@ -1,5 +1,6 @@
 """One training run and what its cells ask of it: who is a candidate, what is claimed, what flags say."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from audit.plan.expand import plan
 from audit.plan.pretrain import starting_model
 from audit.run.job import compute
+from audit.scoring import random_split
 from audit.scoring.allowed import gaussian_auc, largest_auc
 from audit.subjects import trained_run as trained
 from audit.subjects.outcome import Outcome
@@ -488,3 +490,28 @@ def test_a_method_that_needs_public_data_says_so_where_there_are_none(suite_of, 
     text = FEW.replace('"digits"', nobody)
     text = text.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
     assert "this method needs public data, got none" in outcomes(suite_of(text), "pcdp")[None].error
+
+
+def test_a_random_split_proves_something_of_attacks_that_were_told_nobodys_membership(private):
+    for name, outcome in private.items():
+        if name is None:
+            continue
+        found = outcome.metrics["epsilon_lower"]
+        if name == "loss_threshold":
+            assert found.value is not None and float(found.detail["claimed"] or 0) > found.value
+        else:
+            assert found.value is None and found.reason
+
+
+@pytest.mark.parametrize(("proved", "violated"), [(1e6, True), (0.0, False)])
+def test_a_bound_above_what_the_claim_implies_refutes_it(controlled, monkeypatch, suite_of, proved, violated):
+    real = random_split.epsilon_lower
+
+    def forged(*arguments):
+        found = real(*arguments)
+        return dataclasses.replace(found, detail=found.detail | {"value_at_verdict": proved})
+
+    monkeypatch.setattr(random_split, "epsilon_lower", forged)
+    found = outcomes(suite_of(CONTROLLED))
+    assert ("claim_violated" in found["loss_threshold"].flags) == violated
+    assert "claim_violated" not in found["likelihood_ratio"].flags

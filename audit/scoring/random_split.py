@@ -1,0 +1,119 @@
+"""A lower bound on epsilon from one run whose members were drawn at random: who of each pair was trained on?
+
+Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, on pairs of a member and a
+non-member. Members are a uniformly random part of the pool, so which of a pair is one is a fair coin, and no record has
+to be inserted. The pairs with the largest gaps are answered, as many as was declared before any score was seen.
+
+Guarantee:
+    With confidence 0.95 the training is not (epsilon, delta)-private, where one record replaces another, for any
+    epsilon below the value. Assumes that members were drawn at random of the pool that non-members are the rest of, and
+    that the attack was told nobody's membership: an informed attack's scores know the other pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+
+from leaderboard.records.record import Metric
+
+from ..evidence.audit import audit_random_split
+
+NAME = "epsilon_lower"
+"""Of the metric."""
+
+LEVEL, SURE = 0.95, 1 - 1e-6
+"""Confidence of the number; and of a verdict, which is one of very many looks."""
+
+SHARE = 10
+"""One in so many pairs is answered."""
+
+
+def epsilon_lower(
+    ids: Int[ndarray, " n"], scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], delta: float
+) -> Metric:
+    """The least epsilon that scores of a random split prove, replace-one.
+
+    Args:
+        ids: of the candidates; they decide the order in which pairs are matched, and nothing else.
+        scores: larger = more likely a member.
+        members: the truth.
+        delta: of the claim.
+
+    Returns:
+        The metric, in nats; `detail` has pairs, answers, those that are right, the largest bound that so many answers
+        could prove (`ceiling`), and the bound at the confidence of a verdict (`value_at_verdict`).
+    """
+    order = np.argsort(ids)
+    positives, negatives = scores[order][members[order]], scores[order][~members[order]]
+    pairs = min(len(positives), len(negatives))
+    if pairs < SHARE:
+        return unmeasured(len(ids), f"a random split must have at least {SHARE} pairs, got {pairs}")
+    settings = {"method": "one_run", "answered": [pairs // SHARE], "delta": delta}
+    found, sure = (audit_random_split(positives, negatives, level=level, **settings) for level in (LEVEL, SURE))
+    return Metric(
+        value=found.value,
+        n=len(ids),
+        better="lower",
+        reason="it is a low end by itself: nothing but a proof gives an upper one",
+        detail={
+            "pairs": pairs,
+            "guessed": found.detail["guessed"],
+            "correct": found.detail["correct"],
+            "ceiling": found.ceiling,
+            "value_at_verdict": sure.value,
+            "delta": delta,
+            "relation": "replace_one",
+            "method": "one run, pairs of a random split (Steinke et al. 2023)",
+        },
+    )
+
+
+def unmeasured(n: int, reason: str) -> Metric:
+    """The metric where nothing is proved by the scores, whatever they are."""
+    return Metric(value=None, n=n, better="lower", reason=reason)
+
+
+def not_a_random_split(knows: Collection[str], flags: Collection[str]) -> str:
+    """Why scores prove nothing by their pairs; empty where they do.
+
+    Args:
+        knows: names of what the attack knew.
+        flags: of the record.
+    """
+    if "OTHERS" in knows:
+        return "the attack was told who else took part, so its answers to pairs are no independent guesses"
+    if "participation_known" in flags:
+        return "the attack was asked about those who took part in one step, who are no random half of the candidates"
+    if "non_members_are_test" in flags:
+        return "non-members are the official test set, and no random part of the pool that members were drawn from"
+    if "distribution_shift" in flags:
+        return "members and non-members are told apart without the model, so the split was not drawn at random"
+    return ""
+
+
+def replaced_epsilon(epsilon_at: Callable[[float], float], delta: float) -> float:
+    """What a claim about one record more or less implies where one record replaces another, nats.
+
+    Group privacy of two: (epsilon, d)-privacy gives (2 epsilon, (1 + e^epsilon) d), and d is the largest with which
+    that is at most delta. The claim's own losses would give less; a claim is refuted by what is above both.
+
+    Args:
+        epsilon_at: the claim's epsilon at a delta, falling in it.
+        delta: at which it is wanted.
+    """
+    low, high = math.log(delta) - 200.0, math.log(delta)
+    if not math.isfinite(epsilon_at(math.exp(high))):
+        return math.inf
+    for _ in range(40):
+        middle = (low + high) / 2
+        epsilon = epsilon_at(math.exp(middle))
+        if epsilon < 700 and math.log1p(math.exp(epsilon)) + middle <= math.log(delta):
+            low = middle
+        else:
+            high = middle
+    return 2 * epsilon_at(math.exp(low))
