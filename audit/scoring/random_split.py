@@ -12,8 +12,7 @@ Guarantee:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -94,26 +93,3 @@ def not_a_random_split(knows: Collection[str], flags: Collection[str]) -> str:
     if "distribution_shift" in flags:
         return "members and non-members are told apart without the model, so the split was not drawn at random"
     return ""
-
-
-def replaced_epsilon(epsilon_at: Callable[[float], float], delta: float) -> float:
-    """What a claim about one record more or less implies where one record replaces another, nats.
-
-    Group privacy of two: (epsilon, d)-privacy gives (2 epsilon, (1 + e^epsilon) d), and d is the largest with which
-    that is at most delta. The claim's own losses would give less; a claim is refuted by what is above both.
-
-    Args:
-        epsilon_at: the claim's epsilon at a delta, falling in it.
-        delta: at which it is wanted.
-    """
-    low, high = math.log(delta) - 200.0, math.log(delta)
-    if not math.isfinite(epsilon_at(math.exp(high))):
-        return math.inf
-    for _ in range(40):
-        middle = (low + high) / 2
-        epsilon = epsilon_at(math.exp(middle))
-        if epsilon < 700 and math.log1p(math.exp(epsilon)) + middle <= math.log(delta):
-            low = middle
-        else:
-            high = middle
-    return 2 * epsilon_at(math.exp(low))

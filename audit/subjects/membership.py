@@ -91,7 +91,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     if why := random_split.not_a_random_split([str(one.name) for one in knows], flags):
         metrics[random_split.NAME] = random_split.unmeasured(len(result.ids), why)
     elif found.value is not None and math.isfinite(claim.epsilon):
-        allowed = random_split.replaced_epsilon(claim.trade_off.epsilon_at, claim.delta)
+        allowed = claim.epsilon_at(claim.delta, replaced=True)
         metrics[random_split.NAME] = replace(found, detail=found.detail | {"claimed": finite(allowed)})
         if float(found.detail["value_at_verdict"] or 0.0) > allowed:
             flags.append("claim_violated")

@@ -123,14 +123,15 @@ class Claim:
             return of_pair(self.epsilon, self.delta)
         return of_events(self.gaussians, self.delta)
 
-    def epsilon_at(self, delta: float) -> float:
+    def epsilon_at(self, delta: float, *, replaced: bool = False) -> float:
         """Epsilon at another delta, nats, by the accountants; infinite where nothing is proved.
 
         Args:
             delta: in (0, 1).
+            replaced: whether one record is in the place of another, instead of there or not.
         """
-        if math.isinf(self.epsilon) or self.gaussians is None:
-            return self.trade_off.epsilon_at(delta)
+        if replaced or math.isinf(self.epsilon) or self.gaussians is None:
+            return self.trade_off.epsilon_at(delta, replaced=replaced)
         return proved(self.gaussians, delta).value
 
     def delta_at(self, epsilon: float) -> float:

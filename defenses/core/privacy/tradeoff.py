@@ -35,6 +35,9 @@ _LARGEST = 700.0
 _POINTS = 1500
 """Error rates at which the area under a curve is read off, three times as many: the error is below 1e-6."""
 
+_RAREST, _RATES = 1e-300, 300_000
+"""Rates at which an epsilon is read off a curve: neighbours differ by 0.0023 nats, which it is too large by at most."""
+
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
@@ -72,14 +75,17 @@ class TradeOff:
             raise ValueError(f"epsilon must be at least 0, got {epsilon}")
         return min(1.0, _gaussian_delta(epsilon, self.mu), self._chord(epsilon))
 
-    def epsilon_at(self, delta: float) -> float:
+    def epsilon_at(self, delta: float, *, replaced: bool = False) -> float:
         """The least epsilon that is proved at a delta, nats; infinite where none is.
 
         Args:
             delta: in (0, 1).
+            replaced: as for `beta_at`; far less than what group privacy gives for a change of two records.
         """
         if not 0 < delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {delta}")
+        if replaced:
+            return self._replaced_epsilon(delta)
         if self.delta_at(0.0) <= delta:
             return 0.0
         if self.delta_at(math.inf) > delta:
@@ -128,6 +134,20 @@ class TradeOff:
         below = float(np.diff(edges) @ self._misses((edges[1:] + edges[:-1]) / 2))
         by_gaussian = 1.0 if math.isinf(self.mu) else float(ndtr(self.mu / math.sqrt(2))) * (1 + _LOST[0])
         return min(1.0, 1 - below * (1 - _LOST[0]), max(0.5, by_gaussian))
+
+    def _replaced_epsilon(self, delta: float) -> float:
+        # hits(a) <= e^epsilon a + delta at every rate a: between two rates, hits are at most those at the upper one.
+        rates, hits = self._replaced_hits
+        if self.mu == 0 or hits[0] > delta:
+            return 0.0 if self.mu == 0 else math.inf
+        beyond = hits[1:] - delta
+        needed = beyond[beyond > 0] / rates[:-1][beyond > 0]
+        return max(0.0, math.log(needed.max())) if len(needed) else 0.0
+
+    @cached_property
+    def _replaced_hits(self) -> tuple[ndarray, ndarray]:
+        rates = np.geomspace(_RAREST, 1.0, _RATES)
+        return rates, self._hits(self._hits(rates))
 
     def _hits(self, fpr: ndarray) -> ndarray:
         relative, absolute = _LOST

@@ -189,6 +189,29 @@ def test_one_record_in_the_place_of_another_is_a_gaussian_of_twice_the_shift():
     assert sampled.tpr_at(0.01, replaced=True) > 1.5 * sampled.tpr_at(0.01)
 
 
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+def test_an_epsilon_where_one_record_replaces_another_is_that_of_twice_the_shift_from_above(mu):
+    claim = claimed(1 / mu, full(), 1)
+    for delta in (1e-8, DELTA, 1e-2):
+        exact = TradeOff("", mu=2 * mu).epsilon_at(delta)
+        assert exact <= claim.epsilon_at(delta, replaced=True) <= exact + 0.0025
+    # Group privacy of two gives 2 epsilon at a larger delta.
+    at = (1 + math.exp(claim.epsilon)) * DELTA
+    assert at >= 1 or claim.epsilon_at(at, replaced=True) <= 2 * claim.epsilon + 0.0025
+
+
+def test_an_epsilon_where_one_record_replaces_another_holds_at_every_rate_of_a_sampled_run():
+    claim = claimed(1.0, poisson(0.1), 50)
+    epsilon = claim.epsilon_at(DELTA, replaced=True)
+    assert claim.epsilon < epsilon < 3 * claim.epsilon
+    rates = np.random.default_rng(0).uniform(-40, 0, 2000)
+    short = [claim.tpr_at(a, replaced=True) - math.exp(epsilon) * a for a in np.exp(rates).tolist()]
+    assert max(short) <= DELTA
+    assert NOTHING_PROVED.epsilon_at(DELTA, replaced=True) == math.inf
+    assert TradeOff("", mu=0.0).epsilon_at(DELTA, replaced=True) == 0
+    assert of_pair(1.0, 1e-9).epsilon_at(1e-7, replaced=True) == pytest.approx(2.0, abs=0.003)
+
+
 def test_several_ledgers_entries_compose():
     defense, sampling = dp_sgd(clip_norm=1.0, noise_multiplier=1.5), poisson(0.05)
     both = predict(defense, sampling=sampling, steps=100)
