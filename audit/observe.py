@@ -29,6 +29,7 @@ from attacks.core import (
     Examples,
     InconsistentObservation,
     LabelAccess,
+    MatchedFilter,
     ModelAccess,
     NotApplicable,
     Observation,
@@ -59,6 +60,7 @@ from defenses.core.gradients.guesses import GuessGradients, factored
 from .subjects.candidates import Candidates, copied
 from .subjects.gradient_norms import GradientNorms
 from .subjects.local_steps import LocalUpdate
+from .subjects.replay import StepReplay
 from .subjects.structure import structure
 
 _AT_ONCE = 1024  # inputs a forward pass, which bounds activations whatever the size of the pool
@@ -122,6 +124,7 @@ def observe(
     participation: Participation = "known",
     candidates: Examples | None = None,
     others_removed: Callable[[], Float[Tensor, "n m"]] | None = None,
+    matched_filter: Callable[[], MatchedFilter] | None = None,
     prior: Examples | None = None,
     remainder: Float[Tensor, " m"] | None = None,
     views: Views | None = None,
@@ -139,12 +142,13 @@ def observe(
         participation: what is known of who takes part.
         candidates: whom a membership test is about, as the attacker's own copy.
         others_removed: for the informed adversary, the undivided noisy sums less everybody else, one row a candidate.
+        matched_filter: what the likelihood ratio of each candidate needs of these rows and its contribution.
         prior: candidates for one record of the batch, as the attacker's own copy.
         remainder: the undivided noisy sums less everybody but that record.
         views: what made the views of examples in this step, of public coins; None where there were none.
 
     Returns:
-        The observation. Of its fields `others_removed` alone depends on who is a member.
+        The observation. Of its fields `others_removed` and `matched_filter` alone depend on who is a member.
     """
     # A copy, because the autograd graph behind a differentiable answer leads to the tensors it was computed with.
     seen = Observed(copy.deepcopy(step), model, layout, world.loss, views)
@@ -172,6 +176,7 @@ def observe(
         noise_std=seen.noise_std,
         candidates=candidates,
         others_removed=others_removed,
+        matched_filter=matched_filter,
         prior=prior,
         remainder=remainder,
         structure=lambda: seen.structure(world.input_shape),
@@ -436,6 +441,7 @@ class RunView:
         kept: number of a step -> its noise and contributions of candidates. Views of a run share it: each takes the
             gradients of a whole batch to compute.
         shadows: what shadow models answer about the candidates, in their order, and about the population.
+        replay: computes the steps once more; views of a run share it, and None makes one for this view.
     """
 
     run: Run
@@ -446,6 +452,7 @@ class RunView:
     informed: bool = True
     kept: dict[int, LeftOver] = field(default_factory=dict)
     shadows: Shadows | None = None
+    replay: StepReplay | None = None
 
     def __post_init__(self) -> None:
         # Dropout in training drew other units than an auditor would: contributions could not be computed again.
@@ -484,10 +491,12 @@ class RunView:
         """
         step = self.run.transcript.steps[position]
         candidates = self.candidates
-        remainder = None
+        remainder = filtered = None
         # A function, because rows [candidates, m] may take gigabytes: an attack calls it for one step at a time.
         if self.informed and candidates is not None:
+            replay, asked = self.replayed, self._asked
             remainder = lambda: self._others_removed(step, candidates)  # noqa: E731 - a name for a partial application
+            filtered = lambda: replay.matched_filter(step, asked)  # noqa: E731
         return observe(
             step,
             self.attackers_model,
@@ -498,8 +507,22 @@ class RunView:
             participation="known" if participation_known else participation(self.sampling),
             candidates=self.given,
             others_removed=remainder,
+            matched_filter=filtered,
             views=self._views(step),
         )
+
+    @cached_property
+    def replayed(self) -> StepReplay:
+        """What computes the steps once more: that of all views of the run, or one of this view's own."""
+        # Not set when this is made: a view that replaces another has a sampler, or data, of its own.
+        return self.replay or StepReplay(self.run, self.private, self.sampling, self.world.loss)
+
+    @cached_property
+    def _asked(self) -> Examples:
+        """The candidates as they were before an attack could write into what it is given, under their own ids."""
+        assert self.candidates is not None  # noqa: S101  by `at`
+        given = self.candidates.given
+        return Examples(ids=self.candidates.ids, inputs=given.inputs.clone(), labels=given.labels.clone())
 
     def _views(self, step: Step) -> Views | None:
         """What made the views of this step: of the run's public coins, without a way to its secret keys."""

@@ -3,6 +3,7 @@
 from .decorator import Attack, attack
 from .errors import InconsistentObservation, NotApplicable, RankDeficient
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
+from .matched_filter import MatchedFilter
 from .narrow import narrow
 from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
 from .observation import Examples, LabelAccess, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
@@ -34,6 +35,7 @@ __all__ = [
     "Knows",
     "LabelAccess",
     "LabelEstimate",
+    "MatchedFilter",
     "MembershipScores",
     "ModelAccess",
     "Network",

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .matched_filter import MatchedFilter
 from .observation import Examples, Observation
 from .requires import granted
 
@@ -136,6 +137,25 @@ class Evidence:
         ratio = log_likelihood_ratio(remainder, contribution, noise_std).to(self._log_ratio)
         self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
 
+    def add_filtered(self, found: MatchedFilter, noise_std: Float[Tensor, " m"], sample_rate: float = 1.0) -> None:
+        """Takes one step into account, of which the numbers that matter are there already.
+
+        Args:
+            found: of the candidates.
+            noise_std: s on the undivided sums; where it is 0 everywhere, there is no ratio.
+            sample_rate: chance that a record takes part in the step.
+        """
+        if found.inner.shape != self._log_ratio.shape:
+            raise ValueError(
+                f"a matched filter must have one number a candidate, {len(self._log_ratio)}, "
+                f"got {list(found.inner.shape)}"
+            )
+        # fmin passes over NaN, as in `add`.
+        self._closest = torch.fmin(self._closest, found.residuals.to(self._closest))
+        if bool((noise_std > 0).any()):
+            ratio = found.log_likelihood_ratio.to(self._log_ratio)
+            self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
+
     def add_step(self, step: Observation, candidates: Examples) -> None:
         """Takes one observed step into account.
 
@@ -143,10 +163,14 @@ class Evidence:
             step: grants OTHERS and DEFENSE.
             candidates: those that the step's `others_removed` answers for, in the same order.
         """
-        contribution = step.contributions(candidates.inputs, candidates.labels)
-        # Once a step, since every call computes it anew.
-        remainder = granted(step.others_removed)()
-        self.add(remainder.detach(), contribution.detach(), granted(step.noise_std), step.sample_rate)
+        std = granted(step.noise_std)
+        if step.matched_filter is not None:
+            self.add_filtered(step.matched_filter(), std, step.sample_rate)
+        else:
+            contribution = step.contributions(candidates.inputs, candidates.labels)
+            # Once a step, since every call computes it anew.
+            remainder = granted(step.others_removed)()
+            self.add(remainder.detach(), contribution.detach(), std, step.sample_rate)
         # Dependent participation: ratios of single steps do not multiply to that of the run.
         self._exact = self._exact and step.participation != "dependent"
 

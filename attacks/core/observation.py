@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import InconsistentObservation
+from .matched_filter import MatchedFilter
 from .network import Structure
 from .requires import Access, AccessError, Controls, Knows, Requirements
 from .shadows import Shadows
@@ -109,6 +110,8 @@ class Observation(Target):
         others_removed: () -> [candidates, m], per candidate the undivided noisy sums less what everybody else
             contributed, computed anew at each call (`Knows.OTHERS`). Each row is what an adversary of its own
             knows: rows share the noise of the step, so a score may use its own candidate's row alone.
+        matched_filter: () -> of each candidate's `others_removed` and contribution what their likelihood ratio needs,
+            computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's numbers alone.
         prior: candidates for one record of the batch, the sought one among them, all as likely before the release and
             in an order that tells nothing (`Knows.PRIOR`).
         remainder: [m], the undivided noisy sums less what everybody but the sought record contributed
@@ -149,6 +152,9 @@ class Observation(Target):
     noise_std: Tensor | None = field(default=None, metadata={"needs": Knows.DEFENSE})
     candidates: Examples | None = None
     others_removed: Callable[[], Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
+    matched_filter: Callable[[], MatchedFilter] | None = field(
+        default=None, metadata={"needs": Knows.OTHERS | Knows.DEFENSE}
+    )
     prior: Examples | None = field(default=None, metadata={"needs": Knows.PRIOR})
     remainder: Tensor | None = field(default=None, metadata={"needs": Knows.OTHERS})
     structure: Callable[[], Structure] | None = None
@@ -196,9 +202,10 @@ class Observation(Target):
                 )
             if not (self.noise_std.isfinite() & (self.noise_std >= 0)).all():
                 raise ValueError("noise_std must be finite and at least 0 everywhere")
-        # Rows of `others_removed` are in the order of the candidates.
-        if self.others_removed is not None and self.candidates is None:
-            raise ValueError("others_removed answers for candidates, and this observation has none")
+        # Answers are in the order of the candidates.
+        for name, answers in (("others_removed", self.others_removed), ("matched_filter", self.matched_filter)):
+            if answers is not None and self.candidates is None:
+                raise ValueError(f"{name} answers for candidates, and this observation has none")
         if self.prior is not None and len(self.prior) < 2:
             raise ValueError(f"prior must have at least 2 candidates to choose from, got {len(self.prior)}")
         if self.remainder is not None and (

@@ -58,7 +58,15 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         if Knows.SHADOWS in knows:
             shadows = read_bank(cell.needs, model.artifacts, model.splits, examples, candidates.ids)
         view = RunView(
-            model.run, world, model.trained_on, model.sampling[0], candidates, informed, model.left_over, shadows
+            model.run,
+            world,
+            model.trained_on,
+            model.sampling[0],
+            candidates,
+            informed,
+            model.left_over,
+            shadows,
+            model.replay,
         )
         # The same coins at every call: scores alone and among others may differ by what was given, and not by chance.
         coins = keyed(cell.request.seed_for(f"attack {cell.id}"))

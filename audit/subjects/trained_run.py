@@ -23,6 +23,7 @@ from ..plan.request import TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
 from .outcome import examples_of, pick, world_of
+from .replay import StepReplay
 
 TRANSCRIPT_MEMORY = 4 * 2**30
 """Bytes that the steps of a run may take in memory where an attack reads all of them."""
@@ -122,6 +123,11 @@ class TrainedRun:
     def sampling(self) -> tuple[Sampling, int]:
         """The sampler, and the number of steps."""
         return planned(self.request, len(self.trained_on))
+
+    @cached_property
+    def replay(self) -> StepReplay:
+        """Steps of the run computed once more, for the views of all cells."""
+        return StepReplay(self.run, self.trained_on, self.sampling[0], self.world.loss)
 
     @property
     def _sampler_key(self) -> int | None:

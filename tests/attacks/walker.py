@@ -118,6 +118,8 @@ def _answers(target: Target) -> list[Any]:
         found += [target.residual(target.released.clone().requires_grad_())]
         if "others_removed" not in vars(target)["_withheld"] and target.others_removed is not None:
             found.append(target.others_removed())
+        if "matched_filter" not in vars(target)["_withheld"] and target.matched_filter is not None:
+            found.append(target.matched_filter())
     return found
 
 

@@ -16,15 +16,15 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ..plan.defense import Context, Defense, NoisyPlan, State
+from ..plan.defense import Context, Defense, NoisyPlan, State, StepPlan
 from ..plan.layout import Layout
 from ..plan.public import GradientBatch
 from ..plan.query import Gradients
@@ -33,6 +33,7 @@ from ..privacy.strategies import NoiseMemory
 from ..training.augment import Augmentation, drawn_views
 from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
+from .engines.interface import PerExample
 from .exact_sums import exact_sums
 from .full_precision import full_precision, refuse_autocast
 from .model_checks import refuse_model
@@ -299,14 +300,68 @@ class Engine:
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
         parts = []
-        limit = self._batches().fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
-        # Parts of one size: a remnant of a few examples would cost a whole pass.
-        even = -(-len(inputs) // max(1, -(-len(inputs) // limit)))
-        for chosen in microbatches(len(inputs), max(1, even)):
+        for chosen in self._fitting(choice, len(inputs), self._batches(), like):
             x, y, some = part(chosen)
             with entries(some), full_precision():
                 parts.append(choice.engine.sums(plan.plan, x, y, views=views))
         return add_noise(plan, totals(plan.plan, parts, like.device), noise, like.dtype, self.memory)
+
+    def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
+        """The sum of bounded contributions to each block, float64 and without noise: private, for an auditor.
+
+        Args:
+            plan: the step's plan.
+            inputs: entries as they are: `views` neighbouring ones for each example, which may be no example.
+            targets: as many.
+            views: of each example.
+        """
+        like = next(p for p in self.model.parameters() if p.requires_grad).detach()
+        with full_precision():
+            answers = [engine.sums(plan, x, y, views=views) for engine, x, y in self._entries(inputs, targets, views)]
+        return totals(plan, answers, like.device)
+
+    def matched(
+        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Of each block, inner products of contributions with a direction, and their squared norms: for an auditor.
+
+        Args:
+            plan: the step's plan.
+            directions: one for each block, in its released space.
+            inputs: entries as for `clipped_sums`.
+            targets: as many.
+            views: of each example.
+
+        Returns:
+            A pair [examples] in float64 for each block: private.
+        """
+        like = next(p for p in self.model.parameters() if p.requires_grad).detach()
+        along, none = [d.to(like) for d in directions], like.new_zeros(0, dtype=torch.float64)
+        with full_precision():
+            answers = [
+                engine.matched(plan, along, x, y, views=views) for engine, x, y in self._entries(inputs, targets, views)
+            ]
+        pairs = [[one[number] for one in answers] for number in range(len(plan.blocks))]
+        return [(torch.cat([none, *(a for a, _ in p)]), torch.cat([none, *(b for _, b in p)])) for p in pairs]
+
+    def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor]]:
+        """What computes, and entries that fit the memory budget; of a model that draws nothing."""
+        refuse_autocast(inputs.device)
+        choice = self.prepare(inputs, targets)
+        if choice.draws:
+            raise ValueError("the model must draw nothing where its entries are given as they are, got dropout")
+        like = next(p for p in self.model.parameters() if p.requires_grad)
+        batches = replace(self._batches(), views=views)
+        for chosen in self._fitting(choice, len(inputs) // views, batches, like):
+            span = slice(chosen.start * views, chosen.stop * views)
+            yield choice.engine, inputs[span], targets[span]
+
+    @staticmethod
+    def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[slice]:
+        """Examples that are worked on at a time, in parts of one size: a remnant of a few would cost a whole pass."""
+        limit = batches.fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
+        even = -(-examples // max(1, -(-examples // limit)))
+        return iter(microbatches(examples, max(1, even)))
 
     def rest(self) -> None:
         """Frees what is kept from batch to batch; the next batch allocates it anew."""

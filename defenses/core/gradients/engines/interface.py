@@ -6,6 +6,8 @@ without rows, and must give the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,7 +18,10 @@ from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ...plan.public import GradientBatch, Rows
 from ..reference import Loss, per_example_losses
-from ..sums import added_up
+from ..sums import added_up, contributions
+
+_NUMBERS = 2**26
+"""Of rows at a time, 256 MiB in float32, where sums and inner products allow to cut them up."""
 
 
 class Unsupported(ValueError):
@@ -96,6 +101,38 @@ class PerExample:
                 lambda point: self.rows(inputs, targets, point=point, views=views),
                 lambda point: self.losses(inputs, targets, point=point, views=views),
             )
+
+    def matched(
+        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Of each block, the inner products [rows] of bounded contributions with a direction, and squared norms.
+
+        In float64, and private. Here from rows, a few examples at a time.
+
+        Args:
+            plan: the step's plan.
+            directions: one for each block, in its released space, in the dtype of the parameters.
+            inputs: `views` neighbouring entries for each example, at least one example.
+            targets: as many.
+            views: augmentations of each example.
+        """
+        at_once, found = views * max(1, _NUMBERS // (views * self.layout.dim)), []
+        for x, y in zip(inputs.split(at_once), targets.split(at_once), strict=True):
+            with torch.no_grad():
+                parts = contributions(
+                    plan,
+                    partial(self._rows_at, x, y, views),
+                    lambda point, x=x, y=y: self.losses(x, y, point=point, views=views),
+                )
+            wide = [part.double() for part in parts]
+            found.append(
+                [(rows @ d.double(), rows.square().sum(dim=1)) for rows, d in zip(wide, directions, strict=True)]
+            )
+        by_block = zip(*found, strict=True)
+        return [(torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])) for parts in by_block]
+
+    def _rows_at(self, inputs: Tensor, targets: Tensor, views: int, point: Tensor | None) -> Tensor:
+        return self.rows(inputs, targets, point=point, views=views)
 
     def rest(self) -> None:
         """Frees memory that is kept from batch to batch; called when no batch follows for now."""

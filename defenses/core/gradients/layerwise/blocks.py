@@ -8,7 +8,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -31,6 +31,8 @@ Spans = tuple[tuple[int, int], ...]
 _TRUSTED = 1e-4
 # Squared norms between this and its inverse are sums of squares that no float32 loses.
 _SMALL = 1e-20
+# The same of what a subspace leaves over, where it is itself the answer: a difference loses its own last digits.
+_TRUSTED_REST = 1e-5
 
 
 def served(block: Block) -> bool:
@@ -100,17 +102,52 @@ class BatchGradients:
         if block.bound.kind == "unbounded":
             # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
-        match block.codec:
-            case Coordinates() as kept:
-                squares = self._masked(kept.kept, inside=True)
-            case Complement(subspace=Coordinates() as dropped):
-                squares = self._masked(dropped.kept, inside=False)
-            case Complement(subspace=Subspace() as directions):
-                squares = self._beside(directions)
-            case _:
-                squares = self._squares
+        squares = self._encoded(block)
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
         return self._weighted(block, factors, _doubtful(block.bound, squares))
+
+    def matched(
+        self, block: Block, direction: Float[Tensor, " size"]
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+        """Inner products of the examples' bounded contributions with one direction, and their squared norms: private.
+
+        Args:
+            block: one that is `served`.
+            direction: in the block's released space, in the dtype of the rows.
+        """
+        if isinstance(block.query, NormWithin):
+            return _compared(self._answered(block, block.query), direction)
+        if isinstance(block.codec, Subspace):
+            return _compared(block.bound(*self._along(block.codec)), direction)
+        squares = self._encoded(block)
+        trusted = _TRUSTED_REST if isinstance(block.codec, Complement) else _TRUSTED
+        # Also below the clip norm, where the norm bounds nothing: here it is an answer.
+        doubtful = ~(squares.slack <= trusted * squares.value) | ~_in_range(squares.value) | ~self._finite
+        if isinstance(block.codec, Complement) and isinstance(block.codec.subspace, Subspace):
+            # Lifted to the least norm that a row is bounded by, which is not its own.
+            doubtful |= squares.value <= LEAST_SHARE**2 * self._squares.value
+        factors = block.bound.scale(squares.value.sqrt(), self.like.dtype).double()
+        # Codecs that are served are linear, and decoding, or projecting once more, is their transpose.
+        back = block.codec.decode if isinstance(block.codec, Coordinates) else _projected(block)
+        wide, inner = back(direction), torch.zeros_like(factors)
+        for spans, term in self.terms:
+            inner = inner + term.inner(torch.cat([wide[start:stop] for start, stop in spans]))
+        inner, lengths_squared = inner * factors, squares.value * factors.square()
+        for which, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
+            inner[which], lengths_squared[which] = _compared(block.contributions(_given(rows)), direction)
+        return inner, lengths_squared
+
+    def _encoded(self, block: Block) -> Squares:
+        """Squared norms of encoded rows."""
+        match block.codec:
+            case Coordinates() as kept:
+                return self._masked(kept.kept, inside=True)
+            case Complement(subspace=Coordinates() as dropped):
+                return self._masked(dropped.kept, inside=False)
+            case Complement(subspace=Subspace() as directions):
+                return self._beside(directions)
+            case _:
+                return self._squares
 
     @cached_property
     def _squares(self) -> Squares:
@@ -230,6 +267,10 @@ class BatchGradients:
         return flat
 
     def _by_norm(self, block: Block, query: NormWithin) -> Float[Tensor, " size"]:
+        """The sum of answers to a question about the norm alone."""
+        return self._answered(block, query).sum(dim=0, dtype=torch.float64)
+
+    def _answered(self, block: Block, query: NormWithin) -> Float[Tensor, "rows size"]:
         """A question about the norm alone; rows for those whose answer rounding might turn."""
         squares = self._squares
         norms = squares.value.sqrt()
@@ -240,7 +281,7 @@ class BatchGradients:
         near &= ~(squares.slack <= 0.01 * _TRUSTED * limit)
         for part, rows in self._some_rows(torch.nonzero(near | ~_in_range(squares.value)).flatten()):
             answers[part] = query(_given(rows))
-        return block.bound(block.codec.encode(answers)).sum(dim=0, dtype=torch.float64)
+        return block.bound(block.codec.encode(answers))
 
     def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Whole rows of the examples with these numbers, a few at a time."""
@@ -251,6 +292,15 @@ class BatchGradients:
 def _given(rows: Tensor) -> Gradients:
     finite = finite_rows(rows)
     return lambda _point: finite
+
+
+def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"]) -> tuple[Tensor, Tensor]:
+    wide = rows.double()
+    return wide @ direction.double(), wide.square().sum(dim=1)
+
+
+def _projected(block: Block) -> Callable[[Tensor], Tensor]:
+    return lambda direction: block.codec.encode(direction.unsqueeze(0))[0]
 
 
 def _in_range(squares: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
@@ -140,15 +140,29 @@ class Convolution(FactoredGradient):
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
-        out, entering, height, width = self.geometry.weight_shape
-        groups = self.geometry.groups
-        # In the products' order (`_made`): the mask is brought into it, instead of every row out of it.
-        own = mask.view(groups, out // groups, entering, height, width).permute(0, 3, 4, 2, 1).flatten()
+        own = self._as_made(mask)
         if self._kept is not None:
             return self._kept.masked_squares(own)
         costs = estimates(self.shape, self.like.device.type)
         keep = costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
         return self._of_rows(keep=keep, mask=own.to(self.like))
+
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """From the rows if they were kept, otherwise one convolution with the direction in the weight's place."""
+        if self._kept is not None:
+            return self._kept.inner(self._as_made(direction))
+        g = self.geometry
+        top, bottom, left, right = g.padding
+        inputs = F.pad(self.inputs, (left, right, top, bottom)) if any(g.padding) else self.inputs
+        through = F.conv2d(inputs, direction.view(g.weight_shape), None, g.stride, 0, g.dilation, g.groups)
+        products = (through * self.signals).sum(dim=(1, 2, 3), dtype=torch.float64)
+        return products.unflatten(0, (self.examples, self.views)).sum(dim=1)
+
+    def _as_made(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
+        """Numbers of the weight in the products' order (`_made`): they are brought into it, not every row out of it."""
+        out, entering, height, width = self.geometry.weight_shape
+        groups = self.geometry.groups
+        return values.view(groups, out // groups, entering, height, width).permute(0, 3, 4, 2, 1).flatten()
 
     def _of_rows(self, *, keep: bool, mask: Tensor | None = None) -> Squares:
         """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""

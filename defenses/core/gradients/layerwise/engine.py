@@ -13,7 +13,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -114,6 +114,16 @@ class Layerwise(PerExample):
         with torch.no_grad(), self._pool.lend() as buffers:
             gradients = self._gradients(inputs, targets, None, views, buffers)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
+
+    def matched(
+        self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
+    ) -> list[tuple[Tensor, Tensor]]:
+        """By factors, for plans of known queries and codecs; from rows for others."""
+        if not all(served(block) for block in plan.blocks):
+            return super().matched(plan, directions, inputs, targets, views=views)
+        with torch.no_grad(), self._pool.lend() as buffers:
+            gradients = self._gradients(inputs, targets, None, views, buffers)
+            return [gradients.matched(block, d) for block, d in zip(plan.blocks, directions, strict=True)]
 
     def rest(self) -> None:
         """Frees the buffers of kept rows."""

@@ -126,6 +126,11 @@ class FactoredGradient:
         products, norms = zip(*found, strict=True)
         return torch.cat(products), torch.cat(norms)
 
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """Inner products with one direction, in float64."""
+        found = [rows @ direction for _, rows in self.chunks(wide=True)]
+        return torch.cat(found).double()
+
     def norms(self) -> Float[Tensor, " rows"]:
         """Norms in float64, up to a few last digits whatever cancels in `squares`."""
         return torch.cat([row_norms(rows) for _, rows in self.chunks()])
@@ -197,6 +202,10 @@ class GradientRows(FactoredGradient):
         """One product, and one pass for the norms."""
         return self.values @ basis, self.norms()
 
+    def inner(self, direction: Tensor) -> Tensor:
+        """One product."""
+        return (self.values @ direction).double()
+
     def norms(self) -> Tensor:
         """In one pass over the rows."""
         return row_norms(self.values)
@@ -231,6 +240,11 @@ class Lookup(FactoredGradient):
     def without(self, bad: Tensor) -> Lookup:
         """The same with zero signals for some examples."""
         return Lookup(self.entries, torch.where(bad.view(-1, 1, 1), 0.0, self.signals), vocabulary=self.vocabulary)
+
+    def inner(self, direction: Tensor) -> Tensor:
+        """Each position's signal with the entry of the direction that it looked up."""
+        looked_up = direction.view(self.vocabulary, -1)[self.entries]
+        return (looked_up * self.signals).sum(dim=(1, 2), dtype=torch.float64)
 
     def largest(self) -> Tensor:
         """The sum of the signals' absolute values."""
@@ -267,6 +281,10 @@ class Summed(FactoredGradient):
     def weighted(self, factors: Tensor) -> Tensor:
         """Sums of the uses' weighted sums."""
         return torch.stack([term.weighted(factors).reshape(-1) for term in self.terms]).sum(dim=0)
+
+    def inner(self, direction: Tensor) -> Tensor:
+        """Sums of the uses' inner products."""
+        return torch.stack([term.inner(direction) for term in self.terms]).sum(dim=0)
 
     def largest(self) -> Tensor:
         """Sums of the uses' bounds."""

@@ -54,6 +54,11 @@ class Outer(FactoredGradient):
         kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).to(self.like)
         return Squares.exact((self.signals.square() @ kept).mul_(self.inputs.square()).sum(dim=1))
 
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """sᵀ U x: what goes in through the direction in the weight's place, with the signals."""
+        through = self.inputs @ direction.view(self.signals.shape[1], self.inputs.shape[1]).T
+        return (through * self.signals).sum(dim=1, dtype=torch.float64)
+
     def along(self, basis: Float[Tensor, "size k"]) -> tuple[Float[Tensor, "rows k"], Float[Tensor, " rows"]]:
         """sᵀ B_k x for every direction: one product with all directions, then one with the signals."""
         outputs, directions = self.signals.shape[1], basis.shape[1]
@@ -114,6 +119,13 @@ class OuterSum(FactoredGradient):
     def masked_squares(self, mask: Tensor) -> Squares:
         """By rows that are masked: |M ∘ sum_t s_t x_tᵀ|² has cross terms, so `Outer`'s formula does not hold."""
         return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
+
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """From the rows if they were kept, otherwise as for one position, position by position."""
+        if self._kept is not None:
+            return self._kept.inner(direction)
+        through = self.inputs @ direction.view(self.signals.shape[2], self.inputs.shape[2]).T
+        return (through * self.signals).sum(dim=(1, 2), dtype=torch.float64)
 
     @property
     def _shape(self) -> Shape:

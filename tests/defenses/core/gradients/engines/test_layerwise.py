@@ -20,6 +20,7 @@ from defenses.core import (
     adaptive_weight,
     clip,
     clipped_sums,
+    contributions,
     cross_entropy,
     normalize,
     unbounded,
@@ -96,17 +97,41 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
 
 
 def assert_same_sums(made: Problem, rows: Tensor, names: Collection[str], what: object = "") -> None:
-    """Compares the sums of the named plans with those of `rows`, which are a loop's of autograd."""
-    engine = engine_of(made)
+    """Compares the sums of the named plans with those of `rows`, which are a loop's of autograd.
+
+    And of each contribution the inner product with a direction, and the squared norm.
+    """
+    engine, reference = engine_of(made), TorchFunc(made.model, cross_entropy, Layout.of(made.model))
     for name in names:
         plan = plans(rows)[name]
         if name == "difference":
-            expected = TorchFunc(made.model, cross_entropy, Layout.of(made.model)).sums(plan, made.inputs, made.targets)
+            expected = reference.sums(plan, made.inputs, made.targets)
         else:
             expected = clipped_sums(plan, [lambda _point: rows], rows)
         for found, wanted in zip(engine.sums(plan, made.inputs, made.targets), expected, strict=True):
             scale = max(float(wanted.abs().max()), 1e-300)
             assert float((found - wanted).abs().max()) <= 1e-12 * scale, (name, what)
+        each = contributions(plan, (lambda _point: rows) if name != "difference" else reference_rows(reference, made))
+        assert_matched(engine, plan, each, (made.inputs, made.targets), 1e-9, (name, what))
+
+
+def reference_rows(reference: TorchFunc, made: Problem):
+    return lambda point: reference.rows(made.inputs, made.targets, point=point)
+
+
+def assert_matched(
+    engine: Layerwise | TorchFunc, plan: StepPlan, each, data, error: float, what: object = "", *, views: int = 1
+) -> None:
+    """Inner products and squared norms of contributions, to this part of the longest of them."""
+    coins = torch.Generator().manual_seed(2)
+    directions = [torch.randn(rows.shape[1], generator=coins, dtype=torch.float64).to(rows) for rows in each]
+    found = engine.matched(plan, directions, *data, views=views)
+    for (inner, squares), rows, direction in zip(found, each, directions, strict=True):
+        wide = rows.double()
+        longest = max(float(wide.norm(dim=1).max()), 1e-300)
+        wrong = (inner - wide @ direction.double()).abs().max() / longest / direction.double().norm()
+        assert inner.dtype == squares.dtype == torch.float64 and float(wrong) <= error, what
+        assert float((squares - wide.square().sum(1)).abs().max()) <= error * longest**2, what
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -193,6 +218,9 @@ def test_at_another_point_and_with_views(name):
         expected_sums = clipped_sums(plan, [lambda _: averaged], averaged)
         for found, wanted in zip(engine.sums(plan, made.inputs, made.targets, views=2), expected_sums, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-13)
+        each = contributions(plan, lambda _: averaged)
+        for one in (engine, reference):
+            assert_matched(one, plan, each, (made.inputs, made.targets), 1e-9, name_of_plan, views=2)
 
 
 @pytest.mark.parametrize("name", ["mlp", "small_resnet", "tied_embedding", "module_used_twice"])
@@ -288,6 +316,8 @@ def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind,
         (found,) = engine.sums(StepPlan(block), inputs, targets)
         assert torch.isfinite(found).all()
         torch.testing.assert_close(found.double(), expected.double(), rtol=2e-4, atol=2e-5)
+        each = contributions(StepPlan(block), lambda _: reference.rows(inputs, targets))
+        assert_matched(engine, StepPlan(block), each, (inputs, targets), 1e-4)
 
 
 @pytest.mark.parametrize("way", list(Strategy))
