@@ -351,6 +351,8 @@ def _chain(model: nn.Module) -> list[nn.Module]:
     """
     if type(model) is not nn.Sequential:
         raise NotTogether(f"a stack must be of nn.Sequential models, got {type(model).__name__}")
+    if vars(model)["_forward_hooks"] or vars(model)["_forward_pre_hooks"]:
+        raise NotTogether("a stack must be of models without hooks")
     layers = [part for child in model for part in ([child] if type(child) is not nn.Sequential else _chain(child))]
     if layers and type(layers[0]) is nn.Flatten and layers[0].start_dim == 1 and layers[0].end_dim == -1:
         layers = layers[1:]
@@ -361,6 +363,12 @@ def _chain(model: nn.Module) -> list[nn.Module]:
             raise NotTogether("a stack must be of models that are trained as a whole, got a frozen layer")
         if vars(layer)["_forward_hooks"] or vars(layer)["_forward_pre_hooks"]:
             raise NotTogether("a stack must be of models without hooks")
+        # It would write over the outputs by which a layer's gradient is taken.
+        if getattr(layer, "inplace", False):
+            raise NotTogether(f"a stack must be of functions that change nothing in place, got {layer}")
+    weights = [id(p) for layer in layers for p in layer.parameters()]
+    if len(set(weights)) < len(weights):
+        raise NotTogether("a stack must be of layers with parameters of their own, got shared ones")
     if not any(isinstance(layer, nn.Linear) for layer in layers):
         raise NotTogether("a stack must have a linear layer")
     return layers

@@ -213,6 +213,23 @@ def frozen(_: int) -> nn.Module:
     return model
 
 
+def hooked_as_a_whole(_: int) -> nn.Module:
+    model = network(0)
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def tied(_: int) -> nn.Module:
+    layer = nn.Linear(12, 12)
+    return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(12, 5))
+
+
+def one_weight(_: int) -> nn.Module:
+    first, second = nn.Linear(12, 12), nn.Linear(12, 12)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Linear(12, 5))
+
+
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
@@ -222,6 +239,10 @@ def frozen(_: int) -> nn.Module:
         (lambda seed: network(seed, nn.Dropout(0.5)), "got Dropout"),
         (lambda seed: network(seed, *[nn.Tanh()] * (1 + seed), bias=seed == 0), "one architecture"),
         (hooked, "without hooks"),
+        (hooked_as_a_whole, "without hooks"),
+        (tied, "parameters of their own, got shared ones"),
+        (one_weight, "parameters of their own, got shared ones"),
+        (lambda seed: network(seed, nn.ReLU(inplace=True)), "change nothing in place, got ReLU"),
         (frozen, "a frozen layer"),
     ],
 )
