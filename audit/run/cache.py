@@ -7,6 +7,7 @@ kept for later runs into the same folder. Nothing here computes one.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,10 +63,10 @@ def stored(directory: Path) -> list[Stored]:
         RecordError: it is no folder of results, or one of its stores is a link.
     """
     folders = [directory / name for name in STORES]
-    refuse_links(directory, *folders)
+    refuse_links(directory, *(directory / part for name in STORES for part in (*Path(name).parents, name)))
     if not directory.is_dir():
         raise RecordError(f"no folder of results {directory}; name what --out of leakbench run named")
-    found = [_read(path) for folder in folders for path in folder.glob("*.json")]
+    found = [_read(path) for folder in folders for path in folder.glob("*.json") if _is_ours(path)]
     return sorted(found, key=lambda one: (-one.size, one.name))
 
 
@@ -92,6 +93,11 @@ def removable(directory: Path, *, everything: bool = False) -> list[Stored]:
     return [one for one in stored(directory) if everything or one.state != "usable"]
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether a file is named as artifacts are, by a hash; what somebody else laid there is not looked at."""
+    return re.fullmatch(r"[0-9a-f]{16,128}", path.stem) is not None and (path.is_symlink() or path.is_file())
+
+
 def _read(path: Path) -> Stored:
     size = path.lstat().st_size
     try:
@@ -101,7 +107,7 @@ def _read(path: Path) -> Stored:
             return Stored(path=path, size=size, state="failed", words=words, request=request, error=data["error"])
         made = build(Provenance, data["provenance"], "provenance")
         whole = data["seal"] == sealed_as(path.stem, data["result"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Stored(path=path, size=size, state="edited or torn")
     if not whole:
         return Stored(path=path, size=size, state="edited or torn", words=words, request=request)

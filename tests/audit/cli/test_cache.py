@@ -100,6 +100,23 @@ def test_no_folder_of_results_is_one_sentence_and_none_is_made(command, tmp_path
     assert code == 3 and "symbolic link" in err
 
 
+def test_what_is_not_named_as_an_artifact_stays(results, document):
+    folder, asked = results
+    (folder / "artifacts" / "notes.json").write_text("{}")
+    (folder / "artifacts" / f"{'a' * 32}.json").mkdir()
+    assert len(document("cache", "ls", folder)) == len(asked)
+    assert len(document("cache", "gc", folder, "--everything")["removed"]) == len(asked)
+    assert {path.name for path in folder.rglob("*.json")} == {"notes.json", f"{'a' * 32}.json"}
+
+
+def test_nothing_is_removed_through_a_link_above_a_store(results, command):
+    folder, _ = results
+    (folder / "tuning").rename(folder.parent / "elsewhere")
+    (folder / "tuning").symlink_to(folder.parent / "elsewhere")
+    code, _, err = command("cache", "gc", folder, "--everything")
+    assert code == 3 and "tuning is a symbolic link" in err and len(list(folder.parent.rglob("*.json"))) == 5
+
+
 def test_nothing_goes_while_a_run_writes_into_the_folder(results, command, monkeypatch):
     folder, _ = results
     from audit.run.lock import locked
