@@ -62,8 +62,8 @@ def epsilon(
         raise ValueError(no_such("sampling", sampling, known))
     if bad := [rate for rate in tpr_at_fpr or () if not 0 <= rate <= 1]:
         raise ValueError(f"tpr_at_fpr must be a rate in [0, 1], got {bad[0]}")
-    if bad := [value for value in delta_at or () if not value >= 0]:
-        raise ValueError(f"delta_at must be an epsilon of at least 0, got {bad[0]}")
+    if bad := [value for value in delta_at or () if not 0 <= value < math.inf]:
+        raise ValueError(f"delta_at must be a finite epsilon of at least 0, got {bad[0]}")
     made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     try:
         drawn = Sampling(sampling, sample_rate, groups, largest_batch, examples)  # pyright: ignore[reportArgumentType]  refused there by name

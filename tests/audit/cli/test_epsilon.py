@@ -43,7 +43,8 @@ def test_noise_is_found_for_what_is_wanted(document, wanted, sigma):
         (["--calibrate", "tpr=0.1"], "calibrate must be epsilon=NUMBER"),
         (["--calibrate", "advantage=2"], "advantage must be in (0, 1), got 2.0"),
         (["--noise-multiplier", 1, "--tpr-at-fpr", 2], "tpr_at_fpr must be a rate in [0, 1], got 2.0"),
-        (["--noise-multiplier", 1, "--delta-at", "nan"], "delta_at must be an epsilon of at least 0, got nan"),
+        (["--noise-multiplier", 1, "--delta-at", "nan"], "delta_at must be a finite epsilon of at least 0, got nan"),
+        (["--noise-multiplier", 1, "--delta-at", "inf", "--json"], "delta_at must be a finite epsilon"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(command, arguments, sentence):
