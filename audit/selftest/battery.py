@@ -253,6 +253,7 @@ class _Asking:
         self.trainer, self.scenario, self.tests, self.level = trainer, scenario, tests, level
         self.negative = scenario.sets.without
         self.runs = 0
+        self.claim: TrainerClaim | None = None
 
     def outcomes(self) -> dict[str, TestOutcome]:
         """Outcomes of the tests by name; of a trainer that raises, why there are none."""
@@ -311,7 +312,13 @@ class _Asking:
         if published:
             task = replace(task, published=published)
         inputs, labels = examples
-        return self.trainer(self.scenario.model(), (inputs.clone(), labels.clone()), task)
+        answer = self.trainer(self.scenario.model(), (inputs.clone(), labels.clone()), task)
+        if self.claim is None:
+            self.claim = answer.claim
+        # All runs are held against one claim: one that follows the data tells of them, and could follow the canary.
+        if answer.claim != self.claim:
+            raise ValueError("a trainer must claim the same in every run of a task, and this one's claim changed")
+        return answer
 
     def _features(self, tests: Sequence[DeclaredTest], count: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Features of as many runs with the canary and without, those with it first."""

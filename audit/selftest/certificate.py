@@ -254,19 +254,22 @@ def summary(found: Sequence[ExaminedTrainer]) -> str:
 
 def verdict_on(one: ExaminedTrainer) -> str:
     """What the battery says of somebody's own trainer: a line for each test, and a verdict that is never "verified"."""
-    first = one.outcomes[0]
+    # Of several repetitions the first that accuses: what another one has not found is no answer to it.
+    shown = next((each for each in one.outcomes if each.accused_by), one.outcomes[0])
     lines: list[str] = []
-    for outcome in first.outcomes:
+    for outcome in shown.outcomes:
         if outcome.found == "n/a":
             lines.append(f"{outcome.test:<14} n/a: {outcome.why}")
             continue
         counts = f"{outcome.with_canary} of {outcome.runs} with, {outcome.without_canary} of {outcome.runs} without"
         rates = f"TPR at least {outcome.at_least:.3f} at FPR at most {outcome.at_most_fpr:.3f}, "
         lines.append(f"{outcome.test:<14} {outcome.found}: {counts}; {rates}allowed {outcome.allowed:.3f}")
-    accused = first.accused_by
+    accused = shown.accused_by
     end = f"violation: {', '.join(accused)}" if accused else "no violation found"
-    asked = f"{first.asked} of {len(TESTS)} declared tests asked at level {first.level:g} in all, {first.runs} runs"
-    return "\n".join([*lines, f"{end} ({asked}, {first.seconds:.0f} s)"])
+    asked = f"{shown.asked} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    if len(one.outcomes) > 1:
+        end += f" in {one.accused} of {len(one.outcomes)} repetitions"
+    return "\n".join([*lines, f"{end} ({asked}, {shown.seconds:.0f} s)"])
 
 
 def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> str:

@@ -145,6 +145,27 @@ def of_function(function: Any, name: str) -> Trainer:
     return train
 
 
+_ROUNDING = 1e-5
+"""Relative, of a parameter: more than float32 loses of it in a step."""
+
+
+def _refuse_another_model(
+    releases: Sequence[Tensor], before: Tensor, after: Tensor, task: TrainerTask, name: str
+) -> None:
+    """Refuses releases that are not what moved the model: it is published, too, and tests read releases alone."""
+    if torch.equal(before, after):  # which tells nothing
+        return
+    steps = task.lr * torch.stack([one.double() for one in releases])
+    largest = [float(one.double().abs().max()) for one in (before, after, steps)]
+    off = float((before.double() - after.double() - steps.sum(dim=0)).abs().max())
+    # What diverged is nowhere near anything.
+    if math.isfinite(off + sum(largest)) and off > (1 + len(releases)) * _ROUNDING * max(largest):
+        raise ValueError(
+            f"the model of trainer {name} must have moved by lr times the sum of its releases, it is off by {off:.2g}; "
+            "leave releases out, and the model alone is examined"
+        )
+
+
 _KEYS = ("model", "releases", "claim", "published")
 
 
@@ -170,6 +191,7 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     if not releases or any(len(one) != layout.dim for one in releases):
         sizes = sorted({len(one) for one in releases})
         raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
+    _refuse_another_model(releases, before, layout.read(found["model"]), task, name)
     return TrainerAnswer(
         releases=releases,
         buffers={key: value.detach().clone() for key, value in found["model"].named_buffers()},

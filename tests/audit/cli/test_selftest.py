@@ -7,6 +7,7 @@ import pytest
 from audit.cli import app as cli
 from audit.selftest import battery, certificate, scenarios
 from audit.selftest.bugs import PlantedBug
+from audit.selftest.certificate import Candidate
 
 from ..selftest.mechanisms import gaussian_mechanism
 
@@ -59,6 +60,18 @@ def test_a_trainer_of_ones_own_is_never_verified(command, short):
     code, out, _ = command("--trainer", "half.py:train")
     assert code == 1 and "\nviolation: canary (" in out
     assert "canary         violation: " in out and "allowed 0." in out
+
+
+def test_of_several_repetitions_the_one_that_accuses_is_told(short, monkeypatch):
+    """Or the command would end with 1 beneath the words "no violation found"."""
+    half, whole = gaussian_mechanism(0, scale=0.3), gaussian_mechanism(0)
+    fair = Candidate(
+        name="sometimes", words="", trainer=lambda m, e, t: (half if t.seed else whole)(m, e, t), planted=False
+    )
+    found = certificate.examine(fair, repeat=2, seed=0, level=1e-3)
+    told = certificate.verdict_on(found)
+    assert not found.outcomes[0].accused_by and not found.as_it_should
+    assert "canary         violation: " in told and "\nviolation: canary in 1 of 2 repetitions (" in told
 
 
 def test_bugs_and_defenses_by_name_as_a_document_and_files(command, short, tmp_path):

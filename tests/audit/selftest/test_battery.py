@@ -78,6 +78,14 @@ def test_a_trainer_that_cannot_be_asked_anything_is_an_error():
         battery(nothing, seed=0, only=CANARY)
 
 
+def test_a_claim_that_follows_the_data_is_none():
+    """Else the run with the canary could say that anything is allowed, and others that nothing is."""
+    claims = iter(range(1, 9))
+    fickle = gaussian_mechanism(0, answers=lambda answer: claiming(events=None, epsilon=float(next(claims)))(answer))
+    with pytest.raises(ValueError, match="failed: a trainer must claim the same in every run of a task"):
+        battery(fickle, seed=0, only=CANARY)
+
+
 def test_scenarios_are_pairs_that_differ_in_one_record():
     for scenario in scenarios(3):
         (without, labels), (present, all_labels) = scenario.sets.without, scenario.sets.present

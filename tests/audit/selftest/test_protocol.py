@@ -46,6 +46,24 @@ def test_a_mapping_states_releases_and_a_claim():
     assert answer.published == {"seed": 1}
 
 
+@pytest.mark.parametrize("hidden", [0.0, 1e-3])
+def test_releases_that_are_not_what_moved_the_model_are_refused(hidden):
+    """A trainer that adds noise to what it shows, and none to what it publishes as the model, is not asked at all."""
+
+    def train(model, examples, **given):
+        releases = [torch.randn(4) for _ in range(given["steps"])]
+        with torch.no_grad():
+            for one in releases:
+                model.logit.weight -= given["lr"] * (one + hidden)
+        return {"model": model, "releases": releases}
+
+    if not hidden:
+        assert len(asked(train).releases) == TASK.steps
+        return
+    with pytest.raises(ValueError, match=r"moved by lr times the sum of its releases, it is off by 0\.001"):
+        asked(train)
+
+
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
