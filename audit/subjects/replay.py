@@ -18,7 +18,7 @@ from attacks.core import Examples, MatchedFilter
 from defenses.core import Engine, Loss, Run, Sampling, Step
 
 _AT_ONCE = 1024  # examples whose views exist at a time
-_KEPT = 2**25  # numbers of noise that are kept for other cells of a run, 256 MiB
+_KEPT = 2**29  # bytes of noise that are kept for other cells of a run
 _DIGITS = 24  # binary digits of an inner product, those of float32
 
 
@@ -39,20 +39,19 @@ class StepReplay:
         self._noises: dict[int, Tensor] = {}
 
     def noise(self, step: Step) -> tuple[Float[Tensor, " _"], ...]:
-        """The noisy sums of each block less everybody's contribution, in float64."""
+        """The noisy sums of each block less everybody's contribution, rounded to their dtype, as the sums were."""
         assert step.plan is not None and step.noisy is not None  # noqa: S101  by `Observed`, which was made before
         sizes = [noisy.numel() for noisy in step.noisy]
         if (found := self._noises.get(step.step)) is None:
             engine, plan, taken = self._at(step), step.plan.plan, self._took_part(step)
             left = [noisy.double() for noisy in step.noisy]
             for part in taken.split(_AT_ONCE) if len(taken) else ():
-                entries = self._entries(step, self._private.inputs[part], self._private.labels[part])
-                inputs, labels, views = entries
+                inputs, labels, views = self._entries(step, self._private.inputs[part], self._private.labels[part])
                 for rest, total in zip(left, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
                     rest -= total
-            found = torch.cat(left)
+            found = torch.cat(left).to(step.noisy[0].dtype)
             # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
-            if sum(one.numel() for one in self._noises.values()) + found.numel() <= _KEPT:
+            if sum(one.nbytes for one in self._noises.values()) + found.nbytes <= _KEPT:
                 self._noises[step.step] = found
         return found.split(sizes)
 
@@ -64,7 +63,7 @@ class StepReplay:
             candidates: under the ids of the data set, and no attack's to change.
         """
         assert step.plan is not None  # noqa: S101  as in `noise`
-        noise, stds, plan = self.noise(step), step.plan.stds, step.plan.plan
+        noise, stds, plan = [left.double() for left in self.noise(step)], step.plan.stds, step.plan.plan
         # Whitened before they are cast to the dtype of the gradients: the scale of noise may be out of its range.
         units = [1.0 if std == 0 else std for std in stds]
         directions = [values / unit for values, unit in zip(noise, units, strict=True)]

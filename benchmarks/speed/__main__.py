@@ -10,10 +10,20 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from . import architectures, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
+from . import architectures, informed, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
 
 Benchmark = Literal[
-    "all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion", "shadows"
+    "all",
+    "step",
+    "architectures",
+    "methods",
+    "noise",
+    "projection",
+    "masked",
+    "rgap",
+    "inversion",
+    "shadows",
+    "informed",
 ]
 # Plain tracebacks: typer's own are for users, and who runs this reads code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -68,6 +78,8 @@ def speed(
         _finish(noise.measure(**shared), out)
     if what in ("all", "masked"):
         _finish(masked.measure(**shared), out)
+    if what in ("all", "informed"):
+        _finish(informed.measure(**shared), out)
     if what in ("all", "rgap"):
         _finish(rgap.measure(**shared), out)
     if what in ("all", "shadows"):

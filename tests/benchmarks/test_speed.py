@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.speed import architectures, masked, memory, methods, noise, report, rgap, step, targets
+from benchmarks.speed import architectures, informed, masked, memory, methods, noise, report, rgap, step, targets
 from benchmarks.speed.__main__ import app
 from benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
 from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
@@ -358,6 +358,16 @@ def test_masked_ways_agree_and_are_compared_with_a_target_for_large_layers():
     found = masked.measure(rounds=1, memory=False, sizes=[(2, 512, 512), (3, 8, 4)])
     assert [c["about"]["weights"] for c in found["comparisons"]] == [512 * 512, 32]
     assert [target["case"] for target in found["targets"]] == ["2 x 512 x 512"]
+
+
+def test_an_informed_score_is_that_of_contributions_and_its_price_is_held_against_training():
+    for plan in informed.PLANS:
+        informed.check(network="mlp", plan=plan, examples=3)
+    found = informed.measure(rounds=1, memory=False, networks=["mlp"], examples=3)
+    assert [c["about"]["plan"] for c in found["comparisons"]] == list(informed.PLANS)
+    assert {one["way"] for c in found["comparisons"] for one in c["ways"]} == set(informed.WAYS)
+    assert [t["case"] for t in found["targets"]] == [f"mlp, {plan}" for plan in informed.PLANS]
+    assert all(f"{informed.ALONG} at most 1.5 times the time of {informed.TRAIN}" in str(t) for t in found["targets"])
 
 
 def test_both_ways_to_invert_a_gradient_find_the_image_and_ours_exactly():

@@ -53,7 +53,7 @@ def test_the_noise_is_that_which_was_drawn():
         (found,) = view.replayed.noise(step)
         std = granted(view.at(step.step).noise_std).double()
         # The release was rounded to float32, and so was the draw here.
-        assert float((found / std - drawn.double()).abs().max()) < 2e-6
+        assert float((found.double() / std - drawn.double()).abs().max()) < 2e-6
 
 
 def test_numbers_are_of_the_views_that_a_step_drew():

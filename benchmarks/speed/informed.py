@@ -1,0 +1,138 @@
+"""What an informed adversary's score costs: an inner product and a norm of every example's bounded contribution.
+
+One direction, the noise of a step, serves all candidates. Training an example, its share in a clipped sum, is the price
+to be compared with; by the book every contribution is formed, and multiplied. Of the second, memory grows with examples
+times parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from defenses.core import Block, Complement, Coordinates, Engine, Everything, StepPlan, Subspace, clip, contributions
+
+from .. import models
+from . import report
+from .harness import SpeedComparison, compare
+from .memory import Probe
+from .targets import SpeedTarget
+
+TRAIN, ROWS, ALONG = "training an example", "contributions", "along one direction"
+WAYS = (TRAIN, ROWS, ALONG)
+PLANS = ("dense", "masked", "without a subspace")
+NETWORKS = {"mlp": (1, 28, 28), "dp_cnn_small": (1, 28, 28), "dp_cnn": (1, 28, 28)}
+QUICK_NETWORKS = tuple(NETWORKS)[:1]
+EXAMPLES = {"mlp": 256, "dp_cnn_small": 128, "dp_cnn": 64}
+KEPT, RANK = 0.3, 4
+MOST = 1.5
+"""Times the price of training an example."""
+
+
+@cache
+def _case(network: str, plan: str, examples: int, device: str) -> tuple[Engine, StepPlan, Tensor, Tensor, Tensor]:
+    """An engine, a plan, and examples with a direction in the plan's space."""
+    shape, coins = NETWORKS[network], torch.Generator().manual_seed(0)
+    engine = Engine(models.build(network, input_shape=shape, classes=10, seed=0).to(device), expected_batch=examples)
+    dim = engine.layout.dim
+    if plan == "dense":
+        codec = Everything(dim)
+    elif plan == "masked":
+        codec = Coordinates((torch.rand(dim, generator=coins) < KEPT).nonzero().flatten(), dim=dim)
+    else:
+        codec = Complement(Subspace.of(torch.linalg.qr(torch.randn(dim, RANK, generator=coins)).Q.to(device)))
+    inputs = torch.rand(examples, *shape, generator=coins).to(device)
+    labels = torch.randint(0, 10, (examples,), generator=coins).to(device)
+    direction = torch.randn(codec.size, generator=coins).to(device)
+    return engine, StepPlan(Block(codec=codec, bound=clip(1.0))), inputs, labels, direction
+
+
+def build(*, network: str, plan: str, examples: int, way: str, device: str = "cpu") -> Callable[[], list[Tensor]]:
+    """One way: inner products and squared norms [examples], or the clipped sum.
+
+    Args:
+        network: of `NETWORKS`.
+        plan: of `PLANS`.
+        examples: how many.
+        way: one of `WAYS`.
+        device: "cpu" or "cuda".
+    """
+    engine, made, inputs, labels, direction = _case(network, plan, examples, device)
+
+    def by_rows() -> list[Tensor]:
+        with torch.no_grad():
+            (rows,) = contributions(made, engine.gradients(inputs, labels))
+            return [rows @ direction, rows.square().sum(dim=1)]
+
+    def along() -> list[Tensor]:
+        (pair,) = engine.matched(made, [direction], inputs, labels)
+        return list(pair)
+
+    return {TRAIN: lambda: list(engine.clipped_sums(made, inputs, labels)), ROWS: by_rows, ALONG: along}[way]
+
+
+def check(*, network: str, plan: str, examples: int, device: str = "cpu") -> None:
+    """Raises where the two ways do not give the same; a wrong answer has no speed."""
+    sizes = {"network": network, "plan": plan, "examples": examples, "device": device}
+    for found, expected in zip(build(**sizes, way=ALONG)(), build(**sizes, way=ROWS)(), strict=True):
+        torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def measure(
+    *,
+    device: str = "cpu",
+    rounds: int | None = None,
+    quick: bool = False,
+    budget: float | None = None,
+    memory: bool | None = None,
+    networks: Sequence[str] = (),
+    examples: int | None = None,
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Compares the ways on every network and plan.
+
+    Args:
+        device: "cpu" or "cuda".
+        rounds: of each comparison, at most; 15, or 3 where quick.
+        quick: the smallest network and few rounds.
+        budget: seconds for the rounds of one comparison, 90 where None.
+        memory: whether peak memory is measured, in a process for each way; unless quick where None.
+        networks: names; the usual ones where empty.
+        examples: of each; the usual number where None.
+        say: told what comes next.
+    """
+    limit = rounds or (3 if quick else 15)
+    seconds = 90.0 if budget is None else budget
+    space = not quick if memory is None else memory
+    where = report.environment(device)
+    found: list[SpeedComparison] = []
+    targets: list[SpeedTarget] = []
+    for network in networks or (QUICK_NETWORKS if quick else tuple(NETWORKS)):
+        for plan in PLANS:
+            name = f"{network}, {plan}"
+            say(f"informed: {name}")
+            about = {"network": network, "plan": plan, "examples": examples or EXAMPLES[network]}
+            check(**about, device=device)
+            probes = {way: Probe(f"{__name__}:build", {**about, "way": way, "device": device}) for way in WAYS}
+            found.append(
+                compare(
+                    name, probes, peer=TRAIN, about=about, device=device, rounds=limit, budget=seconds, memory=space
+                )
+            )
+            targets.append(SpeedTarget(case=name, way=ALONG, against=TRAIN, quantity="time", limit=MOST))
+    return {
+        "benchmark": "informed",
+        "title": "What an informed adversary's score costs",
+        "method": (
+            f"Masks keep {KEPT:.0%}, subspaces have {RANK} directions; float32. All ways run in turn, round by round, "
+            "on the same examples; ratios are medians of the ratios within a round, with first and last deciles."
+        ),
+        "environment": where,
+        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "kept": KEPT},
+        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "targets": [target.judge(found).as_dict() for target in targets],
+    }
