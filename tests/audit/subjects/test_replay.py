@@ -119,6 +119,18 @@ def test_whoever_has_no_finite_gradient_has_no_evidence_and_hides_nobody_elses()
     torch.testing.assert_close(found.inner[others], expected.inner[others], rtol=1e-6, atol=1e-6)
 
 
+def test_what_a_trainer_added_too_much_of_somebody_stays_in_what_is_left_of_it():
+    """An auditor that took off what the trainer really added would find nothing wrong."""
+    run = fresh("dp_sgd", 1.0)
+    step, at = run.transcript.steps[0], batch_of(0)[0]
+    seen = view_of(run).at(0)
+    own = seen.contributions(PEOPLE.inputs[[at]], PEOPLE.labels[[at]])[0]
+    honest = filtered(seen)
+    bugged = toys.replace(step, noisy=(granted(step.noisy)[0] + 3 * own,))
+    found = view_of(run).replayed.matched_filter(bugged, PEOPLE)
+    torch.testing.assert_close(found.inner[at], honest.inner[at] + 3 * honest.squared_norms[at], rtol=1e-5, atol=1e-6)
+
+
 def test_what_an_attack_writes_into_its_candidates_moves_no_number():
     view = view_of(fresh("dp_sgd", 1.0), toys.replace(PEOPLE, inputs=PEOPLE.inputs.clone()))
     seen = view.at(1)
