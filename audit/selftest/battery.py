@@ -259,9 +259,10 @@ class _Asking:
         """Outcomes of the tests by name; of a trainer that raises, why there are none."""
         try:
             return self._outcomes()
-        except Exception as error:  # whatever somebody else's function raises
+        except (Exception, SystemExit) as error:  # whatever somebody else's function raises
             begins = "refused: " if self.scenario.may_be_refused else FAILED
             told = " ".join(str(error).split())[:200] or type(error).__name__
+            told = f"it asked for the end of the program ({told})" if isinstance(error, SystemExit) else told
             return {test.name: _not_asked(test, begins + told) for test in self.tests}
 
     def _outcomes(self) -> dict[str, TestOutcome]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -187,16 +187,26 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     if given is None:
         # The final model alone: the sum of all updates.
         given = [(before - layout.read(found["model"])) / task.lr]
+    if not isinstance(given, Iterable):
+        raise ValueError(f"releases of trainer {name} must be a list of vectors, got {type(given).__name__}")
     releases = tuple(torch.as_tensor(one).detach().reshape(-1) for one in given)
     if not releases or any(len(one) != layout.dim for one in releases):
         sizes = sorted({len(one) for one in releases})
         raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
+    # Half of a complex number is not looked at, and of what is not finite nothing is.
+    if any(one.is_complex() for one in releases) or not any(bool(one.isfinite().any()) for one in releases):
+        raise ValueError(
+            f"releases of trainer {name} must be real and finite numbers, got complex ones, or none finite"
+        )
+    published = found.get("published") or {}
+    if not isinstance(published, Mapping):
+        raise ValueError(f"published of trainer {name} must be a mapping, got {type(published).__name__}")
     _refuse_another_model(releases, before, layout.read(found["model"]), task, name)
     return TrainerAnswer(
         releases=releases,
         buffers={key: value.detach().clone() for key, value in found["model"].named_buffers()},
         claim=_claim(found.get("claim"), task, name),
-        published=dict(found.get("published") or {}),
+        published=dict(published),
     )
 
 
@@ -209,6 +219,9 @@ def _claim(given: Any, task: TrainerTask, name: str) -> TrainerClaim:
     if not isinstance(given, Mapping) or set(given) - known:
         raise ValueError(f"claim of trainer {name} must be a mapping with keys of {', '.join(sorted(known))}")
     values = dict(given)
+    numbers = [values.get(key, 0.0) for key in ("epsilon", "delta")]
+    if not all(isinstance(one, int | float) for one in numbers) or not isinstance(values.get("events", ()), Iterable):
+        raise ValueError(f"claim of trainer {name} must have numbers for epsilon and delta, and a list of events")
     if "events" in values:
         values["events"] = tuple(_event(one, name) for one in values["events"])
     elif "epsilon" in values:

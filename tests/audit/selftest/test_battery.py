@@ -78,6 +78,18 @@ def test_a_trainer_that_cannot_be_asked_anything_is_an_error():
         battery(nothing, seed=0, only=CANARY)
 
 
+def test_a_trainer_that_exits_has_not_passed():
+    """With its own code, which may be 0, the command would end before there is any verdict."""
+
+    def leaves(model, examples, task):
+        raise SystemExit(0)
+
+    with pytest.raises(
+        ValueError, match="no test of the battery could be asked: failed: it asked for the end of the program"
+    ):
+        battery(leaves, seed=0, only=CANARY)
+
+
 def test_a_claim_that_follows_the_data_is_none():
     """Else the run with the canary could say that anything is allowed, and others that nothing is."""
     claims = iter(range(1, 9))
