@@ -63,7 +63,7 @@ def worst(found: Tensor, truth: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("activation", "count"), [(nn.Tanh(), 1), (nn.ReLU(), 3), (nn.Tanh(), 4)])
-def test_images_of_a_batch_are_exact_behind_any_activation(activation, count):
+def test_images_of_edges_are_exact_in_small_batches(activation, count):
     target, batch = shared(count, activation=activation, seed=1)
     result = cocktail(target, toys.generator(2))
     assert worst(result.inputs, batch.inputs) < 1e-12
