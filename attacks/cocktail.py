@@ -17,7 +17,7 @@ defense shortens examples are in D and cancel. Only without a bias are rows stre
 Deviation: inputs imply their D by the network itself, and D implies the inputs by the gradient. The two are iterated to
 a fixed point from what independence found, with Anderson's acceleration ("Iterative procedures for nonlinear integral
 equations", J. ACM 1965), in b * b unknowns. Where it converges, inputs are exact, up to rounding or noise. On photos it
-does behind smooth activations in batches of up to 8 or 16; behind a ReLU often not, and what independence found is kept.
+does behind smooth activations in batches of up to 8 or 16; behind a ReLU often not: what independence found is kept.
 """
 
 import warnings
