@@ -178,7 +178,9 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         without = next(e.attack for e in found if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
     if looks > 1 and (chosen := _chosen_on_a_half(name, cells, sign)) is not None:
-        return replace(_reaching(chosen, low if sign < 0 else high, sign), looks=looks, chosen_on="calibration half")
+        reaching = _reaching(chosen, low if sign < 0 else high, sign)
+        why = chosen.reason if reaching.low is not None else chosen.reason or reason
+        return replace(reaching, looks=looks, chosen_on="calibration half", reason=why)
     return Estimate(
         metric=name, value=strongest.value, low=low, high=high, seeds=strongest.seeds,
         looks=looks, attack=strongest.attack, interval=interval, reason=reason, largest=strongest.largest,

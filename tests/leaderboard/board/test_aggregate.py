@@ -1,5 +1,7 @@
 """Means, intervals and the worst case, against hand-worked numbers and a simulation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -162,3 +164,12 @@ def test_a_maximum_over_attacks_that_know_nothing_stays_at_chance_and_what_is_st
         covered += low <= 0.52 <= high
     assert np.mean(naive) > 0.53  # what a maximum of the numbers shown would say of these attacks
     assert np.mean(values) < 0.515 and covered >= 0.95 * runs - 3 * (0.95 * 0.05 * runs) ** 0.5
+
+
+def test_a_choice_on_a_half_without_an_interval_says_why(cell):
+    shown = cell(halves(0.7, 0.7, 0.65), attack="a")
+    bare = halves(0.6, 0.6, 0.6)
+    bare = replace(bare, low=None, high=None, reason="too few")
+    estimate = worst_case("auc", [shown, cell(bare, attack="b")], missing="nothing")
+    assert (estimate.value, estimate.low, estimate.chosen_on) == (0.65, None, "calibration half")
+    assert estimate.reason == "no interval: b was compared too and has none"
