@@ -155,7 +155,8 @@ class TradeOff:
         best = np.ones_like(fpr) if math.isinf(self.mu) else ndtr(ndtri(fpr) + self.mu) * (1 + relative)
         for steep, flat in self._lines(fpr):
             best = np.minimum(best, np.minimum(steep, 1 - flat) * (1 + relative) + absolute)
-        return np.minimum(best, 1.0)
+        # Coins reach the false positive rate itself; of one that is not a normal number, products lose all digits.
+        return np.minimum(np.maximum(best, fpr), 1.0)
 
     def _misses(self, alpha: ndarray) -> ndarray:
         relative, absolute = _LOST

@@ -355,3 +355,8 @@ def test_opacus_accountant_agrees_on_epsilon_and_delta():
         theirs = accountant.get_epsilon(delta, eps_error=0.01)
         assert claim.epsilon_at(delta) == pytest.approx(theirs, abs=0.03)
         assert claim.delta_at(theirs) <= delta * 1.01
+
+
+def test_nobody_is_bounded_below_coins_at_the_smallest_numbers():
+    curve = of_events([Gaussian(1.0, 1e9, 1)], 1e-5)
+    assert all(curve.tpr_at(fpr) >= fpr for fpr in (5e-324, 1e-320, 1e-311, 1e-300, 0.5, 1 - 2**-53))
