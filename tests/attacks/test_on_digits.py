@@ -46,9 +46,9 @@ def answers(weights: list[Tensor], inputs: Tensor) -> Tensor:
 
 def overfitted(*, targets: int, shadows: int, epochs: int, seed: int) -> list[tuple[ModelAccess, Tensor]]:
     """Targets that know half of 400 digits each, with shadow models that know other halves, and the truth."""
-    digits, coins = load_digits(), toys.generator(seed)
-    order = torch.randperm(len(digits.target), generator=coins)
-    inputs, labels = torch.tensor(digits.data / 16, dtype=torch.float32)[order], torch.tensor(digits.target)[order]
+    (data, classes), coins = load_digits(return_X_y=True), toys.generator(seed)
+    order = torch.randperm(len(classes), generator=coins)
+    inputs, labels = torch.tensor(data / 16, dtype=torch.float32)[order], torch.tensor(classes)[order]
     member = torch.stack([torch.randperm(400, generator=coins) < 200 for _ in range(targets)])
     halves = torch.cat([member, balanced_halves(400, shadows, coins)])
     weights = trained(inputs, labels, halves, epochs=epochs, seed=seed)

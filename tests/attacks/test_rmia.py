@@ -146,7 +146,7 @@ def test_too_few_public_examples_and_bad_settings_are_refused():
         rmia(target, shadows=2, online=False, tuned=True)
     for name, value in (("gamma", 0.0), ("gamma", math.nan), ("temperature", -1.0), ("temperature", math.inf)):
         with pytest.raises(ValueError, match=f"{name} must be positive and finite"):
-            rmia(target, shadows=8, **{name: value})
+            rmia(target, shadows=8, **{name: value})  # type: ignore[arg-type]  # a float, for whichever setting
     for a in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"a must be in \[0, 1\]"):
             rmia(target, shadows=8, a=a)

@@ -72,7 +72,7 @@ def test_more_directions_than_there_are_is_refused():
     with pytest.raises(ValueError, match="there must be between 1 and 12 canaries of kind 'dirac', got 13"):
         unit_directions("dirac", 13, DIM, coins())
     with pytest.raises(ValueError, match="kind must be one of dirac, random, orthonormal, got 'dense'"):
-        unit_directions("dense", 1, DIM, coins())
+        unit_directions("dense", 1, DIM, coins())  # type: ignore[arg-type]  # which is the mistake
     assert len(unit_directions("random", 13, DIM, coins())) == 13
 
 

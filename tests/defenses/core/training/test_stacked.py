@@ -215,7 +215,7 @@ def frozen(_: int) -> nn.Module:
 
 def hooked_as_a_whole(_: int) -> nn.Module:
     model = network(0)
-    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    model.register_forward_hook(lambda module, inputs, output: torch.mul(output, 2))  # type: ignore[arg-type]  # a tensor
     return model
 
 
