@@ -41,10 +41,11 @@ from defenses.core import (
     unverified,
 )
 
-from ..observe import Observed, World, observe, observe_local
+from ..observe import World, observe, observe_local
 from ..scoring.truth import GroundTruth
 from .candidates import copied
 from .local_steps import LocalTraining, turn, unknown_to_server
+from .observed import Observed
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from attacks.core import Examples
 from benchmarks.core import Splits
 from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, train
 
-from ..observe import LeftOver, World
+from ..observe import World
 from ..plan.artifact import Artifacts
 from ..plan.build import defend, load_splits, noise_for, planned, reads_public
 from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
+from .left_over import LeftOver
 from .outcome import examples_of, pick, world_of
 from .replay import StepReplay
 

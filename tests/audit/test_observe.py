@@ -15,9 +15,10 @@ from attacks.core import Examples, Knows, Observation, Requirements, granted
 from attacks.core.requires import Access
 from attacks.likelihood_ratio import likelihood_ratio
 from audit.catalog import methods as catalog
-from audit.observe import Observed, RunView, World, black_box, every_step, noise_found, observe, white_box
+from audit.observe import RunView, World, black_box, every_step, noise_found, observe, white_box
 from audit.scoring.truth import GroundTruth
 from audit.subjects.candidates import Candidates
+from audit.subjects.observed import Observed
 from defenses.core import (
     Block,
     CropAndFlip,
@@ -438,7 +439,7 @@ def test_what_is_kept_of_a_step_is_for_other_views_and_changes_no_answer(monkeyp
     assert all(torch.equal(others_removed(one, step), fresh[step][[1]]) for step in range(3))
     for step in run.transcript.steps[:3]:
         torch.testing.assert_close(view_of(run, kept=kept).noise(step), view_of(run).noise(step), rtol=0, atol=0)
-    monkeypatch.setattr("audit.observe._KEPT", kept[0].size + kept[1].size)
+    monkeypatch.setattr("audit.subjects.left_over._KEPT", kept[0].size + kept[1].size)
     bounded = {}
     for step in range(4):
         others_removed(view_of(run, few, kept=bounded), step)
@@ -587,7 +588,7 @@ def test_gradients_that_would_not_fit_into_memory_are_refused_with_the_number_th
     run = fresh("dp_sgd", 1.0)
     seen = view_of(run).at(0)
     dim = run.transcript.layout.dim
-    monkeypatch.setattr("audit.observe._MOST", 8 * dim)
+    monkeypatch.setattr("audit.subjects.observed._MOST", 8 * dim)
     assert seen.contributions(PEOPLE.inputs[:8], PEOPLE.labels[:8]).shape[0] == 8
     with pytest.raises(
         ValueError, match=f"gradients of 9 examples in {dim} parameters .* task.candidates to 4 or fewer"

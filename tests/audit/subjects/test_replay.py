@@ -153,10 +153,10 @@ def test_no_table_of_candidates_and_parameters_is_formed(monkeypatch):
         raise AssertionError("rows were asked for")
 
     target = every_step(view_of(fresh("dp_sgd", 1.0)))
-    monkeypatch.setattr(RunView, "_others_removed", refused)
+    monkeypatch.setattr("audit.subjects.left_over.Remainders.without_others", refused)
     monkeypatch.setattr("defenses.core.gradients.layerwise.blocks.BatchGradients.rows", refused)
     # A check of the engine looks at rows of synthetic examples; it passes by the reference alone.
-    monkeypatch.setattr("audit.observe.Observed.contributions", refused)
+    monkeypatch.setattr("audit.subjects.observed.Observed.contributions", refused)
     try:
         scores = likelihood_ratio(target).scores
     except AssertionError:
