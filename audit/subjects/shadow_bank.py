@@ -93,7 +93,10 @@ class ShadowStack:
     def _trained(self, pool: Examples, members: list[Tensor], public: Examples, splits: Splits) -> list[nn.Module]:
         """The models, trained at once where the trainer of stacks takes them, and one after another elsewhere."""
         request, numbers = self.request, range(self.first, self.first + self.count)
-        if len({len(chosen) for chosen in members}) == 1 and not (request.secure or reads_public(request.defense)):
+        alike = len({len(chosen) for chosen in members}) == 1
+        # Secret noise, and an engine that was asked for by name, are the trainer's own.
+        plain = not (request.secure or reads_public(request.defense)) and request.training.engine == "auto"
+        if alike and plain:
             models = [self._begun(number, public, splits) for number in numbers]
             sampling, steps = planned(request, len(members[0]))
             try:

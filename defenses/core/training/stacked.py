@@ -7,8 +7,8 @@ gradient of an example is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)�
 one product. Convolutions are slower stacked than one after another on a CPU, so they are not taken.
 
 What is trained here has no ledger and proves nothing: it is for models whose answers an attacker compares with, trained
-by the very plans that `train` executes, on batches drawn by the very sampler. Equal to `train` up to rounding, but for
-the noise, which one source draws for all.
+by the very plans that `train` executes. Equal to `train` up to rounding, but for what one generator draws for all
+models at once: the noise, and the coins of Poisson sampling. Other samplers deal the very batches of `train`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def train_together(
     sampler_keys: Sequence[int],
     recipe: Recipe | None = None,
 ) -> None:
-    """Trains models in place, each as `train` would with its seed and sampler key.
+    """Trains models in place, each as `train` would with its seed, up to the coins that they share.
 
     Args:
         models: of one architecture, chains of linear layers and elementwise functions; on the device of the pool.
@@ -68,7 +68,7 @@ def train_together(
         lr: learning rate, of the update averaged over the expected batch.
         noise: CPU generator of the noise of all models.
         seeds: key of each model's public randomness.
-        sampler_keys: of each model's sampler.
+        sampler_keys: of each model's sampler; under Poisson sampling all of them key one generator.
         recipe: as of `train`.
 
     Raises:
@@ -81,7 +81,7 @@ def train_together(
     recipe = recipe or Recipe()
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
         raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
-    stack = _Stack(models, recipe.loss, steps)
+    stack = _Stack(models, recipe.loss)
     inputs, labels = pool
     members = chosen.to(inputs.device)
     count = members.shape[1]
@@ -153,16 +153,13 @@ def _drawn(
         # One generator for all: to make one takes longer than to draw the coins of a small batch.
         coins = keyed(key_from("stack", step, *keys))
         heads = torch.rand(models, count, generator=coins, dtype=torch.float64) < sampling.rate
-        sizes = heads.sum(1)
-        there = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
-        places = torch.zeros(there.shape, dtype=torch.int64)
-        places[there] = heads.nonzero()[:, 1]
+        sizes, joined = heads.sum(1), heads.nonzero()[:, 1]
     else:
         batches = [sampling.indices(step, count, key) for key in keys]
-        sizes = torch.tensor([len(one) for one in batches])
-        there = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
-        places = torch.zeros(there.shape, dtype=torch.int64)
-        places[there] = torch.cat(batches)
+        sizes, joined = torch.tensor([len(one) for one in batches]), torch.cat(batches)
+    there = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
+    places = torch.zeros(there.shape, dtype=torch.int64)
+    places[there] = joined
     return members.gather(1, places.to(members.device)), there.to(members.device)
 
 
@@ -257,10 +254,11 @@ class _Stack:
         parameters: [models, dim].
     """
 
-    def __init__(self, models: Sequence[nn.Module], loss: Loss, steps: int) -> None:
+    def __init__(self, models: Sequence[nn.Module], loss: Loss) -> None:
         layers, self.loss = _chain(models[0]), loss
         self.layout = Layout.of(models[0])
-        if any(Layout.of(model) != self.layout or len(_chain(model)) != len(layers) for model in models):
+        # By what they say of themselves: functions differ in more than their number, as in a slope.
+        if any(Layout.of(model) != self.layout or repr(_chain(model)) != repr(layers) for model in models):
             raise NotTogether("models of a stack must have one architecture")
         self.parameters = torch.stack([self.layout.read(model) for model in models])
         spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))

@@ -67,17 +67,14 @@ def canary_scores(epsilon: float, runs: int) -> tuple[np.ndarray, np.ndarray, De
     ("epsilon", "runs"),
     [(4.0, 40), *(pytest.param(one, 400, marks=pytest.mark.slow) for one in (1.0, 4.0, 8.0))],
 )
-def test_the_gaussian_bound_of_gradient_canaries_is_within_a_tenth_of_the_truth(epsilon, runs, capsys):
+def test_the_gaussian_bound_of_gradient_canaries_is_within_a_tenth_of_the_truth(epsilon, runs):
     positives, negatives, defense, claimed = canary_scores(epsilon, runs)
     sigma = defense.calibrated_multiplier
     # Fixed before any score is seen: half way between the means that the claim implies.
     found = audit_runs(
         positives, negatives, method="gaussian", choice=FixedThreshold(STEPS / 2), delta=DELTA, relation="add_remove"
     )
-    with capsys.disabled():
-        print(
-            f"\nclaimed {claimed:.3f}, gaussian bound {found.value:.3f} of {len(positives) + len(negatives)} canaries"
-        )
+    print(f"claimed {claimed:.3f}, gaussian bound {found.value:.3f} of {len(positives) + len(negatives)} canaries")
     assert claimed == pytest.approx(epsilon, rel=0.01)
     assert 0.9 * claimed < found.value <= claimed
     # Half of the noise that is claimed is found out.

@@ -1,28 +1,17 @@
 """Canaries are records whose gradient is what was wanted, also inside a mask or a subspace."""
 
-import numpy as np
 import pytest
 import torch
 
-from audit.evidence.audit import audit_runs
-from audit.evidence.thresholds import FixedThreshold
-from audit.scoring.allowed import gaussian_epsilon
 from audit.selftest.canaries import LinearLogit, as_records, unit_directions
-from audit.selftest.trainers import KeptUpdates
 from defenses.core import (
     Coordinates,
     Layout,
-    Recipe,
-    Recording,
     Subspace,
     cross_entropy,
-    from_generator,
     keyed,
     per_example_gradients,
-    poisson,
-    train,
 )
-from defenses.dp_sgd import dp_sgd
 
 DIM = 12
 
@@ -74,41 +63,3 @@ def test_more_directions_than_there_are_is_refused():
     with pytest.raises(ValueError, match="kind must be one of dirac, random, orthonormal, got 'dense'"):
         unit_directions("dense", 1, DIM, coins())  # type: ignore[arg-type]  # which is the mistake
     assert len(unit_directions("random", 13, DIM, coins())) == 13
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "mu", "runs"),
-    [
-        pytest.param(1.0, 0.26810, 400, marks=pytest.mark.slow),
-        pytest.param(4.0, 0.92490, 60, marks=pytest.mark.slow),
-        (8.0, 1.66596, 12),
-    ],
-)
-def test_the_bound_from_gradient_canaries_is_within_a_tenth_of_the_epsilon_of_dp_sgd(epsilon, mu, runs):
-    """Of a linear model, in one full step; a fair coin puts each canary in, and none touches another's coordinate."""
-    size, delta = 500, 1e-5
-    assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-3)
-    drawn, defense = coins(7), dp_sgd(clip_norm=1.0, noise_multiplier=1 / mu)
-    scores, members = [], []
-    for run in range(runs):
-        directions = unit_directions("dirac", size, size, drawn)
-        there = torch.rand(size, generator=drawn) < 0.5
-        records = as_records(directions[there], 100.0), torch.zeros(int(there.sum()), dtype=torch.int64)
-        kept = KeptUpdates()
-        train(
-            LinearLogit(size),
-            records,
-            defense,
-            sampling=poisson(1.0),
-            steps=1,
-            noise=from_generator(drawn),
-            seed=run,
-            recipe=Recipe(expected_batch=1.0),
-            recording=Recording(meter=kept),
-        )
-        scores.append(-(directions @ kept.updates[0]).numpy())
-        members.append(there.numpy())
-    score, member = np.concatenate(scores), np.concatenate(members)
-    # Half of what a canary adds: fixed before anything is drawn.
-    found = audit_runs(score[member], score[~member], method="gaussian", choice=FixedThreshold(0.5), delta=delta)
-    assert 0.9 * epsilon < found.value < epsilon * 1.001

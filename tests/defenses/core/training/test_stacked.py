@@ -238,6 +238,7 @@ def one_weight(_: int) -> nn.Module:
         (lambda _: nn.Sequential(nn.Flatten(), nn.Tanh()), "must have a linear layer"),
         (lambda seed: network(seed, nn.Dropout(0.5)), "got Dropout"),
         (lambda seed: network(seed, *[nn.Tanh()] * (1 + seed), bias=seed == 0), "one architecture"),
+        (lambda seed: network(seed, nn.LeakyReLU(0.1 * (1 + seed))), "one architecture"),
         (hooked, "without hooks"),
         (hooked_as_a_whole, "without hooks"),
         (tied, "parameters of their own, got shared ones"),
