@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attacks.core import MOST_VIEWS, Examples, NotApplicable, Shadows, balanced_halves, viewed
+from attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
 from benchmarks.core import Splits
 from defenses.core import Execution, NotTogether, from_os, keyed, seeded, train, train_together
 
+from ..catalog import methods as catalog
 from ..observe import logits_of
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.build import defend, load_splits, planned, reads_public
@@ -174,18 +175,22 @@ def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
             are asked.
 
     Raises:
-        ValueError: an impossible number of models or views.
+        ValueError: an impossible number of models or views, or an attack that says nothing of it.
     """
-    settings = request.asked_attack.settings
-    models, views = settings.get("shadows"), settings.get("views", 1)
-    if models is None:
+    asked = request.asked_attack
+    if Knows.SHADOWS not in catalog.attack(asked.name).requires.knows:
         return ()
+    if "shadows" not in asked.settings:
+        raise ValueError(
+            f"{asked.name} knows shadow models, so it must have a setting `shadows`, how many; it has none"
+        )
+    models, views = asked.settings["shadows"], asked.settings.get("views", 1)
     for name, value, rule, fits in (
         ("shadows", models, "an even number, at least 2: they halve the candidates", lambda n: n >= 2 and n % 2 == 0),
         ("views", views, f"a whole number in [1, {MOST_VIEWS}]", lambda n: 1 <= n <= MOST_VIEWS),
     ):
         if type(value) is not int or not fits(value):
-            raise ValueError(f"{name} of {request.asked_attack.name} must be {rule}, got {value!r}")
+            raise ValueError(f"{name} of {asked.name} must be {rule}, got {value!r}")
     own = replace(request.of_training(), suite="", control=None)
     stacks = [
         ShadowStack(request=own, first=first, count=min(TOGETHER, models - first), views=views)

@@ -247,3 +247,35 @@ def test_a_torn_array_is_refused():
     content = packed(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="must have 28 bytes, got 24"):
         unpacked(content | {"shape": [7]})
+
+
+MINE = """
+import torch
+from attacks.core import Access, Knows, MembershipScores, ModelAccess, attack, granted
+
+
+@attack(access=Access.BLACK_BOX, knows=KNOWS)
+def mine(target: ModelAccess, coins: torch.Generator, *, SETTING) -> MembershipScores:
+    \"\"\"How sure it is.\"\"\"
+    asked = granted(target.candidates)
+    return MembershipScores(ids=asked.ids, scores=target.logits(asked.inputs).amax(1).double(), exact=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("knows", "setting", "stacks"),
+    [
+        ("Knows.SHADOWS", "shadows: int = 10", 2),
+        ("Knows.NOTHING", "shadows: int = 10", 0),
+        ("Knows.SHADOWS", "n: int = 4", None),
+    ],
+)
+def test_an_attack_of_ones_own_says_by_its_setting_how_many_models_it_reads(suite_of, tmp_path, knows, setting, stacks):
+    file = tmp_path / f"mine_{stacks}.py"
+    file.write_text(MINE.replace("KNOWS", knows).replace("SETTING", setting))
+    suite = suite_of(SUITE.replace('{ name = "loss_threshold" }', f'{{ name = "{file}:mine" }}'))
+    if stacks is None:
+        with pytest.raises(SuiteError, match="knows shadow models, so it must have a setting `shadows`"):
+            plan(suite)
+    else:
+        assert len(cell_of(suite, attack=f"{file}:mine").needs) == stacks
