@@ -62,6 +62,7 @@ def evidence(
     """The least epsilon that scores prove, with what it assumes; and whether it refutes a claim."""
     from ..evidence.audit import audit_canaries, audit_random_split, audit_runs
     from ..evidence.estimate import judge, of_replacement
+    from ..evidence.pairs import seed_of_split
 
     if trials not in TRIALS:
         raise ValueError(f"--trials must be one of {', '.join(TRIALS)}, got {trials!r}")
@@ -111,8 +112,9 @@ def evidence(
         found = audit_canaries(values, member, method=method, guesses=pairs, delta=at, level=level, relation=own)
     else:
         answered = [_count(text) for text in str(guesses).split(",")]
+        matching = seed_of_split(table["id"].to_numpy(), member, seed)
         found = audit_random_split(
-            values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=seed
+            values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=matching
         )
     verdict = None
     if claim is not None:

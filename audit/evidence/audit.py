@@ -166,7 +166,7 @@ def audit_random_split(
             taken, at a level divided by how many there are.
         delta: of the claim.
         level: confidence.
-        seed: of the random matching.
+        seed: of the random matching; `pairs.seed_of_split` where places of rows may say something of their scores.
         member_strata: [p], where the draw was within strata.
         non_member_strata: [q].
 

@@ -8,6 +8,8 @@ largest gaps. To turn a coin round is to replace one record by another, so what 
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy import ndarray
 
@@ -63,7 +65,8 @@ def pair_guesses(
         members: scores of records that were trained on [p], of a set drawn uniformly from the pool.
         non_members: scores of the rest of the pool [q], which nothing of the training has seen.
         answered: pairs that are answered, those with the largest gaps; fixed before the scores were looked at.
-        seed: of the matching, which must not depend on the scores.
+        seed: of the matching, which must not depend on the scores, and must on the split where scores may go by place:
+            see `seed_of_split`.
         member_strata: [p], where the draw was within strata, as classes: pairs are then too.
         non_member_strata: [q].
 
@@ -82,11 +85,14 @@ def pair_guesses(
     other = np.zeros(len(non_members), int) if non_member_strata is None else np.asarray(non_member_strata)
     if own.shape != members.shape or other.shape != non_members.shape:
         raise ValueError("strata must be one a record")
+    largest = max(np.abs(members).max(), np.abs(non_members).max())
+    scale = 0.5 if largest > np.finfo(np.float64).max / 2 else 1.0
     coins, gaps = np.random.default_rng(seed), []
     for stratum in np.unique(own):
         inside, outside = members[own == stratum], non_members[other == stratum]
         count = min(len(inside), len(outside))
-        gaps.append(coins.permutation(inside)[:count] - coins.permutation(outside)[:count])
+        # Halved first where a difference of the largest floats would overflow: infinite gaps would tie.
+        gaps.append(coins.permutation(inside)[:count] * scale - coins.permutation(outside)[:count] * scale)
     gap = np.concatenate(gaps)
     if not 1 <= answered <= len(gap):
         raise ValueError(f"answered must be in [1, {len(gap)}], the number of pairs, got {answered}")
@@ -94,6 +100,22 @@ def pair_guesses(
     # A gap of 0 has no higher score, and is no answer.
     guessed = size > max(0.0, _beyond(np.sort(size)[::-1], answered, -np.inf))
     return Guesses(len(gap), int(guessed.sum()), int((guessed & (gap > 0)).sum()))
+
+
+def seed_of_split(ids: ndarray, members: ndarray, seed: int = 0) -> int:
+    """A seed for `pair_guesses` that is another one for every split, and known to nobody who does not know the split.
+
+    Under a seed that is the same for every split, the first member of all meets the same place among the non-members
+    always. Of a pool that is sorted by class, scores that tell nothing but classes then prove an epsilon in one split
+    as in any other, with whatever confidence.
+
+    Args:
+        ids: of the pool [n], numbers or words, each once and in any order.
+        members: bool [n], the split.
+        seed: tells several matchings of one split apart.
+    """
+    inside = np.sort(np.asarray(ids)[np.asarray(members)].astype(str))
+    return int.from_bytes(hashlib.sha256("\n".join([str(seed), *inside.tolist()]).encode()).digest(), "big")
 
 
 def _beyond(ranked: ndarray, count: int, end: float) -> float:

@@ -21,6 +21,7 @@ from numpy import ndarray
 from leaderboard.records.record import Metric
 
 from ..evidence.audit import audit_random_split
+from ..evidence.pairs import seed_of_split
 
 NAME = "epsilon_lower"
 """Of the metric."""
@@ -38,7 +39,7 @@ def epsilon_lower(
     """The least epsilon that scores of a random split prove, replace-one.
 
     Args:
-        ids: of the candidates; they decide the order in which pairs are matched, and nothing else.
+        ids: of the candidates; with the truth they decide who is matched to whom, and nothing else.
         scores: larger = more likely a member.
         members: the truth.
         delta: of the claim.
@@ -52,7 +53,8 @@ def epsilon_lower(
     pairs = min(len(positives), len(negatives))
     if pairs < SHARE:
         return unmeasured(len(ids), f"a random split must have at least {SHARE} pairs, got {pairs}")
-    settings = {"method": "one_run", "answered": [pairs // SHARE], "delta": delta}
+    seed = seed_of_split(ids, members)
+    settings = {"method": "one_run", "answered": [pairs // SHARE], "delta": delta, "seed": seed}
     found, sure = (audit_random_split(positives, negatives, level=level, **settings) for level in (LEVEL, SURE))
     return Metric(
         value=found.value,

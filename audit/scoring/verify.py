@@ -1,9 +1,12 @@
 """Verification of a record (`--verify`): its metrics computed again from the per-example arrays beside it.
 
-Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage and implied epsilon; PSNR, its floors,
-the gains over them with the verdict, MSE and SSIM of the images; picks of candidates; each with its interval. What
-needs more than arrays is left out: LPIPS (weights), accuracy of labels, coverage and certificates (which the attack
-said), identifiability (the other images), an attack's objective, the cosine of successive updates (no file keeps it).
+Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage, implied epsilon and its proved lower
+bound; PSNR, its floors, the gains over them with the verdict, MSE and SSIM of the images; picks of candidates; each
+with its interval, and with what its detail counts: a board shows numbers of one half of the candidates, and a verdict
+rests on a bound, that are nowhere else. Flags that decide whether a bound is one have to agree with the rest of the
+record. What needs more than arrays is left out: LPIPS (weights), accuracy of labels, coverage and certificates (which
+the attack said), identifiability (the other images), an attack's objective, the cosine of successive updates (no file
+keeps it), what a claim allows.
 """
 
 from __future__ import annotations
@@ -18,16 +21,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attacks.core import MembershipScores
+from attacks.core import Access, MembershipScores
 from leaderboard.records.files import read_bytes
 from leaderboard.records.record import Metric, Record
 
+from ..catalog import methods as catalog
 from . import random_split
 from .allowed import clopper_pearson
 from .images import share_metric, summed_up
 from .labels import labels_again
 from .membership import score_membership
 from .reconstruction import compare_pictures
+from .shift import LEVEL as SHIFTED
 from .utility import mean_loss
 
 TOLERANCE = 1e-6
@@ -59,6 +64,40 @@ def contradiction(record: Record, folder: Path) -> str:
         )
         if not all(_same(a, b) for a, b in pairs):
             return f"its {name} is {_words(said)}, and its scores give {_words(metric)}"
+        # Of what both have: records from before a number was counted say nothing of it.
+        for key in metric.detail.keys() & said.detail.keys():
+            ours, theirs = metric.detail[key], said.detail[key]
+            if not _alike(ours, theirs):
+                return f"the {key} of its {name} is {theirs}, and its scores give {ours}"
+    return _unlike_itself(record)
+
+
+def _unlike_itself(record: Record) -> str:
+    """What flags and knowledge say of an attack on membership that the rest of its record contradicts."""
+    if record.kind != "membership" or record.attack is None:
+        return ""
+    bound, auc = record.metrics.get(random_split.NAME), record.metrics["auc"].detail
+    if record.requires is not None:
+        one_step = record.requires["access"] == Access.UPDATE.name
+        if ("participation_known" in record.flags) != one_step:
+            return f"it is flagged participation_known or not against its access, {record.requires['access']}"
+        name = record.attack.name
+        # By name alone: what is given by path would be executed.
+        if name in catalog.names("attacks") and record.requires != (own := catalog.attack(name).requires.to_dict()):
+            return f"it says that {name} is given {record.requires}, and {name} is given {own}"
+    if "shift_p_value" in auc:
+        p_value = auc["shift_p_value"]
+        if ("distribution_shift" in record.flags) != (isinstance(p_value, int | float) and p_value < SHIFTED):
+            return f"it is flagged distribution_shift or not against its p-value, {p_value}"
+    if bound is None:
+        return ""
+    proved, claimed = bound.detail.get("value_at_verdict"), bound.detail.get("claimed")
+    if isinstance(proved, int | float) and isinstance(claimed, int | float):
+        least = None if record.claim is None else record.claim.epsilon
+        if least is None or claimed < least * (1 - TOLERANCE):
+            return f"its claim is epsilon {least}, and of one record in the place of another it says {claimed}"
+        if proved > claimed and "claim_violated" not in record.flags:
+            return f"its pairs prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
     return ""
 
 
@@ -139,6 +178,12 @@ AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {
 
 def _same(a: float | None, b: float | None) -> bool:
     return a is b is None or (a is not None and b is not None and math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-9))
+
+
+def _alike(a: float | str | None, b: float | str | None) -> bool:
+    if isinstance(a, str) or isinstance(b, str):  # words of a method may become others
+        return isinstance(a, str) and isinstance(b, str)
+    return _same(a, b)
 
 
 def _words(metric: Metric) -> str:

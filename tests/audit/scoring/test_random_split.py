@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from audit.evidence.audit import audit_random_split
+from audit.evidence.pairs import seed_of_split
 from audit.scoring.allowed import gaussian_epsilon
 from audit.scoring.random_split import epsilon_lower, not_a_random_split
 
@@ -23,6 +24,54 @@ def test_of_scores_that_say_nothing_it_is_zero_as_often_as_it_says():
     values = np.array([epsilon_lower(*drawn(seed, shift=0.0), DELTA).value for seed in range(400)], dtype=float)
     # 5 % at most; a fresh seed gives more than 9 % of 400 less often than once in ten thousand.
     assert (values > 0).mean() <= 0.09
+
+
+def test_scores_that_tell_a_records_place_and_nothing_of_who_is_a_member_prove_nothing():
+    """Of a pool sorted by class, under one matching for all splits, the same answers are right in every split."""
+    n, classes = 2000, 40
+    ids = np.arange(n)
+    place = ids * classes // n
+    # Which classes meet which under the matching of the seed 0, by ranks of members and of non-members.
+    coins = np.random.default_rng(0)
+    first, second = (coins.permutation(n // 2) * classes // (n // 2) for _ in range(2))
+    meets = np.zeros((classes, classes))
+    np.add.at(meets, (first, second), 1)
+    # A tenth of the pairs is between eight classes that are scored high and eight scored low: chosen by descent.
+    score = np.repeat([1.0, -1.0, 0.0], [8, 8, classes - 16])
+    for _ in range(3):
+        for i in range(classes):
+            tried = np.repeat(score[None], classes, 0)  # i exchanged with each class
+            tried[:, i], tried[np.arange(classes), np.arange(classes)] = score, score[i]
+            score = tried[np.argmax([(s == 1) @ (meets - meets.T) @ (s == -1) for s in tried])]
+    fixed, own = [], []
+    for seed in range(100):
+        members = np.random.default_rng(seed).permutation(ids < n // 2)
+        scores = score[place]
+        settings = {"method": "one_run", "answered": [n // 20], "delta": DELTA}
+        fixed.append(audit_random_split(scores[members], scores[~members], **settings).value)
+        own.append(epsilon_lower(ids, scores, members, DELTA).value)
+    assert (np.array(fixed) > 0).mean() > 0.6  # of one matching for all: the descent has found something
+    assert (np.array(own) > 0).mean() <= 0.12
+
+
+def test_the_matching_is_of_the_split_and_not_of_the_order_of_its_rows():
+    ids, _, members = drawn(5, shift=0.0)
+    order = np.random.default_rng(0).permutation(len(ids))
+    assert seed_of_split(ids, members) == seed_of_split(ids[order], members[order])
+    # Members first, as files have them: the flags are then alike, whoever they are.
+    first = np.arange(400) < 200
+    assert seed_of_split(np.arange(400), first) != seed_of_split(np.arange(400)[::-1], first)
+    assert seed_of_split(ids, members) != seed_of_split(ids, members, 1)
+
+
+def test_scores_at_the_ends_of_float64_are_compared_without_overflow():
+    ids, scores, members = drawn(2, shift=3.0)
+    huge = np.where(scores > 1.5, 1.7e308, -1.7e308)
+    assert epsilon_lower(ids, huge, members, DELTA).value == epsilon_lower(ids, np.sign(huge), members, DELTA).value
+    scaled = scores * (1.7e308 / np.abs(scores).max())
+    assert epsilon_lower(ids, scaled, members, DELTA).value == epsilon_lower(ids, scores, members, DELTA).value
+    tiny = np.where(scores > 1.5, 5e-324, 0.0)  # halved, they would tie
+    assert epsilon_lower(ids, tiny, members, DELTA).value == epsilon_lower(ids, np.sign(tiny), members, DELTA).value
 
 
 @pytest.mark.parametrize("shift", [0.5, 1.0])
@@ -47,6 +96,7 @@ def test_it_is_the_audits_own_number_and_the_order_of_rows_is_nothing():
         method="one_run",
         answered=[20],
         delta=DELTA,
+        seed=seed_of_split(ids, members),
     )
     assert found.value == alone.value and found.detail["pairs"] == 200
     shuffled = np.random.default_rng(4).permutation(len(ids))
