@@ -37,7 +37,7 @@ _QUICK_EVENTS = 24
 _WIDEST = 1.0  # nats between grid points: from an epsilon of 5e5 on, a grid says no more than RDP does
 _CLOSED_FORM_ERROR = 1e-6, 1e-9
 """Relative and absolute: what float64 may lose of an epsilon in the closed form, added to it."""
-_SOME_EPSILONS = np.concatenate([np.linspace(0, 2, 81), np.geomspace(2.05, 700, 160)])
+SOME_EPSILONS = np.concatenate([np.linspace(0, 2, 81), np.geomspace(2.05, 700, 160)])
 """At which curves are known where a fine grid costs too much."""
 _SOME_ORDERS = [1.25, 1.5, 1.75, *range(2, 13), 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024]
 _WHOLE_ORDERS = [order for order in DEFAULT_RDP_ORDERS if order == int(order)]
@@ -243,7 +243,7 @@ def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, tim
     job = {
         "interval": interval,
         "delta": delta,
-        "epsilons": _SOME_EPSILONS.tolist(),
+        "epsilons": SOME_EPSILONS.tolist(),
         "events": [[e.sample_rate, e.noise_multiplier, e.count] for e in events],
     }
     command = [sys.executable, "-c", _WORKER]
@@ -256,14 +256,15 @@ def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, tim
     found, deltas = json.loads(done.stdout)
     # Its transforms lose digits, a few more with every power, and it counts none of that.
     lost = 64 * 2.0**-53 * sum(e.count for e in events)
-    return SlowAnswer(float(found), (_SOME_EPSILONS, np.minimum(np.array(deltas) + lost, 1.0)))
+    return SlowAnswer(float(found), (SOME_EPSILONS, np.minimum(np.array(deltas) + lost, 1.0)))
 
 
-def rdp_divergences(events: Sequence[Gaussian]) -> tuple[np.ndarray, np.ndarray]:
-    """Some epsilons from 0 up, and deltas at these by Renyi DP, rounded up.
+def rdp_divergences(events: Sequence[Gaussian], epsilons: np.ndarray = SOME_EPSILONS) -> np.ndarray:
+    """Deltas at epsilons by Renyi DP, rounded up.
 
     Args:
         events: in any order.
+        epsilons: rising from 0; some of them where none are given.
     """
     with _quiet():
         accountant = rdp.RdpAccountant(_SOME_ORDERS)
@@ -271,15 +272,16 @@ def rdp_divergences(events: Sequence[Gaussian]) -> tuple[np.ndarray, np.ndarray]
             accountant.compose(event, count)
     # The library takes a divergence that rounding made negative for a delta of 0.
     lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
-    found = (np.maximum(accountant.rdp, 0.0) + lost)[:, None]
-    orders = np.array(_SOME_ORDERS)[:, None]
+    found = np.maximum(accountant.rdp, 0.0) + lost
     # Canonne, Kamath & Steinke, "The Discrete Gaussian for Differential Privacy", 2020, Proposition 12; beside it the
     # total variation by Bretagnolle & Huber, which a divergence of any order above 1 bounds.
-    logs = (orders - 1) * (found - _SOME_EPSILONS + np.log1p(-1 / orders)) - np.log(orders)
     with np.errstate(divide="ignore"):
-        logs = np.minimum(logs, 0.5 * np.log(-np.expm1(-found)))
-    deltas = np.exp(np.minimum(logs.min(axis=0), 0.0)) * (1 + _CLOSED_FORM_ERROR[0])
-    return _SOME_EPSILONS, np.minimum(deltas, 1.0)
+        logs = np.full(len(epsilons), 0.5 * np.log(-np.expm1(-found)).min())
+    # One after another: of a fine grid, a table of all orders would be large.
+    for order, divergence in zip(_SOME_ORDERS, found.tolist(), strict=True):
+        logs = np.minimum(logs, (order - 1) * (divergence - epsilons + math.log1p(-1 / order)) - math.log(order))
+    # What is too small for a float is not 0 for that.
+    return np.exp(np.minimum(logs, 0.0)) * (1 + _CLOSED_FORM_ERROR[0]) + np.finfo(np.float64).tiny
 
 
 @contextmanager

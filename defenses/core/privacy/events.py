@@ -46,6 +46,13 @@ class Gaussian:
         return not (self.most or self.allocated)
 
     @property
+    def participation(self) -> float:
+        """Chance that the record takes part in any of them, rounded up."""
+        if self.allocated or self.sample_rate == 1:
+            return 1.0
+        return min(1.0, -math.expm1(self.count * math.log1p(-self.sample_rate)) * (1 + 1e-12))
+
+    @property
     def unsampled(self) -> Gaussian:
         """The same without amplification, which costs at least as much."""
         return Gaussian(1.0, self.noise_multiplier, self.count)

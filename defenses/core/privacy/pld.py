@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -58,6 +58,13 @@ class Losses:
     masses: np.ndarray
     infinite: float
     interval: float
+
+    def rounded_up(self) -> Losses:
+        """The same, where what the divergences of one mechanism lose to rounding counts as infinite loss."""
+        # They are differences of numbers of up to 1, one of them e^loss times another: its digits are lost with the
+        # size of the loss. Powers and compositions give more than that away.
+        largest = self.interval * max(abs(self.first), abs(self.first + len(self.masses)))
+        return replace(self, infinite=min(1.0, self.infinite + _ROUNDING * (8 + 5 * largest)))
 
     def composed(self, other: Losses) -> Losses:
         """The loss of two mechanisms together."""
@@ -239,7 +246,7 @@ def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ..
                 one = _dots(event.noise_multiplier / math.sqrt(event.count), 1.0, adjacency, interval)
             else:
                 one = _one(event, adjacency, interval)
-                one = one if event.count == 1 else one.power(event.count)
+                one = one.rounded_up() if event.count == 1 else one.power(event.count)
             total = one if total is None else total.composed(one)
         if total is not None:
             found.append(total)

@@ -48,7 +48,7 @@ class TradeOff:
         mu: shift of a Gaussian that is at least as revealing, in standard deviations of its noise; infinite where none
             is known, 0 where nothing was released.
         epsilons: rising, at least 0, nats; empty where no pairs are known.
-        deltas: at these, falling, convex in e^epsilon.
+        deltas: at these, falling; what they bound is convex in e^epsilon.
     """
 
     by: str
@@ -138,11 +138,15 @@ class TradeOff:
     def _replaced_epsilon(self, delta: float) -> float:
         # hits(a) <= e^epsilon a + delta at every rate a: between two rates, hits are at most those at the upper one.
         rates, hits = self._replaced_hits
-        if self.mu == 0 or hits[0] > delta:
-            return 0.0 if self.mu == 0 else math.inf
+        if self.mu == 0:
+            return 0.0
+        # Two Gaussians, one after the other, are one of twice the shift.
+        known = math.inf if math.isinf(self.mu) else TradeOff(self.by, 2 * self.mu).epsilon_at(delta)
+        if hits[0] > delta:
+            return known
         beyond = hits[1:] - delta
         needed = beyond[beyond > 0] / rates[:-1][beyond > 0]
-        return max(0.0, math.log(needed.max())) if len(needed) else 0.0
+        return min(known, max(0.0, math.log(needed.max())) if len(needed) else 0.0)
 
     @cached_property
     def _replaced_hits(self) -> tuple[ndarray, ndarray]:
@@ -246,12 +250,21 @@ def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) ->
     if len(events) == 1 and events[0].sample_rate == 1:
         return TradeOff("closed form of the Gaussian", mu=mu)
     found, by = _by_pld(events, delta, time_limit), "PLD, pessimistic"
+    epsilons = accounting.SOME_EPSILONS
     if found is None:
-        found, by = accounting.rdp_divergences(events), "RDP, which is looser: PLD took too long or too many losses"
-    epsilons, deltas = found
+        by = "RDP, which is looser: PLD took too long or too many losses"
+        deltas = accounting.rdp_divergences(events)
+    else:
+        # Beyond its grid, PLD has what it counts as infinite loss: what it truncates, and what transforms may lose.
+        beyond = epsilons[epsilons > found[0][-1]]
+        epsilons = np.append(found[0], beyond)
+        deltas = np.minimum(
+            np.pad(found[1], (0, len(beyond)), mode="edge"), accounting.rdp_divergences(events, epsilons)
+        )
     some = epsilons <= _LARGEST
-    # Rounding may leave a tiny rise.
-    falling = np.minimum(np.minimum.accumulate(deltas * (1 + _LOST[0])), 1.0)
+    # Who takes part in nothing is seen by no test. Rounding may leave a tiny rise.
+    most = -math.expm1(math.fsum(math.log1p(-p) if (p := e.participation) < 1 else -math.inf for e in events))
+    falling = np.minimum(np.minimum.accumulate(deltas * (1 + _LOST[0])), min(1.0, most * (1 + _LOST[0])))
     return TradeOff(by, mu, epsilons[some], falling[some])
 
 

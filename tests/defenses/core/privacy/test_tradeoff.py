@@ -282,7 +282,7 @@ def test_where_losses_take_too_long_the_answer_is_by_rdp_and_says_so(monkeypatch
         assert loose.beta_at(alpha) <= exact.beta_at(alpha) + 1e-9
     assert exact.tpr_at(0.01) < loose.tpr_at(0.01) < 2 * exact.tpr_at(0.01)
     assert exact.advantage < loose.advantage < 2.5 * exact.advantage
-    epsilons, deltas = rdp_divergences(merged(events))
+    epsilons, deltas = accounting.SOME_EPSILONS, rdp_divergences(merged(events))
     tight = np.array([exact.delta_at(epsilon) for epsilon in epsilons[:120]])
     assert (deltas[:120] >= tight - 1e-12).all()
 
@@ -360,3 +360,51 @@ def test_opacus_accountant_agrees_on_epsilon_and_delta():
 def test_nobody_is_bounded_below_coins_at_the_smallest_numbers():
     curve = of_events([Gaussian(1.0, 1e9, 1)], 1e-5)
     assert all(curve.tpr_at(fpr) >= fpr for fpr in (5e-324, 1e-320, 1e-311, 1e-300, 0.5, 1 - 2**-53))
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(1e-12, 50.0), (1e-12, 1.0), (1e-9, 1.0), (1e-6, 5.0), (1e-3, 0.3)])
+def test_one_rare_step_is_not_below_its_closed_form_by_a_single_digit(rate, sigma):
+    # (1 - q) N(0) + q N(1) against N(0): q times their distance. A grid's differences lose the last digits of it.
+    exact = rate * math.erf(1 / (sigma * math.sqrt(8)))
+    found = of_events([Gaussian(rate, sigma, 1)], DELTA)
+    assert exact <= found.advantage <= exact * 1.001 + 2e-15
+    assert found.auc >= 0.5 + 0.5 * exact * (1 - exact)
+
+
+def test_far_out_a_delta_is_by_rdp_and_no_floor_of_transforms():
+    events = [Gaussian(0.01, 1.0, 3000)]
+    curve, epsilons = of_events(events, DELTA), np.array([0.0, 0.5, 3.0, 8.0, 15.0, 100.0, 400.0])
+    found = [curve.delta_at(epsilon) for epsilon in epsilons]
+    by_rdp = rdp_divergences(merged(events), epsilons)
+    # Beyond PLD's grid between some epsilons, and there by chords.
+    assert (np.diff(found) <= 0).all() and (found <= by_rdp * 3).all() and found[-1] > 0
+    assert found[1] < 0.5 * by_rdp[1] and found[4] < 1e-30  # PLD where it is tight, and 6e-12 no more where it is not
+    # Not below the truth of a single one of these steps, in closed form.
+    one = Gaussian(0.01, 1.0, 1)
+    threshold = math.log((math.exp(15) - 0.99) / 0.01) + 0.5
+    tails = [0.5 * math.erfc((threshold - shift) / math.sqrt(2)) for shift in (0.0, 1.0)]
+    exact = 0.99 * tails[0] + 0.01 * tails[1] - math.exp(15) * tails[0]
+    assert 0 < exact <= min(of_events([one], DELTA).delta_at(15.0), found[4])
+
+
+def test_who_takes_part_in_nothing_is_seen_by_no_test():
+    # Almost without noise, whoever takes part is seen: the bound is reached.
+    rate, steps = 1e-3, 10
+    seen = 1 - (1 - rate) ** steps
+    curve = of_events([Gaussian(rate, 1e-4, steps)], DELTA)
+    assert curve.by.startswith("RDP")  # too large a loss for a grid
+    assert seen <= curve.advantage <= seen * (1 + 1e-6)
+    assert curve.delta_at(50.0) <= seen * (1 + 1e-6) and curve.epsilon_at(0.01) == 0.0
+    assert curve.tpr_at(0.0) == 0.0 and seen <= curve.tpr_at(1e-300) <= seen * (1 + 1e-6)
+    # Two groups of steps, and one that everybody takes part in.
+    both = of_events([Gaussian(rate, 1e-4, steps), Gaussian(2e-3, 1e-4, 5)], DELTA)
+    assert both.advantage == pytest.approx(1 - (1 - rate) ** steps * (1 - 2e-3) ** 5, rel=1e-6)
+    assert of_events([Gaussian(rate, 1e-4, steps), Gaussian(1.0, 1e-4, 1)], DELTA).advantage == 1.0
+    assert Gaussian(0.1, 1.0, 3, allocated=True).participation == 1.0
+
+
+@pytest.mark.parametrize(("mu", "delta"), [(30.0, 1e-5), (100.0, 0.1), (5.0, 1e-200)])
+def test_one_record_in_the_place_of_another_has_an_epsilon_where_rates_are_too_small_for_floats(mu, delta):
+    found = of_events([Gaussian(1.0, 1 / mu, 1)], DELTA).epsilon_at(delta, replaced=True)
+    exact = accounting.gaussian_epsilon(1 / (2 * mu), delta)  # rounded up by 1e-6
+    assert exact * (1 - 2e-6) <= found <= exact * (1 + 1e-6)
