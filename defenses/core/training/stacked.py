@@ -21,8 +21,10 @@ from functools import partial
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.modules import module as _of_all_modules
 
 from ..gradients.full_precision import full_precision
+from ..gradients.model_checks import Refused, refuse_model
 from ..gradients.reference import Loss
 from ..plan.bound import Bound
 from ..plan.codec import Codec, Coordinates, Everything
@@ -255,6 +257,8 @@ class _Stack:
     """
 
     def __init__(self, models: Sequence[nn.Module], loss: Loss) -> None:
+        for model in models:
+            _refuse_unseen(model)
         layers, self.loss = _chain(models[0]), loss
         self.layout = Layout.of(models[0])
         # By what they say of themselves: functions differ in more than their number, as in a slope.
@@ -263,6 +267,10 @@ class _Stack:
         self.parameters = torch.stack([self.layout.read(model) for model in models])
         spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))
         names = {part: name for name, part in models[0].named_modules()}
+        if unknown := set(self.layout.names) - {
+            f"{names[layer]}.{of}" for layer in layers for of in ("weight", "bias") if isinstance(layer, nn.Linear)
+        }:
+            raise NotTogether(f"a stack must be of parameters of linear layers, got '{min(unknown)}'")
         self._layers: list[nn.Module | tuple[_Place, _Place | None]] = []
         for layer in layers:
             if not isinstance(layer, nn.Linear):
@@ -341,6 +349,25 @@ class _Place:
         return vectors[:, slice(*self.span)].unflatten(1, self.shape)
 
 
+def _refuse_unseen(model: nn.Module) -> None:
+    """Refuses what a module does beside its type's own computation, whatever layer it is of.
+
+    Raises:
+        NotTogether: a hook, or a function of its own in the place of its class's.
+    """
+    try:
+        refuse_model(model)
+    except Refused as error:
+        raise NotTogether(str(error)) from error
+    everywhere = [*_of_all_modules._global_forward_hooks, *_of_all_modules._global_forward_pre_hooks]
+    for part in model.modules():
+        own = vars(part)
+        if everywhere or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            raise NotTogether("a stack must be of models without hooks")
+        if replaced := [name for name in own if callable(getattr(type(part), name, None))]:
+            raise NotTogether(f"a stack must be of layers that compute what their type does, got another {replaced[0]}")
+
+
 def _chain(model: nn.Module) -> list[nn.Module]:
     """The layers of a chain, one after another, without the flattening in front.
 
@@ -349,8 +376,6 @@ def _chain(model: nn.Module) -> list[nn.Module]:
     """
     if type(model) is not nn.Sequential:
         raise NotTogether(f"a stack must be of nn.Sequential models, got {type(model).__name__}")
-    if vars(model)["_forward_hooks"] or vars(model)["_forward_pre_hooks"]:
-        raise NotTogether("a stack must be of models without hooks")
     layers = [part for child in model for part in ([child] if type(child) is not nn.Sequential else _chain(child))]
     if layers and type(layers[0]) is nn.Flatten and layers[0].start_dim == 1 and layers[0].end_dim == -1:
         layers = layers[1:]
@@ -359,8 +384,6 @@ def _chain(model: nn.Module) -> list[nn.Module]:
             raise NotTogether(f"a stack must be of linear layers and elementwise functions, got {type(layer).__name__}")
         if any(not p.requires_grad for p in layer.parameters()):
             raise NotTogether("a stack must be of models that are trained as a whole, got a frozen layer")
-        if vars(layer)["_forward_hooks"] or vars(layer)["_forward_pre_hooks"]:
-            raise NotTogether("a stack must be of models without hooks")
         # It would write over the outputs by which a layer's gradient is taken.
         if getattr(layer, "inplace", False):
             raise NotTogether(f"a stack must be of functions that change nothing in place, got {layer}")

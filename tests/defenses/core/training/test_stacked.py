@@ -3,6 +3,7 @@
 import copy
 import importlib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -230,9 +231,60 @@ def one_weight(_: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Linear(12, 5))
 
 
+def computes_otherwise(place: str) -> Callable[[int], nn.Module]:
+    """Networks one of whose modules has a forward function of its own."""
+
+    def build(_: int) -> nn.Module:
+        model = network(0)
+        layer = model.get_submodule(place)
+        own = layer.forward
+        layer.forward = lambda x: 2 * own(x)
+        return model
+
+    return build
+
+
+def with_parameter(place: str) -> Callable[[int], nn.Module]:
+    """Networks with a parameter beside those of linear layers, which no gradient reaches."""
+
+    def build(_: int) -> nn.Module:
+        model = network(0)
+        model.get_submodule(place).register_parameter("extra", nn.Parameter(torch.ones(7)))
+        return model
+
+    return build
+
+
+def hooked_before_all(_: int) -> nn.Module:
+    model = network(0)
+    model.get_submodule("0").register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    return model
+
+
+def hooked_backwards(_: int) -> nn.Module:
+    model = network(0)
+    model.get_submodule("1").register_full_backward_hook(lambda *_: None)
+    return model
+
+
+def hooked_at_a_gradient(_: int) -> nn.Module:
+    model = network(0)
+    model.get_parameter("1.weight").register_hook(lambda gradient: gradient * 0)
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
+        (computes_otherwise(""), "another forward"),
+        (computes_otherwise("0"), "another forward"),  # the flattening, which a stack leaves out
+        (computes_otherwise("1"), "another forward"),
+        (with_parameter(""), "of linear layers, got 'extra'"),
+        (with_parameter("1"), r"of linear layers, got '1\.extra'"),
+        (with_parameter("2"), r"of linear layers, got '2\.extra'"),
+        (hooked_before_all, "without hooks"),
+        (hooked_backwards, "no backward hooks"),
+        (hooked_at_a_gradient, "parameters must have no hooks"),
         (lambda _: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(4, 5)), "got Conv2d"),
         (lambda _: nn.Linear(12, 5), "must be of nn.Sequential models, got Linear"),
         (lambda _: nn.Sequential(nn.Flatten(), nn.Tanh()), "must have a linear layer"),
@@ -250,6 +302,15 @@ def one_weight(_: int) -> nn.Module:
 def test_other_models_are_refused(build, sentence):
     with pytest.raises(NotTogether, match=sentence):
         stacked(defense("dp_sgd"), build=build)
+
+
+def test_a_hook_on_all_modules_is_refused():
+    hook = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    try:
+        with pytest.raises(NotTogether, match="without hooks"):
+            stacked(defense("dp_sgd"))
+    finally:
+        hook.remove()
 
 
 def test_other_recipes_and_numbers_that_do_not_fit_are_refused():
