@@ -1,0 +1,102 @@
+"""From a path to tensors: looked through, copied to where nobody else writes, looked through again, and read.
+
+What is read is the copy, and the copy is what was looked through last: whoever exchanges the file in between changes
+nothing but gets an error. The first look is there so that what is refused is never copied.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .checks import Checked, FileRefused, check
+from .checks.limits import shown
+from .unwrap import without_wrappers
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """The tensors of one file.
+
+    Attributes:
+        tensors: by name, on the CPU, all of them finite; the caller's own. (Any: PyTorch is imported by need, so that
+            the checks stand without it.)
+        kind: what the file is, as "safetensors".
+        sha256: of the file, hexadecimal.
+        bytes: of the file.
+        notes: what was done on the way, a sentence each: what was unwrapped, and what was left out.
+    """
+
+    tensors: dict[str, Any] = field(repr=False)
+    kind: str
+    sha256: str
+    bytes: int
+    notes: tuple[str, ...] = ()
+
+
+def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> StateFile:
+    """Reads a file of weights; runs nothing that it holds.
+
+    Args:
+        path: of safetensors, or of an archive of `torch.save`; a symbolic link to one will do.
+        allow_pickle_tensors: whether an archive of `torch.save`, which is a pickle, may be read by PyTorch's restricted
+            loader in a process of its own, after its instructions were looked at. Never tried otherwise.
+
+    Raises:
+        FileRefused: for whatever is not read, in one sentence.
+    """
+    path = Path(path)
+    try:
+        with _opened(path) as file, tempfile.TemporaryDirectory(prefix="leakbench-") as folder:
+            checked = check(file)
+            copy = Path(folder) / "copy"
+            with copy.open("xb") as target:
+                file.seek(0)
+                shutil.copyfileobj(file, target, 1 << 20)
+            with copy.open("rb") as again:
+                if check(again) != checked:
+                    raise FileRefused("it changed while it was read; wait until whoever writes it is done")
+            tensors = _read_safetensors(copy, checked)
+    except FileRefused as error:
+        raise FileRefused(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise FileRefused(f"cannot read {path}: {error.strerror or error}") from error
+    tensors, notes = without_wrappers(tensors)
+    return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, notes)
+
+
+def _opened(path: Path) -> BinaryIO:
+    # O_NONBLOCK, because opening a pipe waits until somebody writes to it.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileRefused("it is no regular file; name the file of the weights")
+    return os.fdopen(handle, "rb")
+
+
+def _read_safetensors(path: Path, checked: Checked) -> dict[str, Any]:
+    """Tensors of a file that was looked through; what its reader makes of it must be what was found."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise FileRefused(f"the reader of safetensors refuses it: {shown(str(error))}") from None
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != {name: tensor.shape for name, tensor in checked.tensors.items()}:
+        raise FileRefused("the reader of safetensors finds other tensors in it than its header has")
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            broken = int((~tensor.isfinite()).sum())
+            raise FileRefused(
+                f"{broken} of {tensor.numel()} entries of {shown(name)} are NaN or infinite: its training diverged, or "
+                "the file is damaged"
+            )
+    # Off the mapped file, which is about to go.
+    return {name: tensor.clone() for name, tensor in tensors.items()}

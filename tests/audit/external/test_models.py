@@ -1,0 +1,128 @@
+"""Networks by name, filled with the tensors of a file, and the report where they do not fit."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from audit.external.models import architecture, filled
+from benchmarks import models
+
+
+def test_a_registered_network_takes_its_own_tensors_and_is_in_evaluation_mode():
+    state = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=5).state_dict()
+    model = filled(architecture("mlp", input_shape=(1, 8, 8), classes=10), state)
+    assert not model.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name])
+
+
+def test_a_plain_name_of_torchvisions_is_found_and_ours_come_first():
+    pytest.importorskip("torchvision")
+    alexnet = architecture("alexnet", input_shape=(3, 64, 64), classes=7)
+    assert alexnet(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+    ours = architecture("resnet18", input_shape=(3, 32, 32), classes=10)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in ours.modules())
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'mlp'"):
+        architecture("mlpp", input_shape=(1, 8, 8), classes=10)
+
+
+def test_a_users_code_runs_only_where_it_is_trusted(tmp_path):
+    sign = tmp_path / "ran"
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"import pathlib, torch\npathlib.Path({str(sign)!r}).touch()\n"
+        "def build(classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, classes))\n"
+    )
+    with pytest.raises(ValueError, match="trust_code=True"):
+        architecture(f"{file}:build", input_shape=(4,), classes=3)
+    assert not sign.exists()
+    assert architecture(f"{file}:build", input_shape=(4,), classes=3, trust_code=True)(torch.zeros(1, 4)).shape == (
+        1,
+        3,
+    )
+    assert sign.exists()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_module.", "_orig_mod.module."])
+def test_prefixes_of_wrappers_come_off_on_either_side(prefix):
+    plain, named = nn.Linear(3, 2), OrderedDict()
+    for name, tensor in plain.state_dict().items():
+        named[prefix + name] = tensor
+    assert torch.equal(filled(nn.Linear(3, 2), named).get_parameter("weight"), plain.weight)
+    wrapped = nn.Module()
+    wrapped.module = nn.Linear(3, 2)
+    assert torch.equal(filled(wrapped, plain.state_dict()).get_parameter("module.weight"), plain.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_widths_of_floating_point_are_converted(dtype):
+    tensors = {"weight": torch.full((2, 3), 0.5, dtype=dtype), "bias": torch.ones(2, dtype=dtype)}
+    model = filled(nn.Linear(3, 2), tensors)
+    weight = model.get_parameter("weight")
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, torch.full((2, 3), 0.5))
+
+
+def test_tied_weights_need_be_there_once():
+    def tied():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    state = tied().state_dict()
+    del state["1.weight"]
+    assert torch.equal(filled(tied(), state).get_parameter("1.weight"), state["0.weight"])
+    with pytest.raises(ValueError, match="1 of its 4 tensors are missing"):
+        filled(tied(), {name: tensor for name, tensor in state.items() if name != "0.bias"})
+
+
+def test_the_report_has_both_shapes_and_the_closest_network():
+    state = models.build("dp_cnn_small", input_shape=(1, 28, 28), classes=10).state_dict()
+    with pytest.raises(ValueError) as caught:
+        filled(architecture("mlp", input_shape=(1, 28, 28), classes=10), {**state, "head.more": torch.zeros(3)})
+    report = str(caught.value)
+    first = next(iter(state))
+    assert report.startswith("the file does not fit the model: ")
+    assert f"{first} {list(state[first].shape)}" in report
+    assert "head.more [3]" in report
+    assert "closest" in report
+    assert "'dp_cnn_small'" in report
+
+
+def test_misshapen_tensors_are_told_with_both_shapes_and_nothing_is_filled():
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"weight \[2, 4\] in the file, \[2, 3\] in the model"):
+        filled(model, {"weight": torch.zeros(2, 4), "bias": torch.zeros(2)})
+    assert torch.equal(model.weight, before)
+
+
+def test_lists_of_a_report_are_short():
+    many = {f"layer{number}.weight": torch.zeros(1) for number in range(50)}
+    with pytest.raises(ValueError) as caught:
+        filled(nn.Linear(3, 2), many)
+    assert "and 42 more" in str(caught.value)
+    assert "layer49" not in str(caught.value)
+    assert "no network known by name is like it" in str(caught.value)
+
+
+def test_torchvisions_network_of_the_same_name_is_named_as_the_closest():
+    vision = pytest.importorskip("torchvision.models")
+    state = vision.resnet18(num_classes=10).state_dict()
+    with pytest.raises(ValueError, match="'torchvision:resnet18' is closest: it has the same names and shapes"):
+        filled(architecture("resnet18", input_shape=(3, 32, 32), classes=10), state)
+
+
+def test_whole_numbers_for_weights_and_what_overflows_are_refused():
+    zeros = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    with pytest.raises(ValueError, match="weight must have floating-point entries like the model's float32, got int8"):
+        filled(nn.Linear(3, 2), {**zeros, "weight": torch.zeros(2, 3, dtype=torch.int8)})
+    with pytest.raises(ValueError, match="bias must be finite"):
+        filled(nn.Linear(3, 2), {**zeros, "bias": torch.tensor([0.0, float("nan")])})
+    with pytest.raises(ValueError, match="weight must be finite, got NaN or infinite ones as float32"):
+        filled(nn.Linear(3, 2), {**zeros, "weight": torch.full((2, 3), 1e300, dtype=torch.float64)})
