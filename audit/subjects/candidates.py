@@ -8,10 +8,11 @@ records, halves and comparisons across cells go.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attacks.core import Examples, MembershipScores, checked_scores
@@ -19,6 +20,9 @@ from defenses.core import keyed
 
 TURNED = 0.01
 """Fraction of the others whom rounding may move from one side of a score to the other."""
+
+_SUREST = 10
+"""One in so many members, and non-members, is among those that an attack is surest of."""
 
 _MOST = 2**63 - 1  # the largest int64, exclusive: the end of the range that ids are drawn from
 
@@ -72,6 +76,30 @@ def copied(examples: Examples) -> Examples:
     """Public examples for an attack: copies, numbered from 0 instead of by their place in the data set."""
     numbers = torch.arange(len(examples), device=examples.ids.device)
     return Examples(ids=numbers, inputs=examples.inputs.clone(), labels=examples.labels.clone())
+
+
+def asked_alone(
+    scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], coins: torch.Generator
+) -> Int[Tensor, " drawn"]:
+    """Whom an informed attack has to score again as the only candidate: two members and two non-members, by position.
+
+    One of each is drawn from all, and one from the tenth that an attack is surest of: whoever compares candidates for a
+    few alone does it where a true positive rate at few false alarms is decided.
+
+    Args:
+        scores: of all candidates.
+        members: who is one.
+        coins: that no attack is told, so that none behaves for these candidates only.
+    """
+    found = []
+    for inside in (True, False):
+        places = torch.nonzero(members == inside).flatten().cpu()
+        surest = places[
+            scores.cpu()[places].argsort(descending=inside, stable=True)[: math.ceil(len(places) / _SUREST)]
+        ]
+        for some in (places, surest):
+            found.append(some[torch.randperm(len(some), generator=coins)[:1]])
+    return torch.cat(found).unique()
 
 
 def refuse_comparison(name: str, together: MembershipScores, alone: MembershipScores) -> None:

@@ -21,13 +21,10 @@ from ..scoring import random_split
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from ..scoring.under_claim import beside_claim
-from .candidates import Candidates, refuse_comparison
+from .candidates import Candidates, asked_alone, refuse_comparison
 from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
-
-_ASKED_ALONE = 2
-"""Members, and as many non-members, that an informed attack has to score again as the only candidate."""
 
 
 def membership(model: TrainedRun, cell: Cell) -> Finding:
@@ -77,13 +74,10 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     result = asked_about(examples, "candidates")
     # Without noise there is nothing to cancel: a remainder shows who took part by itself.
     if Knows.OTHERS in knows and model.run.noise != "none":
-        inside = torch.isin(examples.ids, members)
         coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
-        # Drawn by a seed that no attack is told, so that none behaves for these candidates only.
-        for kind in (inside, ~inside):
-            places = kind.nonzero().flatten().cpu()
-            for one in places[torch.randperm(len(places), generator=coins)[:_ASKED_ALONE]]:
-                refuse_comparison(asked.name, result, asked_about(pick(examples, one[None]), f"alone {one}"))
+        scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
+        for one in asked_alone(scored, torch.isin(examples.ids, members), coins):
+            refuse_comparison(asked.name, result, asked_about(pick(examples, one[None]), f"alone {one}"))
     truth = GroundTruth(members=members, candidates=examples.ids)
     columns = {
         "id": column(result.ids),
