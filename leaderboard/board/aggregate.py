@@ -161,11 +161,15 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing
         return Estimate(metric=name, value=None, reason=reason)
     # Again, and wider: the maximum of k means is beyond its own interval up to k times as often (Bonferroni).
-    found = [over_seeds(name, cell, looks=looks) for cell in cells]
-    found = [estimate for estimate in found if estimate.value is not None]
+    compared = [_Compared(cell, over_seeds(name, cell, looks=looks)) for cell in cells]
+    compared = [one for one in compared if one.estimate.value is not None]
+    found = [one.estimate for one in compared]
     sign = 1 if _better(name, cells) == "lower" else -1
-    # Of equal means the one whose interval reaches farther, so that the order of cells decides less.
-    strongest = max(found, key=lambda e: (sign * (e.value or 0.0), sign * _pessimistic(e, sign)))
+    strongest, chosen = _strongest(compared, sign), None
+    if looks > 1 and (chosen := _chosen_on_a_half(name, compared, sign)) is not None:
+        # Attacks without halves are held against its number by their own: few, and none is hidden.
+        strongest = _strongest([chosen, *(one for one in compared if not _has_halves(name, one))], sign)
+    of_half, strongest = strongest is chosen, strongest.estimate
     low, high, interval, reason = None, None, None, strongest.reason
     if all(e.low is not None for e in found):
         pick = max if sign > 0 else min
@@ -177,9 +181,9 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
     elif strongest.low is not None:
         without = next(e.attack for e in found if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
-    if looks > 1 and (chosen := _chosen_on_a_half(name, cells, sign)) is not None:
-        reaching = _reaching(chosen, low if sign < 0 else high, sign)
-        why = chosen.reason if reaching.low is not None else chosen.reason or reason
+    if of_half:
+        reaching = _reaching(strongest, low if sign < 0 else high, sign)
+        why = strongest.reason if reaching.low is not None else strongest.reason or reason
         return replace(reaching, looks=looks, chosen_on="calibration half", reason=why)
     return Estimate(
         metric=name, value=strongest.value, low=low, high=high, seeds=strongest.seeds,
@@ -189,16 +193,66 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
     )  # fmt: skip
 
 
-def _chosen_on_a_half(name: str, cells: Sequence[BoardCell], sign: int) -> Estimate | None:
-    """What the attack that is strongest on the calibration half has on the other; None where a record lacks a half."""
-    measured = [cell for cell in cells if over_seeds(name, cell).value is not None]
-    known = [{half: over_seeds(name, cell, half=half) for half in (CALIBRATION, REPORT)} for cell in measured]
-    for cell, halves in zip(measured, known, strict=True):
-        if any(found.seeds != over_seeds(name, cell).seeds for found in halves.values()):
-            return None
-    # Of equal means the first, in the order of the records: nothing else was looked at.
-    strongest = max(known, key=lambda halves: sign * (halves[CALIBRATION].value or 0.0))
-    return strongest[REPORT]
+@dataclass(frozen=True)
+class _Compared:
+    """An attack, and the number by which it is compared."""
+
+    cell: BoardCell
+    estimate: Estimate
+    half: str | None = None
+
+    def on(self, seeds: Iterable[int]) -> float:
+        """The number over some of the seeds that it was measured with."""
+        some = replace(self.cell, records={seed: self.cell.records[seed] for seed in seeds})
+        return over_seeds(self.estimate.metric, some, half=self.half).value or 0.0
+
+
+def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
+    """The attack of the worst mean, if it has that where others were measured, too.
+
+    Runs differ in how much they leak. So an attack of fewer seeds must be worse by its mean, and worse than the attack
+    that it takes the place of on the seeds that both have: one lucky seed is no match for a mean over three.
+
+    Args:
+        compared: at least one, each with a value.
+        sign: 1 where larger values are worse.
+    """
+
+    def rank(one: _Compared) -> tuple[float, float]:
+        # Of equal means the one whose interval reaches farther, so that the order of cells decides less.
+        return sign * (one.estimate.value or 0.0), sign * _pessimistic(one.estimate, sign)
+
+    best, *others = sorted(compared, key=lambda one: -one.estimate.n)
+    for one in others:
+        both = sorted(set(one.estimate.seeds) & set(best.estimate.seeds))
+        alike = one.estimate.seeds == best.estimate.seeds or not both
+        if rank(one) > rank(best) and (alike or sign * one.on(both) > sign * best.on(both)):
+            best = one
+    return best
+
+
+def _has_halves(name: str, one: _Compared) -> bool:
+    """Whether there are numbers on both halves of the candidates for all seeds that an attack was measured with."""
+    found = [over_seeds(name, one.cell, half=half) for half in (CALIBRATION, REPORT)]
+    return all(estimate.seeds == one.estimate.seeds for estimate in found)
+
+
+def _chosen_on_a_half(name: str, compared: Sequence[_Compared], sign: int) -> _Compared | None:
+    """What the attack that is strongest on the calibration half has on the other; None if fewer than two have."""
+    known = [
+        _Compared(one.cell, over_seeds(name, one.cell, half=CALIBRATION), CALIBRATION)
+        for one in compared
+        if _has_halves(name, one)
+    ]
+    if len(known) < 2:
+        return None
+    cell = _strongest([replace(one, estimate=_bare(one.estimate)) for one in known], sign).cell
+    return _Compared(cell, over_seeds(name, cell, half=REPORT), REPORT)
+
+
+def _bare(estimate: Estimate) -> Estimate:
+    """Without an interval: of equal means the first is taken, and nothing else is looked at."""
+    return replace(estimate, low=None, high=None)
 
 
 def _reaching(chosen: Estimate, end: float | None, sign: int) -> Estimate:

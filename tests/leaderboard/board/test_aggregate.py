@@ -173,3 +173,50 @@ def test_a_choice_on_a_half_without_an_interval_says_why(cell):
     estimate = worst_case("auc", [shown, cell(bare, attack="b")], missing="nothing")
     assert (estimate.value, estimate.low, estimate.chosen_on) == (0.65, None, "calibration half")
     assert estimate.reason == "no interval: b was compared too and has none"
+
+
+def test_one_attack_without_halves_leaves_the_choice_among_the_others_as_it_was(cell):
+    strong = cell(halves(0.60, 0.62, 0.58), halves(0.62, 0.64, 0.60), attack="strong")
+    lucky = cell(halves(0.64, 0.55, 0.73), halves(0.60, 0.57, 0.63), attack="lucky")
+    without = worst_case("auc", [strong, lucky], missing="")
+    for weak in (cell(0.55, 0.5, attack="bare"), cell(halves(0.55, 0.5, 0.6), 0.5, attack="bare")):
+        found = worst_case("auc", [strong, lucky, weak], missing="")
+        assert (found.attack, found.value, found.chosen_on) == ("strong", without.value, "calibration half")
+        assert found.looks == 3 and ends(found)[1] >= ends(without)[1]
+    # None is hidden: its own number is shown where that is worse than the other half's.
+    found = worst_case("auc", [strong, lucky, cell(0.60, 0.595, attack="bare")], missing="")
+    assert (found.attack, found.value, found.chosen_on) == ("bare", pytest.approx(0.5975), "the same scores")
+    assert ends(found)[0] <= 0.5975 <= ends(found)[1]
+    # Of one attack with halves there is no choice among such.
+    found = worst_case("auc", [strong, cell(0.55, 0.5, attack="bare")], missing="")
+    assert (found.attack, found.value, found.chosen_on) == ("strong", pytest.approx(0.61), "the same scores")
+
+
+def test_one_lucky_seed_is_no_match_for_a_mean_over_three(cell):
+    # The first seed leaks more, to both.
+    three = cell(0.80, 0.60, 0.61, attack="three")
+    assert worst_case("auc", [cell(0.75, attack="one"), three], missing="").attack == "three"
+    assert worst_case("auc", [three, cell(0.75, attack="one")], missing="").attack == "three"
+    # Worse than the other on that very seed, and by what is shown.
+    assert worst_case("auc", [three, cell(0.85, attack="one")], missing="").attack == "one"
+    # Worse on that seed alone: the mean of three is larger, and is what a reader sees.
+    high = cell(0.60, 0.80, 0.81, attack="high")
+    found = worst_case("auc", [high, cell(0.65, attack="one")], missing="")
+    assert (found.attack, found.value) == ("high", pytest.approx(0.7366667))
+    # And on halves.
+    parts = [halves(0.80, 0.80, 0.79), halves(0.6, 0.6, 0.62), halves(0.61, 0.61, 0.60)]
+    found = worst_case("auc", [cell(*parts, attack="three"), cell(halves(0.75, 0.75, 0.74), attack="one")], missing="")
+    assert (found.attack, found.value, found.chosen_on) == ("three", pytest.approx(0.67), "calibration half")
+
+
+def test_attacks_that_know_nothing_win_no_oftener_for_fewer_seeds(cell):
+    """Runs differ by more than attacks do; one attack of the four was measured on a single run."""
+    draw, won, by_mean = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        runs = draw.normal(0.6, 0.05, size=3)
+        values = (runs + draw.normal(0, 0.01, size=(4, 3))).clip(0, 1)
+        cells = [cell(*map(float, values[k, : 1 if k == 0 else 3]), attack=str(k)) for k in range(4)]
+        won += worst_case("auc", cells, missing="").attack == "0"
+        by_mean += values[0, 0] > values[1:].mean(axis=1).max()
+    # One of four by chance; by its mean alone it wins when its run leaks more than others do.
+    assert by_mean > 0.4 * 400 and won < 0.25 * 400
