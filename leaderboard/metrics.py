@@ -107,6 +107,8 @@ class KnownMetric:
         reported: whether papers report it, so that a figure of theirs can stand beside ours.
         pictured: whether it stands beside the pictures of an attack.
         in_violations: whether the sentence about a refuted claim says it.
+        proved: whether a value is a proved low end by itself, with its own confidence: of several runs the least is one,
+            too, and their mean is none.
     """
 
     name: str
@@ -127,6 +129,7 @@ class KnownMetric:
     reported: bool = True
     pictured: bool = False
     in_violations: bool = False
+    proved: bool = False
 
     @property
     def title(self) -> str:
@@ -226,7 +229,7 @@ _TABLE = (
     ),
     KnownMetric(
         name="epsilon_lower", kind="membership", label="proved lower bound of ε", better="lower", most=math.inf,
-        chance=0.0, reported=False,
+        chance=0.0, reported=False, proved=True,
     ),
     KnownMetric(
         name="psnr", kind="reconstruction", label="PSNR", unit="dB", better="lower", most=120.0, digits=1,

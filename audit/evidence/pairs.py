@@ -97,9 +97,10 @@ def pair_guesses(
     if not 1 <= answered <= len(gap):
         raise ValueError(f"answered must be in [1, {len(gap)}], the number of pairs, got {answered}")
     size = np.abs(gap)
+    # Of equal gaps some are answered by lot: which ones tells nothing of who is the member of a pair.
+    chosen = np.lexsort((coins.random(len(gap)), -size))[:answered]
     # A gap of 0 has no higher score, and is no answer.
-    guessed = size > max(0.0, _beyond(np.sort(size)[::-1], answered, -np.inf))
-    return Guesses(len(gap), int(guessed.sum()), int((guessed & (gap > 0)).sum()))
+    return Guesses(len(gap), int((size[chosen] > 0).sum()), int((gap[chosen] > 0).sum()))
 
 
 def seed_of_split(ids: ndarray, members: ndarray, seed: int = 0) -> int:

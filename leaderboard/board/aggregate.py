@@ -18,6 +18,9 @@ from ..metrics import CALIBRATION, LARGEST_NOTE, LARGEST_UNDER_CLAIM, METRICS, R
 from ..records.fields import Metric
 from ..records.record import Record
 
+LOW_END = "no interval: it is a low end by itself"
+"""Why a proved bound has none."""
+
 
 class BoardError(ValueError):
     """These records cannot be shown as one board."""
@@ -106,7 +109,7 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None =
 
     The interval is Student's t over seeds. With one seed, or with seeds that agree to the last digit (where t
     would claim certainty), it is the mean of the records' own intervals, widened for `looks` as a normal one
-    would be. Both are clipped to the metric's range.
+    would be. Both are clipped to the metric's range. Of proved bounds it is the least, without an interval.
 
     Args:
         name: the metric.
@@ -126,6 +129,12 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None =
         reason = gaps or f"no {cell.kind} record"
         return Estimate(metric=name, value=None, attack=cell.attack, looks=looks, reason=reason)
     values = [m.value for m in measured.values() if m.value is not None]
+    if name in METRICS and METRICS[name].proved:
+        # Each errs with its own chance, and their mean, or the largest, with that of all of them.
+        reason = gaps or ("the least of its seeds, which is proved as each is" if len(values) > 1 else LOW_END)
+        return Estimate(
+            metric=name, value=min(values), seeds=tuple(measured), attack=cell.attack, looks=looks, reason=reason
+        )
     center = min(max(fmean(values), min(values)), max(values))  # rounding must not leave the values' range
     ends, kind = student(values, looks=looks), "seeds"
     # Equal values have no spread over seeds, and t would claim certainty: each record's own interval does not.

@@ -123,3 +123,15 @@ def test_few_pairs_and_tied_scores_prove_nothing():
 def test_what_is_no_random_split_is_named(knows, flags, words):
     why = not_a_random_split(knows, flags)
     assert (words in why) if words else why == ""
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(0.0, 0.0), (1.0, 0.7), (2.0, 1.7)])
+def test_answers_of_yes_and_no_prove_what_a_random_response_leaks_and_no_more(epsilon, least):
+    """Each record says whether it is a member, and lies with chance 1 / (1 + e^epsilon): replacing one turns two."""
+    values = []
+    for seed in range(100 if epsilon == 0 else 25):
+        ids, _, members = drawn(seed, shift=0.0, n=2000)
+        lies = np.random.default_rng([seed, 1]).random(2000) > 1 / (1 + math.exp(-epsilon))
+        values.append(epsilon_lower(ids, (members ^ lies).astype(float), members, 1e-9).value or 0.0)
+    values = np.array(values)
+    assert (values > 2 * epsilon).mean() <= 0.1 and values.mean() >= least

@@ -220,3 +220,14 @@ def test_attacks_that_know_nothing_win_no_oftener_for_fewer_seeds(cell):
         by_mean += values[0, 0] > values[1:].mean(axis=1).max()
     # One of four by chance; by its mean alone it wins when its run leaks more than others do.
     assert by_mean > 0.4 * 400 and won < 0.25 * 400
+
+
+def test_of_proved_bounds_the_least_is_proved_and_no_mean_is(cell, record, metric):
+    def bounds(*values):
+        made = [record(seed=seed, metrics={"epsilon_lower": metric(v)}) for seed, v in enumerate(values)]
+        return BoardCell(kind="membership", attack="a", noise=None, records={r.seed: r for r in made})
+
+    found = over_seeds("epsilon_lower", bounds(0.4, 1.0, 0.7))
+    assert (found.value, found.low, found.high, found.seeds) == (0.4, None, None, (0, 1, 2))
+    assert "least of its seeds" in (found.reason or "")
+    assert over_seeds("epsilon_lower", bounds(1.0)).value == 1.0
