@@ -107,8 +107,8 @@ class KnownMetric:
         reported: whether papers report it, so that a figure of theirs can stand beside ours.
         pictured: whether it stands beside the pictures of an attack.
         in_violations: whether the sentence about a refuted claim says it.
-        proved: whether a value is a proved low end by itself, with its own confidence: of several runs the least is one,
-            too, and their mean is none.
+        proved: whether a value is a proved low end by itself, with its own confidence: of several runs the least is
+            one, too, and their mean is none.
     """
 
     name: str
