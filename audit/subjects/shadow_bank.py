@@ -3,7 +3,10 @@
 Shokri et al., S&P 2017; Carlini et al., S&P 2022. They come from the very trainer, defense, noise, sampler and length
 of the target, because models of another training answer otherwise, and a test that is calibrated on them finds less.
 Each is trained on as many examples as the target: half of the candidates, and others of the pools who are not asked
-about. Halves are drawn by the digest of the splits, and tell nothing of who is a member of the target.
+about. Where there are more members than non-members, these others are members of the target in the main: nobody else is
+left. Halves are drawn by the digest of the splits, for candidates in the order of their ids, and tell nothing of who is
+a member of the target: the digest is in every record, and with it the place of a candidate can be read off the models
+that were trained on it.
 
 A target is no model of its bank. Where one of a balanced set is taken for the target, the others give its members away:
 who is in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
@@ -74,8 +77,8 @@ class ShadowStack:
     def __call__(self, device: torch.device) -> dict[str, Any]:
         """Trains the models and asks them; their answers as plain JSON values."""
         splits = load_splits(self.request, device)
-        inside, outside = asked_pools(splits, self.request.training.candidates, device)
-        asked, public = join(inside, outside), examples_of(splits.public, device)
+        asked = by_id(join(*asked_pools(splits, self.request.training.candidates, device)))
+        public = examples_of(splits.public, device)
         halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
         others = _others(splits, asked, device)
         size = len(splits.private)
@@ -151,7 +154,7 @@ class ShadowStack:
 
 
 def halves_of(splits: Splits, count: int, models: int) -> Tensor:
-    """Whom of the candidates each of the first models of a bank is trained on, bool [models, count], on the CPU.
+    """Whom of the candidates, by id, each of the first models is trained on, bool [models, count], on the CPU.
 
     Args:
         splits: whose digest decides it.
@@ -159,6 +162,11 @@ def halves_of(splits: Splits, count: int, models: int) -> Tensor:
         models: even.
     """
     return balanced_halves(count, models, keyed(seed_of_data(splits.digest, "shadow halves")))
+
+
+def by_id(asked: Examples) -> Examples:
+    """The candidates in the order of a bank, which does not tell members from others."""
+    return pick(asked, asked.ids.argsort())
 
 
 def _others(splits: Splits, asked: Examples, device: torch.device) -> Examples:
@@ -214,7 +222,7 @@ def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, ask
         needs: stacks of the bank, in order.
         results: what came of them, by name.
         splits: that they were trained on.
-        asked: the candidates in the order of the bank.
+        asked: the candidates, in any order.
         ids: of the candidates, in the order that is wanted.
 
     Raises:
@@ -228,8 +236,7 @@ def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, ask
     if int(diverged.sum()):
         raise NotApplicable(f"{int(diverged.sum())} of its {len(logits)} shadow models diverged; take a smaller lr")
     halves = halves_of(splits, len(asked), len(logits)).to(ids.device)
-    order = asked.ids.argsort()
-    places = order[torch.searchsorted(asked.ids[order], ids)]
+    places = torch.searchsorted(by_id(asked).ids, ids)
     return Shadows(
         logits=logits[:, places],
         trained_on=halves[:, places],
