@@ -385,25 +385,60 @@ def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
 
 def black_box(view: RunView) -> ModelAccess:
     """`Access.BLACK_BOX`: queries to the final model."""
-    return _model_access(view, white=False)
+    return _final(view, white=False)
 
 
 def white_box(view: RunView) -> ModelAccess:
     """`Access.WHITE_BOX`: queries to the final model, and its parameters."""
-    return _model_access(view, white=True)
+    return _final(view, white=True)
 
 
 def label_only(view: RunView) -> LabelAccess:
     """`Access.LABEL_ONLY`: the labels that the final model answers with."""
-    model, world = view.attackers_model, view.attackers_world
+    return label_access(view.attackers_model, view.attackers_world, view.given)
+
+
+def label_access(model: nn.Module, world: World, candidates: Examples | None) -> LabelAccess:
+    """The labels that a model answers with, to somebody who has nothing else of it.
+
+    Args:
+        model: the attacker's own copy, in evaluation mode.
+        world: what everybody knows, its population the attacker's own copy.
+        candidates: whom membership is about, as the attacker's own copy.
+    """
     return LabelAccess(
         labels_of=lambda inputs: _label_of(logits_of(model, inputs)),
         input_shape=world.input_shape,
         input_low=world.low,
         input_high=world.high,
         classes=world.classes,
-        candidates=view.given,
+        candidates=candidates,
         population=world.population,
+    )
+
+
+def model_access(
+    model: nn.Module, world: World, candidates: Examples | None, *, shadows: Shadows | None = None, white: bool = False
+) -> ModelAccess:
+    """Queries to a model, and its parameters where the attacker has them.
+
+    Args:
+        model: the attacker's own copy, in evaluation mode.
+        world: what everybody knows, its population the attacker's own copy.
+        candidates: whom membership is about, as the attacker's own copy.
+        shadows: what shadow models answer about the candidates, in their order, and about the population.
+        white: whether the parameters are shown.
+    """
+    squares = GradientNorms(model, world.loss) if white else None
+    return ModelAccess(
+        logits=lambda inputs: logits_of(model, inputs),
+        input_shape=world.input_shape,
+        classes=world.classes,
+        candidates=candidates,
+        population=world.population,
+        shadows=shadows,
+        parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
+        gradients_squared=None if squares is None else lambda inputs, labels: squares.of(inputs, labels),
     )
 
 
@@ -412,16 +447,5 @@ def _label_of(logits: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
     return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
 
 
-def _model_access(view: RunView, *, white: bool) -> ModelAccess:
-    model, world = view.attackers_model, view.attackers_world
-    squares = GradientNorms(model, world.loss) if white else None
-    return ModelAccess(
-        logits=lambda inputs: logits_of(model, inputs),
-        input_shape=world.input_shape,
-        classes=world.classes,
-        candidates=view.given,
-        population=world.population,
-        shadows=view.shadows,
-        parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
-        gradients_squared=None if squares is None else lambda inputs, labels: squares.of(inputs, labels),
-    )
+def _final(view: RunView, *, white: bool) -> ModelAccess:
+    return model_access(view.attackers_model, view.attackers_world, view.given, shadows=view.shadows, white=white)

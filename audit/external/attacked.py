@@ -1,0 +1,182 @@
+"""Membership inference on a model that was trained elsewhere: each attack under its own access, and what came of it.
+
+Every attack gets candidates in an order and under aliases of its own, a copy of the model, and nothing of who is a
+member. Scores meet the truth in `scoring`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attacks.core import AccessError, Examples, Knows, MembershipScores, NotApplicable, Requirements, Shadows, Target
+from defenses.core import keyed
+from leaderboard.records.record import Metric
+
+from ..catalog import methods as catalog
+from ..observe import World, label_access, logits_of, model_access
+from ..plan.request import seed_of
+from ..plan.threat_models import THREAT_MODELS
+from ..scoring.score import score
+from ..scoring.truth import GroundTruth
+from ..subjects.candidates import Candidates, copied
+from ..subjects.outcome import join
+
+READ_NO_STEP = tuple(
+    access for (kind, access), row in THREAT_MODELS.items() if kind == "membership" and row.reads == "nothing"
+)
+"""Accesses to a final model alone."""
+
+BankOf = Callable[[Tensor], Shadows]
+"""(ids of candidates) -> what shadow models answer about them, in that order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """A finished model, and whom it is asked about.
+
+    Attributes:
+        model: in evaluation mode; never changed.
+        members: examples that it was trained on.
+        non_members: examples that it was not trained on; ids are distinct from those of the members.
+        population: public examples that are neither; None where there are none.
+        classes: of its answers.
+    """
+
+    model: nn.Module
+    members: Examples
+    non_members: Examples
+    population: Examples | None = None
+    classes: int
+
+    def __post_init__(self) -> None:
+        shared = torch.isin(self.members.ids, self.non_members.ids)
+        if bool(shared.any()):
+            raise ValueError(
+                f"ids must be of one group each, and {int(self.members.ids[shared][0])} is a member and a non-member"
+            )
+        for name, group in (("members", self.members), ("non_members", self.non_members)):
+            if not len(group):
+                raise ValueError(f"{name} must hold at least one example, got none")
+
+    @property
+    def world(self) -> World:
+        """What everybody knows: shapes, and the range of the inputs that there are."""
+        ends = [(group.inputs.min(), group.inputs.max()) for group in (self.members, self.non_members)]
+        return World(
+            input_shape=tuple(self.members.inputs.shape[1:]),
+            classes=self.classes,
+            low=float(min(low for low, _ in ends)),
+            high=float(max(high for _, high in ends)),
+            population=None if self.population is None else copied(self.population),
+        )
+
+    @property
+    def offered(self) -> Knows:
+        """What an attacker may know beside the model, without shadow models."""
+        return Knows.NOTHING if self.population is None else Knows.POPULATION
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOutcome:
+    """What came of one attack.
+
+    Attributes:
+        name: of the attack.
+        settings: all of them.
+        requires: its threat model, as a record has it.
+        metrics: by name; empty where it did not run.
+        scores: of all candidates, by id; None where it did not run.
+        why_not: the sentence that says why it did not run, and what would enable it; empty where it ran.
+        failed: whether it ended with an error, instead of not being applicable.
+        seconds: wall clock.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    scores: MembershipScores | None = None
+    why_not: str = ""
+    failed: bool = False
+    seconds: float = 0.0
+
+
+def final_model_attacks() -> list[str]:
+    """Names of the membership attacks of the catalogue that ask a final model."""
+    found = (catalog.attack(name) for name in catalog.names("attacks"))
+    return sorted(one.name for one in found if one.kind == "membership" and one.requires.access in READ_NO_STEP)
+
+
+def run_attacks(
+    audited: Audited,
+    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    bank: BankOf | None = None,
+    delta: float,
+    seed: int = 0,
+) -> Iterator[AttackOutcome]:
+    """Runs attacks one after another; what one cannot do ends none of the others.
+
+    Args:
+        audited: the model and whom it is asked about.
+        asked: names of attacks, each with its settings.
+        bank: of shadow models; None where there is none.
+        delta: of the claim, at which bounds on epsilon are computed.
+        seed: of the candidates' order and aliases, and of the attacks' own coins.
+
+    Yields:
+        One outcome an attack, in their order.
+    """
+    examples = join(audited.members, audited.non_members)
+    truth = GroundTruth(members=audited.members.ids, candidates=examples.ids)
+    for name, given in asked:
+        attack = catalog.attack(name)
+        settings = attack.settings(**given)
+        about = {"name": name, "settings": settings, "requires": attack.requires.to_dict()}
+        knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
+        if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:
+            why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
+            yield AttackOutcome(**about, why_not=why)
+            continue
+        if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
+            yield AttackOutcome(**about, why_not=why)
+            continue
+        begun = time.perf_counter()
+        key = {"attack": name, "settings": settings, "seed": seed}
+        try:
+            candidates = Candidates.draw(examples, seed_of(key, "candidates"))
+            target = _target(audited, attack.requires, candidates, bank)
+            coins = keyed(seed_of(key, "attack"))
+            found = candidates.answers(attack(target, coins, **copy.deepcopy(settings)))
+            metrics = score(found, truth, delta=delta)
+        except (NotApplicable, AccessError) as error:
+            yield AttackOutcome(**about, why_not=f"{name} does not apply: {error}")
+        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            # An attack that cannot cope with this model ends itself only, and the report has its sentence.
+            told = " ".join(str(error).split())
+            yield AttackOutcome(**about, why_not=f"{name} failed: {type(error).__name__}: {told}", failed=True)
+        else:
+            yield AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
+
+
+def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: BankOf | None) -> Target:
+    """What one attack is given: copies, and functions over them."""
+    model, world = copy.deepcopy(audited.model), audited.world
+    if requires.access.name == "LABEL_ONLY":
+        return label_access(model, world, candidates.given)
+    shadows = bank(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
+    white = requires.access.name == "WHITE_BOX"
+    return model_access(model, world, candidates.given, shadows=shadows, white=white)
+
+
+def answers(model: nn.Module, examples: Examples) -> Float[Tensor, "n classes"]:
+    """What a model answers about examples."""
+    return logits_of(model, examples.inputs)

@@ -1,0 +1,296 @@
+"""The audit of a finished model: attacks, the strongest of them, a bound on epsilon, exposure, and one verdict.
+
+From Python, on a model that is in memory; `leakbench audit` does the same on files and writes a report.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import Examples
+from leaderboard.records.record import Metric
+
+from ..catalog import methods as catalog
+from ..catalog.messages import no_such
+from ..observe import logits_of
+from ..plan.expand import BASELINE
+from ..scoring.shift import Shift, shift_between
+from ..scoring.utility import score_utility
+from .attacked import AttackOutcome, Audited, BankOf, final_model_attacks, run_attacks
+from .findings import (
+    COMPARED,
+    EpsilonBound,
+    Exposure,
+    SplitKind,
+    Strongest,
+    Verdict,
+    epsilon_bound,
+    exposure,
+    strongest,
+    verdict,
+)
+from .gradients import SharedGradient, ranks, shared_gradients
+
+Pair = tuple[Tensor, Tensor]
+"""(inputs [n, ...], labels [n])."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """What is asked of an audit.
+
+    Attributes:
+        attacks: names, each with its settings; None for all that need nothing which is not there.
+        split: `random` where members were drawn at random of what non-members are the rest of, in the owner's words.
+        claim: (epsilon, delta) of the owner's claim, add/remove; None where nothing is claimed.
+        delta: at which bounds on epsilon are computed where nothing is claimed.
+        level: confidence of the bound on epsilon.
+        gradients: whether shared gradients of this architecture are attacked, too.
+        images: members whose gradients are shared.
+        seed: of candidates' order, attacks' coins and the choice of these members.
+    """
+
+    attacks: Sequence[tuple[str, Mapping[str, Any]]] | None = None
+    split: SplitKind = "unknown"
+    claim: tuple[float, float] | None = None
+    delta: float = 1e-5
+    level: float = 0.95
+    gradients: bool = True
+    images: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.split not in ("random", "unknown"):
+            raise ValueError(f"split must be random or unknown, got {self.split!r}")
+        if not 0 < self.level < 1:
+            raise ValueError(f"level must be in (0, 1), got {self.level}")
+        epsilon, delta = (0.0, self.delta) if self.claim is None else self.claim
+        if not 0 <= delta < 1:
+            raise ValueError(f"delta must be in [0, 1), got {delta}")
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon of the claim must be at least 0, got {epsilon}")
+        if self.images < 1:
+            raise ValueError(f"images must be at least 1, got {self.images}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAudit:
+    """What an audit found.
+
+    Attributes:
+        audited: the model, and whom it was asked about.
+        settings: what was asked.
+        outcomes: of all attacks, those that did not run with the reason.
+        strongest: by each metric.
+        bound: on epsilon; else why there is none.
+        shift: between members and non-members, without the model.
+        exposure: of single members and classes, by the strongest attack; None where none ran.
+        accuracy: of members and of non-members.
+        ranks: of the equations of one shared gradient, a row a layer; else why they are not known.
+        shared: attacks on gradients of single members.
+        shared_inputs: these members; None where no gradient was shared.
+        verdict: the answer.
+    """
+
+    audited: Audited
+    settings: AuditSettings
+    outcomes: tuple[AttackOutcome, ...]
+    strongest: tuple[Strongest, ...]
+    bound: EpsilonBound | str
+    shift: Shift
+    exposure: Exposure | None
+    accuracy: Mapping[str, Metric]
+    ranks: Sequence[Any] | str
+    shared: tuple[SharedGradient, ...] = ()
+    shared_inputs: Tensor | None = None
+    verdict: Verdict
+
+    @property
+    def measured(self) -> dict[tuple[str, str], Metric]:
+        """(attack, metric) -> its number, for rules; under no attack those of the strongest and of the whole audit."""
+        found = {(one.name, name): metric for one in self.outcomes for name, metric in one.metrics.items()}
+        for one in self.strongest:
+            metric = found[one.attack, one.metric]
+            # The half that had no say in the choice: the attack's own number flatters whoever picked it.
+            reason = None if one.low is not None else "so few candidates have no interval"
+            found["", one.metric] = Metric(
+                value=one.value, low=one.low, high=one.high, n=one.n, better=metric.better, reason=reason
+            )
+        found["", "epsilon_lower"] = self._epsilon_lower()
+        found["", "accuracy_gap"] = accuracy_gap(self.accuracy)
+        return found
+
+    def _epsilon_lower(self) -> Metric:
+        bound = self.bound
+        if isinstance(bound, str):
+            return Metric(value=None, better="lower", reason=bound)
+        if bound.split != "random":
+            return Metric(value=None, better="lower", reason="the split is not said to be random (--split random)")
+        return Metric(value=bound.value, n=bound.pairs, better="lower", reason="it is a low end by itself")
+
+
+def accuracy_gap(accuracy: Mapping[str, Metric]) -> Metric:
+    """Accuracy on members less that on non-members, between the ends that both intervals allow together."""
+    inside, outside = accuracy["members"], accuracy["non_members"]
+    if inside.value is None or outside.value is None:
+        return Metric(value=None, better="lower", reason=inside.reason or outside.reason)
+    ends = [inside.low, inside.high, outside.low, outside.high]
+    value, n = inside.value - outside.value, (inside.n or 0) + (outside.n or 0)
+    if any(end is None for end in ends):
+        return Metric(value=value, n=n, better="lower", reason="accuracies without intervals have none of their gap")
+    low, high, other_low, other_high = (float(end or 0.0) for end in ends)
+    return Metric(value=value, low=low - other_high, high=high - other_low, n=n, better="lower")
+
+
+def audit_model(
+    model: nn.Module,
+    *,
+    members: Pair,
+    non_members: Pair,
+    population: Pair | None = None,
+    settings: AuditSettings | None = None,
+    bank: BankOf | None = None,
+    report: Callable[[str], None] = lambda name: None,
+    **options: Any,
+) -> ModelAudit:
+    """Audits a model that is in memory, by pairs of inputs and labels; see `audit_groups`.
+
+    Args:
+        model: a classifier: inputs -> logits [n, classes].
+        members: examples that it was trained on.
+        non_members: examples that it was not trained on.
+        population: public examples that are neither, which some attacks need.
+        settings: what is asked; or single options by name, as `split="random"`.
+        bank: of shadow models.
+        report: told the name of each attack as it begins.
+        **options: fields of `AuditSettings`.
+    """
+    asked = replace(settings or AuditSettings(), **options)
+    groups, number = [], 0
+    for name, pair in (("members", members), ("non_members", non_members), ("population", population)):
+        if pair is None:
+            continue
+        inputs, labels = pair
+        if len(inputs) != len(labels):
+            raise ValueError(f"{name} must have a label an input, got {len(inputs)} inputs and {len(labels)} labels")
+        ids = torch.arange(number, number + len(labels), device=labels.device)
+        groups.append(Examples(ids=ids, inputs=inputs, labels=labels))
+        number += len(labels)
+    own = copy.deepcopy(model).eval()
+    logits = logits_of(own, groups[0].inputs[:1])
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(f"model must answer with logits [n, classes], got shape {list(logits.shape)} for one input")
+    audited = Audited(
+        model=own,
+        members=groups[0],
+        non_members=groups[1],
+        population=groups[2] if len(groups) > 2 else None,
+        classes=int(logits.shape[1]),
+    )
+    return audit_groups(audited, asked, bank=bank, report=report)
+
+
+def audit_groups(
+    audited: Audited,
+    settings: AuditSettings,
+    *,
+    shift: Shift | None = None,
+    bank: BankOf | None = None,
+    refuted: Sequence[str] = (),
+    report: Callable[[str], None] = lambda name: None,
+) -> ModelAudit:
+    """Audits a finished model.
+
+    Args:
+        audited: the model and whom it is asked about.
+        settings: what is asked.
+        shift: between members and non-members, where it is known already.
+        bank: of shadow models; None where there is none.
+        refuted: sentences on what refutes the claim already, as by a transcript.
+        report: told the name of each attack as it begins.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ValueError: an attack that there is none of.
+    """
+    known = final_model_attacks()
+    chosen = [(name, {}) for name in known] if settings.attacks is None else list(settings.attacks)
+    for name, _ in chosen:
+        if name not in known and name not in catalog.names("attacks"):
+            raise ValueError(no_such("attack", name, known))
+    delta = settings.delta if settings.claim is None else settings.claim[1]
+    outcomes = []
+    for one in chosen:
+        report(one[0])
+        outcomes += run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)
+    shift = shift_between(audited.members, audited.non_members) if shift is None else shift
+    members = audited.members.ids.cpu().numpy()
+    by = tuple(one for one in (strongest(outcomes, metric) for metric in COMPARED) if one is not None)
+    bound = epsilon_bound(
+        outcomes, members, delta=delta, level=settings.level, split=settings.split, claim=settings.claim
+    )
+    if shift.found and isinstance(bound, EpsilonBound) and bound.split == "random":
+        # Who says that the split was random is contradicted by the data themselves.
+        bound = "members and non-members are told apart without the model, so the split was not drawn at random"
+    exposed = None
+    if by:
+        leading = next(one for one in outcomes if one.name == by[0].attack)
+        groups = (audited.members, audited.non_members)
+        labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
+        exposed = exposure(leading, members, labels)
+    found: Sequence[Any] | str = "not asked for"
+    shared: tuple[SharedGradient, ...] = ()
+    inputs = None
+    if settings.gradients:
+        report("gradients")
+        found = ranks(audited.model, tuple(audited.members.inputs.shape[1:]), seed=settings.seed)
+        plain = catalog.defense(BASELINE).with_noise(0.0)
+        inputs, attacked = shared_gradients(
+            audited, plain, gradient_attacks(), images=settings.images, seed=settings.seed
+        )
+        shared = tuple(attacked)
+    accuracy = {
+        name: score_utility(logits_of(audited.model, group.inputs), group.labels)["accuracy"]
+        for name, group in (("members", audited.members), ("non_members", audited.non_members))
+    }
+    return ModelAudit(
+        audited=audited,
+        settings=settings,
+        outcomes=tuple(outcomes),
+        strongest=by,
+        bound=bound,
+        shift=shift,
+        exposure=exposed,
+        accuracy=accuracy,
+        ranks=found,
+        shared=shared,
+        shared_inputs=inputs,
+        verdict=verdict(by, bound, shift, refuted, _detectable(outcomes)),
+    )
+
+
+def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:
+    """The attacks on a shared update of the quick suite, which are cheap, at its settings."""
+    from ..suite import suite as suites
+
+    asked = suites.load("quick").attack_grid()
+    return [(one.name, one.settings) for one in asked if catalog.attack(one.name).kind == "reconstruction"]
+
+
+def _detectable(outcomes: Sequence[AttackOutcome]) -> float:
+    """AUC from which on a leak would have shown in four audits of five, on the half that is reported."""
+    found = [one.metrics["auc"].detail.get("detectable") for one in outcomes if "auc" in one.metrics]
+    whole = max((float(value) for value in found if isinstance(value, float | int)), default=1.0)
+    return min(1.0, 0.5 + math.sqrt(2) * (whole - 0.5))  # of all candidates -> of half of them
+
+
+__all__ = ["AuditSettings", "ModelAudit", "audit_groups", "audit_model"]

@@ -1,0 +1,105 @@
+"""Rules that an audit has to keep: `tpr_at_1pct_fpr>0.05` fails it where more than that is shown.
+
+A number has an interval, so a rule has a side. `>` alone asks for the lower end, and `<` for the upper one: the rule is
+broken where the audit shows it, and small samples show little. `metric.high>x` breaks where the audit cannot exclude
+it, which many samples are needed to pass; `metric.value` compares the estimate itself. A metric that was not measured
+breaks its rule: silence is not a pass.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from leaderboard.metrics import METRICS
+from leaderboard.records.record import Metric
+
+from ..catalog.messages import no_such
+
+Side = Literal["low", "high", "value"]
+
+OF_MODEL = ("epsilon_lower", "accuracy_gap")
+"""Metrics of the audit as a whole, which no attack has."""
+
+_RULE = re.compile(
+    r"(?:(?P<attack>[\w./:-]+?):)?(?P<metric>[\w.%]+?)(?:\.(?P<side>low|high|value))?(?P<sign>[<>])(?P<limit>[^<>=]+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        text: as it was given.
+        attack: whose metric; empty for the strongest by the audit's own choice, and for metrics of no attack.
+        metric: its name.
+        side: end of the interval that is compared.
+        above: whether it is broken above the limit, else below.
+        limit: in the metric's unit.
+    """
+
+    text: str
+    attack: str
+    metric: str
+    side: Side
+    above: bool
+    limit: float
+
+    def broken(self, found: Mapping[tuple[str, str], Metric]) -> str | None:
+        """The sentence that says how the rule is broken; None where it is kept.
+
+        Args:
+            found: (attack, metric) -> what was measured; attack is empty for the strongest, and for the audit's own.
+        """
+        metric = found.get((self.attack, self.metric))
+        whose = f"{self.attack}'s {self.metric}" if self.attack else self.metric
+        if metric is None or metric.value is None:
+            why = "no attack that ran has it" if metric is None else metric.reason
+            return f"{self.text}: {whose} was not measured, for {why}"
+        number = {"low": metric.low, "high": metric.high, "value": metric.value}[self.side]
+        if number is None:
+            # A proved lower bound is its own lower end.
+            if self.side != "low" or self.metric != "epsilon_lower":
+                return f"{self.text}: {whose} has no {self.side} end, for {metric.reason or 'it has no interval'}"
+            number = metric.value
+        if (number > self.limit) if self.above else (number < self.limit):
+            side = {"low": "lower end", "high": "upper end", "value": "estimate"}[self.side]
+            return f"{self.text}: the {side} of {whose} is {number:.4g} (estimate {metric.value:.4g}, n {metric.n})"
+        return None
+
+
+def rules(texts: Sequence[str], attacks: Sequence[str]) -> list[Rule]:
+    """Reads rules.
+
+    Args:
+        texts: as `tpr_at_1pct_fpr>0.05`, `rmia:auc.high>0.6` or `epsilon_lower>2`.
+        attacks: names that a rule may ask for.
+
+    Raises:
+        ValueError: not a rule, or an unknown metric or attack.
+    """
+    known = [*(name for name, row in METRICS.items() if row.kind == "membership"), *OF_MODEL]
+    found = []
+    for text in texts:
+        match = _RULE.fullmatch("".join(text.split()))
+        try:
+            limit = float(match["limit"]) if match else math.nan
+        except ValueError:
+            limit = math.nan
+        if match is None or not math.isfinite(limit):
+            raise ValueError(
+                f"--fail-if must be METRIC>NUMBER or METRIC<NUMBER, as 'tpr_at_1pct_fpr>0.05' or 'rmia:auc.high>0.6', "
+                f"got {text!r}"
+            )
+        attack, metric, above = match["attack"] or "", match["metric"], match["sign"] == ">"
+        if metric not in known:
+            raise ValueError(no_such("metric", metric, known))
+        if attack and attack not in attacks:
+            raise ValueError(no_such("attack", attack, attacks))
+        side: Side = match["side"] or ("low" if above else "high")  # pyright: ignore[reportAssignmentType] -- by the pattern
+        found.append(Rule(text=text, attack=attack, metric=metric, side=side, above=above, limit=limit))
+    return found
