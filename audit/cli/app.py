@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import typer
 
+from .audit import audit
 from .cache import app as cache
 from .doctor import doctor
 from .epsilon import epsilon
@@ -42,6 +43,7 @@ app.add_typer(board, name="leaderboard")
 app.add_typer(cache, name="cache")
 
 app.command()(run)
+app.command()(audit)
 app.command("list")(list_)
 app.command()(explain)
 app.command()(epsilon)

@@ -95,6 +95,7 @@ class AttackOutcome:
         metrics: by name; empty where it did not run.
         scores: of all candidates, by id; None where it did not run.
         why_not: the sentence that says why it did not run, and what would enable it; empty where it ran.
+        missing: what it would have to know beside.
         failed: whether it ended with an error, instead of not being applicable.
         seconds: wall clock.
     """
@@ -105,6 +106,7 @@ class AttackOutcome:
     metrics: dict[str, Metric] = field(default_factory=dict)
     scores: MembershipScores | None = None
     why_not: str = ""
+    missing: Knows = Knows.NOTHING
     failed: bool = False
     seconds: float = 0.0
 
@@ -147,7 +149,7 @@ def run_attacks(
             yield AttackOutcome(**about, why_not=why)
             continue
         if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
-            yield AttackOutcome(**about, why_not=why)
+            yield AttackOutcome(**about, why_not=why, missing=attack.requires.knows & ~knows)
             continue
         begun = time.perf_counter()
         key = {"attack": name, "settings": settings, "seed": seed}

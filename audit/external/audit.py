@@ -24,6 +24,7 @@ from ..plan.expand import BASELINE
 from ..scoring.shift import Shift, shift_between
 from ..scoring.utility import score_utility
 from .attacked import AttackOutcome, Audited, BankOf, final_model_attacks, run_attacks
+from .claim import StatedClaim
 from .findings import (
     COMPARED,
     EpsilonBound,
@@ -49,7 +50,7 @@ class AuditSettings:
     Attributes:
         attacks: names, each with its settings; None for all that need nothing which is not there.
         split: `random` where members were drawn at random of what non-members are the rest of, in the owner's words.
-        claim: (epsilon, delta) of the owner's claim, add/remove; None where nothing is claimed.
+        claim: the owner's; None where nothing is claimed.
         delta: at which bounds on epsilon are computed where nothing is claimed.
         level: confidence of the bound on epsilon.
         gradients: whether shared gradients of this architecture are attacked, too.
@@ -59,7 +60,7 @@ class AuditSettings:
 
     attacks: Sequence[tuple[str, Mapping[str, Any]]] | None = None
     split: SplitKind = "unknown"
-    claim: tuple[float, float] | None = None
+    claim: StatedClaim | None = None
     delta: float = 1e-5
     level: float = 0.95
     gradients: bool = True
@@ -71,13 +72,15 @@ class AuditSettings:
             raise ValueError(f"split must be random or unknown, got {self.split!r}")
         if not 0 < self.level < 1:
             raise ValueError(f"level must be in (0, 1), got {self.level}")
-        epsilon, delta = (0.0, self.delta) if self.claim is None else self.claim
-        if not 0 <= delta < 1:
-            raise ValueError(f"delta must be in [0, 1), got {delta}")
-        if not epsilon >= 0:
-            raise ValueError(f"epsilon of the claim must be at least 0, got {epsilon}")
+        if not 0 <= self.delta < 1:
+            raise ValueError(f"delta must be in [0, 1), got {self.delta}")
         if self.images < 1:
             raise ValueError(f"images must be at least 1, got {self.images}")
+
+    @property
+    def delta_of_bounds(self) -> float:
+        """At which bounds of single attacks are computed: the claim's own where there is one."""
+        return self.delta if self.claim is None else self.claim.delta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +230,7 @@ def audit_groups(
     for name, _ in chosen:
         if name not in known and name not in catalog.names("attacks"):
             raise ValueError(no_such("attack", name, known))
-    delta = settings.delta if settings.claim is None else settings.claim[1]
+    delta = settings.delta_of_bounds
     outcomes = []
     for one in chosen:
         report(one[0])
@@ -235,8 +238,14 @@ def audit_groups(
     shift = shift_between(audited.members, audited.non_members) if shift is None else shift
     members = audited.members.ids.cpu().numpy()
     by = tuple(one for one in (strongest(outcomes, metric) for metric in COMPARED) if one is not None)
+    claim = settings.claim
     bound = epsilon_bound(
-        outcomes, members, delta=delta, level=settings.level, split=settings.split, claim=settings.claim
+        outcomes,
+        members,
+        delta=delta,
+        level=settings.level,
+        split=settings.split,
+        claim=None if claim is None else claim.of_replacement,
     )
     if shift.found and isinstance(bound, EpsilonBound) and bound.split == "random":
         # Who says that the split was random is contradicted by the data themselves.
@@ -274,7 +283,7 @@ def audit_groups(
         ranks=found,
         shared=shared,
         shared_inputs=inputs,
-        verdict=verdict(by, bound, shift, refuted, _detectable(outcomes)),
+        verdict=verdict(by, bound, shift, [*refuted, *(claim.errors if claim else ())], _detectable(outcomes)),
     )
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,12 @@ def document(found: ModelAudit, about: Mapping[str, Any]) -> dict[str, Any]:
             ],
         },
         "settings": {
-            "claim": None if found.settings.claim is None else list(map(_number, found.settings.claim)),
             "delta": found.settings.delta,
             "level": found.settings.level,
             "seed": found.settings.seed,
         },
         "provenance": asdict(origin),
+        "claim": None if found.settings.claim is None else found.settings.claim.to_dict(),
         "device": _device(found.audited.members.inputs.device),
         **about,
     }
@@ -158,7 +157,7 @@ def _scores(found: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _pictures(found: ModelAudit) -> dict[str, Any]:
-    """Inputs that a page shows: the most exposed members, and members whose gradients were shared with what was found."""
+    """Inputs that a page shows: the most exposed members; those whose gradients were shared, and what was found."""
     rows: list[tuple[str, int, Tensor]] = []
     if found.exposure is not None:
         members = found.audited.members
@@ -194,7 +193,7 @@ def _records(
     }
     claim = RecordedClaim(
         epsilon=None,
-        delta=found.settings.delta if found.settings.claim is None else found.settings.claim[1],
+        delta=found.settings.delta_of_bounds,
         relation="add_remove",
         sampling="unknown",
         accountant="none",
@@ -265,17 +264,5 @@ def _id(digest: str, what: str) -> str:
     return hashlib.sha256(f"audit {digest} {what}".encode()).hexdigest()[:32]
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-
-
-__all__ = ["DEFENSE", "DOCUMENT", "PICTURES", "SCHEMA", "SCORES", "document", "write_report"]
-
-
-def not_tested(found: ModelAudit, more: Sequence[str] = ()) -> list[str]:
-    """What was not tested, a sentence each, with what would enable it."""
-    return [*(one.why_not for one in found.outcomes if one.scores is None), *more]

@@ -1,7 +1,7 @@
 """Scores, losses or logits of somebody's own model in a table, with member flags: an audit without the model.
 
-CSV or Parquet, by its bytes. One row an example: `member` (0 or 1), and one of `score` (larger: a member), `loss` (nats;
-smaller: a member), or logits `logit_0`, `logit_1`, ... with `label`. `id` is optional, and numbers rows where absent.
+CSV or Parquet, by its bytes. One row an example: `member` (0 or 1), and one of `score` (larger: a member), `loss`
+(nats; smaller: a member), or logits `logit_0`, `logit_1`, ... with `label`. `id` is optional.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from leaderboard.records.files import digest_of_bytes
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from .attacked import AttackOutcome
+
+COLUMNS = ("score", "loss", "loss_of_logits")
+"""Names that scores of a table have, as attacks have theirs."""
 
 FORMS = "score, or loss, or label with logit_0, logit_1, ..."
 
@@ -77,9 +80,9 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
     if flags.isna().any():
         row = int(np.flatnonzero(flags.isna())[0])
         raise ValueError(f"member of {path.name} must be 0 or 1, got {table['member'].iloc[row]!r} in row {row + 1}")
-    names = table["id"].astype(str) if "id" in table.columns else pd.Series(np.arange(len(table)).astype(str))
-    if (repeated := names[names.duplicated()]).size:
-        raise ValueError(f"ids of {path.name} must be distinct, and {repeated.iloc[0]!r} occurs twice")
+    names: Any = table["id"].astype(str) if "id" in table.columns else pd.Series(np.arange(len(table)).astype(str))
+    if names.duplicated().any():
+        raise ValueError(f"ids of {path.name} must be distinct, and {names[names.duplicated()].iloc[0]!r} occurs twice")
     member = torch.from_numpy(flags.to_numpy(dtype=bool).copy())
     for kind, words in ((True, "1"), (False, "0")):
         if not bool((member == kind).any()):
@@ -114,11 +117,12 @@ def _table(path: Path, content: bytes) -> Any:
 
 
 def _numbers(table: Any, column: str, path: Path) -> np.ndarray:
-    values: Any = pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=float)
+    series: Any = pd.to_numeric(table[column], errors="coerce")
+    values: np.ndarray = series.to_numpy(dtype=float, copy=True)
     if (bad := ~np.isfinite(values)).any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"{column} of {path.name} must hold finite numbers, got {table[column].iloc[row]!r} in row {row + 1}"
+            f"{column} of {path.name} must hold finite numbers, got {str(table[column].iloc[row])!r} in row {row + 1}"
         )
     return values
 

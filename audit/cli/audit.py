@@ -1,0 +1,197 @@
+"""`leakbench audit`: what a model that was trained elsewhere leaks, what that proves, and what was not tested."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import FAILED, OK, Json, print_json, say
+
+
+def audit(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="safetensors, a PyTorch state dict, or the folder of an image classifier.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Architecture of `leakbench list models`, torchvision:NAME, or FILE.py:FUNCTION.")
+    ] = None,
+    members: Annotated[
+        str | None, typer.Option(help="Examples that it was trained on: .npz, Parquet, or a folder of images by class.")
+    ] = None,
+    non_members: Annotated[str | None, typer.Option(help="Examples that it was not trained on.")] = None,
+    population: Annotated[str | None, typer.Option(help="Public examples, neither of both.")] = None,
+    data: Annotated[str | None, typer.Option(help="Instead of these: a data set of `leakbench list data`.")] = None,
+    split_file: Annotated[
+        Path | None, typer.Option(help="Of --data: CSV with id and group (member, non_member, population).")
+    ] = None,
+    scores: Annotated[
+        Path | None, typer.Option(help="No model: CSV or Parquet with member and score, loss, or label and logits.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="random, where members were drawn at random of what non-members are the rest of.")
+    ] = "unknown",
+    claim: Annotated[
+        str | None,
+        typer.Option(help="As epsilon=3,delta=1e-5; noise_multiplier, sample_rate, sampling and steps are checked."),
+    ] = None,
+    attacks: Annotated[str | None, typer.Option(help="Names with commas between; all that apply if not given.")] = None,
+    shadows: Annotated[int, typer.Option(min=0, help="Shadow models, an even number; needs --train.")] = 0,
+    train: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNCTION", help="train(inputs, labels, *, seed) -> model.")
+    ] = None,
+    preprocess: Annotated[
+        str | None, typer.Option(help="As mean=0.5,std=0.25; by channel with slashes between.")
+    ] = None,
+    channels_last: Annotated[bool, typer.Option(help="Images of arrays lie [height, width, channels].")] = False,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(help="As 'tpr_at_1pct_fpr>0.05', by its lower end; 'auc.high>0.6' by the upper; repeat it."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the report.")] = None,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Most members, and most non-members, that are asked about.")
+    ] = 10_000,
+    level: Annotated[float, typer.Option(help="Confidence of the bound on epsilon.")] = 0.95,
+    delta: Annotated[float, typer.Option(help="Of the bound on epsilon, where nothing is claimed.")] = 1e-5,
+    gradients: Annotated[bool, typer.Option(help="Also attack shared gradients of this architecture.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of orders, coins and draws.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    allow_pickle_tensors: Annotated[
+        bool, typer.Option(help="Read .pt and .pth by PyTorch's restricted loader, in a process of its own.")
+    ] = False,
+    trust_code: Annotated[bool, typer.Option(help="Run the FILE.py of --model and --train.")] = False,
+    describe: Annotated[bool, typer.Option(help="What would run, and what it could show; computes nothing.")] = False,
+    as_json: Json = False,
+) -> int:
+    """What a trained model leaks; exit 1 where a rule is broken or the claim is refuted."""
+    from ..external import command
+    from ..external.audit import AuditSettings
+    from ..external.claim import StatedClaim
+    from ..external.data import Preprocess
+    from ..run.harness import pick_device
+
+    settings = AuditSettings(
+        attacks=command.attacks_asked(attacks),
+        split=split,  # pyright: ignore[reportArgumentType] -- refused there by name
+        claim=None if claim is None else StatedClaim.parse(claim),
+        delta=delta,
+        level=level,
+        gradients=gradients,
+        seed=seed,
+    )
+    if scores is not None:
+        if checkpoint is not None or model is not None or members is not None:
+            raise ValueError("--scores is instead of a checkpoint and its examples, got both")
+        rules = command.rules_of_scores(fail_if or [])
+        return _end(command.audit_scores(scores, settings, rules), None, as_json)
+    if checkpoint is None or model is None:
+        raise ValueError("a checkpoint and --model must be given, or --scores; see leakbench audit --help")
+    asked = command.Asked(
+        settings=settings,
+        checkpoint=checkpoint,
+        model=model,
+        members=members,
+        non_members=non_members,
+        population=population,
+        data=data,
+        split_file=split_file,
+        preprocess=Preprocess.parse(preprocess),
+        channels_last=channels_last,
+        candidates=candidates,
+        shadows=shadows,
+        train=train,
+        rules=command.rules_asked(fail_if or []),
+        out=out,
+        device=pick_device(device),
+        allow_pickle_tensors=allow_pickle_tensors,
+        trust_code=trust_code,
+        command=("leakbench", *sys.argv[1:]),
+    )
+    if describe:
+        told = command.describe(asked)
+        if as_json:
+            print_json(told)
+        else:
+            _described(told)
+        return OK
+    return _end(command.run_audit(asked, say), out, as_json)
+
+
+def _end(answer: Any, out: Path | None, as_json: bool) -> int:
+    """Prints what was found, and says by the exit code whether a rule or the claim is broken."""
+    if out is not None:
+        # Here, because the board's packages are the command's to bring together.
+        from leaderboard.page.checkpoint import build_report
+
+        say(f"report: {build_report(out)}")
+    if as_json:
+        print_json(answer.document)
+    else:
+        print(_text(answer.document))
+    for sentence in answer.broken:
+        say(f"broken: {sentence}")
+    return FAILED if answer.broken or answer.refuted else OK
+
+
+def _text(told: dict[str, Any]) -> str:
+    """The verdict, a line an attack, and the bound on epsilon."""
+    lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
+    names = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")
+    ran = [one for one in told["attacks"] if one["metrics"]]
+    width = max((len(one["name"]) for one in ran), default=6)
+    lines.append("attack".ljust(width) + "  AUC                   TPR at 1 % FPR        TPR at 0.1 % FPR")
+    for one in ran:
+        cells = [_cell(one["metrics"].get(name)) for name in names]
+        lines.append(one["name"].ljust(width) + "  " + "  ".join(cell.ljust(20) for cell in cells).rstrip())
+    lines.append("")
+    bound = told["epsilon"]
+    if "why_not" in bound:
+        lines.append(f"epsilon: no bound, for {bound['why_not']}")
+    else:
+        kind = "at least" if bound["split"] == "random" else "if members and non-members were exchangeable, at least"
+        lines.append(
+            f"epsilon: {kind} {bound['value']:.2f} (replace-one, delta {bound['delta']:.2g}, {bound['level']:.0%}; "
+            f"{bound['attack']} right in {bound['correct']} of {bound['guessed']}; {bound['ceiling']:.2f} at most "
+            "could have been shown)"
+        )
+        if bound["claimed"] is not None:
+            lines.append(f"claim:   allows {bound['claimed']:.2f}: {'refuted' if bound['refutes'] else _power(bound)}")
+    for one in told.get("not_tested", ()):
+        lines.append(f"not tested: {one}")
+    return "\n".join(lines)
+
+
+def _power(bound: dict[str, Any]) -> str:
+    if bound["split"] != "random":
+        return "not judged, for nobody says that the split was random (--split random)"
+    if bound["needed"] is None:
+        return "no violation found, and with so many pairs none could have been; take more members and non-members"
+    return (
+        "no violation found; one would have been in four audits of five if the attack were right in "
+        f"{bound['needed']:.1%} of its answers, and it was in {bound['correct'] / max(1, bound['guessed']):.1%}"
+    )
+
+
+def _cell(metric: dict[str, Any] | None) -> str:
+    if metric is None or metric["value"] is None:
+        return "n/a"
+    ends = "" if metric["low"] is None else f" [{metric['low']:.3f}, {metric['high']:.3f}]"
+    return f"{metric['value']:.3f}{ends}"
+
+
+def _described(told: dict[str, Any]) -> None:
+    for name, one in told["sources"].items():
+        print(f"{name}: {one['n']} of {one['source']}")
+    for one in told["attacks"]:
+        needs = f": needs {one['needs']}" if one["needs"] else ""
+        print(f"{'runs ' if one['runs'] else 'skips'} {one['name']}{needs}")
+    least = told["smallest_leak"]
+    tpr, ceiling = least["tpr_at_1pct_fpr"], least["epsilon_ceiling"]
+    print(
+        f"smallest leak that would show in four audits of five: AUC {least['auc']:.3f}, TPR at 1 % FPR "
+        f"{'n/a (100 non-members at least)' if tpr is None else f'{tpr:.3f}'}; epsilon proved at most "
+        f"{'n/a (10 pairs at least)' if ceiling is None else f'{ceiling:.2f}'} from {least['pairs']} pairs"
+    )

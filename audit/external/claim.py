@@ -1,0 +1,139 @@
+"""What an owner claims of a training: epsilon and delta, and, where they are stated, the noise and steps behind them.
+
+A claim is held against itself first, which takes no attack: noise, sampling and steps as stated prove some epsilon, and
+a smaller one is claimed in error. Then it is held against bounds, about the same change of the data: pairs of a random
+split replace one record by another, which an add/remove claim answers by group privacy of two (Dwork & Roth, 2014,
+Theorem 2.2), or by the trade-off curve of the stated noise, whichever allows less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from defenses.core.privacy.events import Gaussian
+from defenses.core.privacy.tradeoff import TradeOff, of_events
+
+from ..catalog.messages import no_such
+from ..evidence.estimate import of_replacement
+
+KEYS = ("epsilon", "delta", "relation", "sampling", "sample_rate", "noise_multiplier", "steps")
+
+_SAMPLED = ("poisson", "full")
+"""Samplings of which the stated noise proves an epsilon without knowing more of them."""
+
+_SLACK = 1e-3
+"""By how much of its epsilon a claim may be below what its own noise proves: owners round, and accountants differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedClaim:
+    """A claim in its owner's words.
+
+    Attributes:
+        epsilon: nats.
+        delta: in (0, 1).
+        relation: add_remove or replace_one.
+        sampling: of batches, as poisson; empty where not stated.
+        sample_rate: expected share of the examples in a batch; None where not stated.
+        noise_multiplier: standard deviation of the noise over the clip norm; None where not stated.
+        steps: None where not stated.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+    relation: str = "add_remove"
+    sampling: str = ""
+    sample_rate: float | None = None
+    noise_multiplier: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < math.inf:
+            raise ValueError(f"epsilon of the claim must be at least 0 and finite, got {self.epsilon}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta of the claim must be in (0, 1), got {self.delta}")
+        if self.relation not in ("add_remove", "replace_one"):
+            raise ValueError(f"relation of the claim must be add_remove or replace_one, got {self.relation!r}")
+        if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate of the claim must be in (0, 1], got {self.sample_rate}")
+        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier of the claim must be positive, got {self.noise_multiplier}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps of the claim must be at least 1, got {self.steps}")
+
+    @classmethod
+    def parse(cls, text: str) -> StatedClaim:
+        """Reads `epsilon=3,delta=1e-5,sampling=poisson,sample_rate=0.01,noise_multiplier=1.1,steps=1000`.
+
+        Raises:
+            ValueError: another form, an unknown or repeated key, or a value out of range.
+        """
+        found: dict[str, Any] = {}
+        for part in text.split(","):
+            key, equals, value = (word.strip() for word in part.partition("="))
+            if not equals or not value:
+                raise ValueError(
+                    f"--claim must be KEY=VALUE with commas between, as epsilon=3,delta=1e-5, got {text!r}"
+                )
+            if key not in KEYS:
+                raise ValueError(f"--claim: {no_such('key', key, KEYS)}")
+            if key in found:
+                raise ValueError(f"--claim has {key} twice")
+            try:
+                found[key] = (
+                    value if key in ("relation", "sampling") else int(value) if key == "steps" else float(value)
+                )
+            except ValueError:
+                raise ValueError(f"{key} of --claim must be a number, got {value!r}") from None
+        if "epsilon" not in found:
+            raise ValueError(f"--claim must say epsilon, got {text!r}")
+        return cls(**found)
+
+    @property
+    def complete(self) -> bool:
+        """Whether noise, sampling and steps are stated, so that what they prove can be computed."""
+        stated = (self.noise_multiplier, self.steps, self.sample_rate if self.sampling != "full" else 1.0)
+        return self.sampling in _SAMPLED and all(value is not None for value in stated)
+
+    @cached_property
+    def curve(self) -> TradeOff | None:
+        """The trade-off curve of the stated noise; None where not all of it is stated."""
+        if not self.complete or self.noise_multiplier is None or self.steps is None:
+            return None
+        rate = 1.0 if self.sampling == "full" else float(self.sample_rate or 1.0)
+        return of_events([Gaussian(rate, self.noise_multiplier, self.steps)], self.delta)
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """What is wrong with the claim by itself, a sentence each."""
+        if self.curve is None or self.relation != "add_remove":
+            return ()
+        proved = self.curve.epsilon_at(self.delta)
+        if proved <= self.epsilon * (1 + _SLACK):
+            return ()
+        return (
+            f"its own noise multiplier of {self.noise_multiplier:g} over {self.steps} steps proves an epsilon of "
+            f"{proved:.3g} at delta {self.delta:g}, and {self.epsilon:g} is claimed",
+        )
+
+    @property
+    def of_replacement(self) -> tuple[float, float]:
+        """(epsilon, delta) that the claim implies where one record replaces another."""
+        if self.relation == "replace_one":
+            return self.epsilon, self.delta
+        grouped = of_replacement(self.epsilon, self.delta)
+        if self.curve is None or grouped[1] >= 1:
+            return grouped
+        # At the same delta, so that one bound is held against the smaller of the two.
+        return min(grouped[0], self.curve.epsilon_at(grouped[1], replaced=True)), grouped[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it."""
+        epsilon, delta = self.of_replacement
+        return {key: getattr(self, key) for key in KEYS} | {
+            "implies": {"epsilon": epsilon, "delta": delta, "relation": "replace_one"},
+            "errors": list(self.errors),
+        }

@@ -1,0 +1,399 @@
+"""What `leakbench audit` does behind its options: files read and checked, attacks run, a report written, rules judged.
+
+What can be wrong with a request is said before anything is computed: rules, names of attacks, files, then the
+pre-flight. Code of the owner runs only where it is trusted by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attacks.core import Examples, Knows, Requirements
+from leaderboard.records.record import Metric
+
+from ..catalog import methods as catalog
+from ..catalog import plugins
+from ..catalog.messages import no_such
+from ..scoring.shift import Shift
+from ..subjects.outcome import pick
+from .attacked import Audited, BankOf, final_model_attacks
+from .audit import AuditSettings, ModelAudit, audit_groups
+from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_named
+from .files import read_tensors
+from .findings import COMPARED, EpsilonBound, epsilon_bound, strongest, verdict
+from .gate import Rule, rules
+from .models import architecture, filled
+from .own_shadows import own_shadows
+from .preflight import preflight, sentences, smallest_leak
+from .report import document, write_report
+from .score_files import COLUMNS, read_scores
+
+Report = Callable[[str], None]
+
+
+class StoppedError(ValueError):
+    """The pre-flight found what makes an audit meaningless; the message has all that it says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked of the command, as it was written; `leakbench audit --help` says what each is.
+
+    Attributes:
+        settings: of the audit.
+        checkpoint: file of the model.
+        model: its architecture.
+        members: source of the examples that it was trained on.
+        non_members: source of examples that it was not trained on.
+        population: source of public examples; None for none.
+        data: a data set of ours instead of these three, by the split file.
+        split_file: who is in which group of it.
+        preprocess: what examples go through.
+        channels_last: whether images of arrays lie so.
+        candidates: most members, and most non-members, that are asked about.
+        shadows: models; 0 for none.
+        train: the owner's training function.
+        rules: that the audit has to keep.
+        out: folder of the report; None for none.
+        device: where to compute.
+        allow_pickle_tensors: whether PyTorch's restricted loader may be used.
+        trust_code: whether the owner's Python files may run.
+        command: words of the command line, for the report.
+    """
+
+    settings: AuditSettings
+    checkpoint: Path
+    model: str
+    members: str | None = None
+    non_members: str | None = None
+    population: str | None = None
+    data: str | None = None
+    split_file: Path | None = None
+    preprocess: Preprocess
+    channels_last: bool = False
+    candidates: int = 10_000
+    shadows: int = 0
+    train: str | None = None
+    rules: Sequence[Rule] = ()
+    out: Path | None = None
+    device: torch.device
+    allow_pickle_tensors: bool = False
+    trust_code: bool = False
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if (self.shadows > 0) != (self.train is not None):
+            raise ValueError("--shadows and --train go together: a function trains the shadow models")
+        if self.shadows % 2:
+            raise ValueError(f"--shadows must be an even number, they halve the candidates, got {self.shadows}")
+        for option, code in (("--train", self.train), ("--model", self.model)):
+            if code is not None and plugins.is_path(code) and not self.trust_code:
+                raise ValueError(f"{option} {code} is code that would run; pass --trust-code if you trust it")
+        if self.train is not None:
+            plugins.check("training function", self.train)
+        if self.data is None and (self.members is None or self.non_members is None):
+            raise ValueError("--members and --non-members must be given, or --data with --split-file")
+        if (self.data is None) != (self.split_file is None):
+            raise ValueError("--data and --split-file go together: a data set of ours, and who is in which group")
+        if self.data is not None and (self.members or self.non_members or self.population):
+            raise ValueError("--members, --non-members and --population are instead of --data, got both")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out must be a folder, got the file {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the command found.
+
+    Attributes:
+        document: as the report has it.
+        broken: sentences of broken rules.
+        refuted: whether the claim is refuted.
+    """
+
+    document: dict[str, Any]
+    broken: tuple[str, ...]
+    refuted: bool
+
+
+def attacks_asked(text: str | None) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """The attacks of `--attacks a,b`; None for all that apply.
+
+    Raises:
+        ValueError: there is none of that name, or it asks no final model.
+    """
+    if text is None:
+        return None
+    known = final_model_attacks()
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"--attacks must be names with commas between, each once, got {text!r}")
+    for name in found:
+        if name in known:
+            continue
+        if name in catalog.names("attacks"):
+            needs = catalog.attack(name).requires.access.value
+            raise ValueError(f"{name} attacks no finished model: it needs {needs}; there are {', '.join(known)}")
+        raise ValueError(no_such("attack", name, known))
+    return [(name, {}) for name in found]
+
+
+def rules_asked(texts: Sequence[str]) -> list[Rule]:
+    """The rules of `--fail-if`."""
+    return rules(texts, final_model_attacks())
+
+
+def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
+    """The rules of `--fail-if` where columns of scores take the place of attacks."""
+    return rules(texts, COLUMNS)
+
+
+def describe(asked: Asked) -> dict[str, Any]:
+    """What would run, what each attack still needs, and the smallest leak that these sizes could show.
+
+    Reads the examples, to count them; the model is not loaded and nothing is computed.
+    """
+    sources = _sources(asked)
+    sizes = {name: min(len(one.labels), asked.candidates) for name, one in sources.items() if name != "population"}
+    knows = Knows.POPULATION if "population" in sources else Knows.NOTHING
+    knows |= Knows.SHADOWS if asked.shadows else Knows.NOTHING
+    chosen = asked.settings.attacks or [(name, {}) for name in final_model_attacks()]
+    rows = []
+    for name, _ in chosen:
+        attack = catalog.attack(name)
+        why = attack.check(Requirements(access=attack.requires.access, knows=knows))
+        rows.append(
+            {"name": name, "runs": why is None, "needs": _way_out(attack.requires.knows & ~knows) if why else ""}
+        )
+    delta = asked.settings.delta_of_bounds
+    return {
+        "sources": {name: {"source": one.source, "n": len(one.labels)} for name, one in sources.items()},
+        "attacks": rows,
+        "smallest_leak": smallest_leak(sizes["members"], sizes["non_members"], delta, asked.settings.level),
+    }
+
+
+_OPTIONS = {Knows.POPULATION: "--population FILE", Knows.SHADOWS: "--shadows 64 --train FILE.py:FUNCTION --trust-code"}
+"""What enables an attack that needs to know this."""
+
+
+def _way_out(missing: Knows) -> str:
+    return " ".join(_OPTIONS.get(one, str(one.name)) for one in missing)
+
+
+def run_audit(asked: Asked, report: Report) -> Answer:
+    """Reads, checks, attacks, writes and judges.
+
+    Args:
+        asked: the request.
+        report: told what is being done, a line each.
+
+    Raises:
+        StoppedError: the pre-flight says that an audit would mean nothing.
+        ValueError: a file, an option or a model that is not as it must be.
+    """
+    sources = _sources(asked)
+    named = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
+    groups = groups_of(
+        sources["members"], sources["non_members"], sources.get("population"), preprocess=asked.preprocess
+    )
+    groups = _moved(_limited(groups, asked), asked.device)
+    labels = [group.labels for group in (groups.members, groups.non_members)]
+    shape = tuple(groups.members.inputs.shape[1:])
+    classes = 1 + int(torch.cat(labels).max())
+    model = _built(asked, named.tensors, shape, max(2, classes))
+    model = filled(model, named.tensors).to(asked.device).eval()
+    report("pre-flight")
+    delta = asked.settings.delta_of_bounds
+    looked = preflight(model, groups, delta=delta, level=asked.settings.level)
+    if looked.stops:
+        raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(looked.remarks)))
+    for line in sentences(looked.remarks):
+        report(line)
+    audited = Audited(
+        model=model,
+        members=groups.members,
+        non_members=groups.non_members,
+        population=groups.population,
+        classes=looked.classes,
+    )
+    bank: BankOf | None = None
+    if asked.train is not None:
+        bank = _bank(audited, asked, asked.train, report)
+    found = audit_groups(audited, asked.settings, shift=looked.shift, bank=bank, report=report)
+    judged = [{"text": rule.text, "broken": rule.broken(found.measured)} for rule in asked.rules]
+    about = {
+        "model": {
+            "file": asked.checkpoint.name,
+            "sha256": named.sha256,
+            "kind": named.kind,
+            "architecture": asked.model,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "notes": list(named.notes),
+        },
+        "data": {"name": asked.data or Path(str(asked.members)).name, **groups.sources}
+        | {"preprocess": {"mean": list(asked.preprocess.mean), "std": list(asked.preprocess.std)}},
+        "preflight": looked.to_dict(),
+        "smallest_leak": looked.sizes,
+        "rules": judged,
+        "not_tested": _untested(found, asked),
+        "command": list(asked.command),
+    }
+    told = _told(found, about, groups, asked.out)
+    return Answer(
+        document=told,
+        broken=tuple(one["broken"] for one in judged if one["broken"]),
+        refuted=found.verdict.word == "claim refuted",
+    )
+
+
+def _told(found: ModelAudit, about: Mapping[str, Any], groups: Groups, out: Path | None) -> dict[str, Any]:
+    return document(found, about) if out is None else write_report(found, about, out, groups.names)
+
+
+def _untested(found: ModelAudit, asked: Asked) -> list[str]:
+    """What was not tested, a sentence each, with what would enable it."""
+    lacking: dict[str, list[str]] = {}
+    for one in found.outcomes:
+        if one.missing:
+            lacking.setdefault(_way_out(one.missing), []).append(one.name)
+    told = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
+    told += [one.why_not for one in found.outcomes if one.scores is None and not one.missing]
+    told.append("updates as they were shared in training: no transcript was given")
+    if asked.settings.split != "random":
+        told.append("epsilon: nobody says that members were drawn at random; pass --split random where they were")
+    return told
+
+
+def _sources(asked: Asked) -> dict[str, DataFile]:
+    if asked.data is not None and asked.split_file is not None:
+        found = read_named(asked.data, asked.split_file)
+        if missing := [name for name in ("members", "non_members") if name not in found]:
+            raise ValueError(f"{asked.split_file} must name {missing[0]}, and has none")
+        return found
+    given = {"members": asked.members, "non_members": asked.non_members, "population": asked.population}
+    return {
+        name: read_examples(source, channels_last=asked.channels_last)
+        for name, source in given.items()
+        if source is not None
+    }
+
+
+def _limited(groups: Groups, asked: Asked) -> Groups:
+    """At most so many of each, drawn by the seed: a random part of a random split is one."""
+    coins = torch.Generator().manual_seed(asked.settings.seed)
+
+    def some(examples: Examples) -> Examples:
+        if len(examples) <= asked.candidates:
+            return examples
+        return pick(examples, torch.randperm(len(examples), generator=coins)[: asked.candidates].sort().values)
+
+    return replace(groups, members=some(groups.members), non_members=some(groups.non_members))
+
+
+def _moved(groups: Groups, device: torch.device) -> Groups:
+    def there(examples: Examples) -> Examples:
+        return Examples(
+            ids=examples.ids.to(device), inputs=examples.inputs.to(device), labels=examples.labels.to(device)
+        )
+
+    population = None if groups.population is None else there(groups.population)
+    return replace(groups, members=there(groups.members), non_members=there(groups.non_members), population=population)
+
+
+def _built(asked: Asked, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...], least: int) -> torch.nn.Module:
+    """The architecture with as many classes as the checkpoint has: labels need not name all, as where one is rare."""
+    counts = {int(tensor.shape[0]) for tensor in tensors.values() if tensor.ndim in (1, 2)}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+    def made(classes: int) -> torch.nn.Module:
+        return architecture(asked.model, input_shape=shape, classes=classes, trust_code=asked.trust_code)
+
+    first = made(least)
+    for classes in [least, *sorted(count for count in counts if count > least)[:_MOST_COUNTS]]:
+        model = first if classes == least else made(classes)
+        if {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes:
+            return model
+    return first
+
+
+_MOST_COUNTS = 8
+"""Numbers of classes that are tried where the labels' own does not fit."""
+
+
+def _bank(audited: Audited, asked: Asked, train: str, report: Report) -> BankOf:
+    function = plugins.load("training function", train)
+    code = hashlib.sha256()
+    for file in plugins.source_files(train):
+        content = file.read_bytes()
+        code.update(f"{file.name} {len(content)}\n".encode() + content)
+    return own_shadows(
+        audited,
+        function,
+        asked.shadows,
+        code=code.hexdigest(),
+        folder=None if asked.out is None else asked.out / "shadows",
+        seed=asked.settings.seed,
+        report=lambda done: report(f"shadow model {done} of {asked.shadows}"),
+    )
+
+
+def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> Answer:
+    """Audits scores without a model.
+
+    Args:
+        path: CSV or Parquet.
+        settings: claim, split, delta and level are read.
+        asked: rules.
+    """
+    delta = settings.delta_of_bounds
+    table = read_scores(path, delta=delta)
+    by = tuple(one for one in (strongest(table.outcomes, metric) for metric in COMPARED) if one is not None)
+    members = table.ids[table.member].numpy()
+    claim = settings.claim
+    bound = epsilon_bound(
+        table.outcomes,
+        members,
+        delta=delta,
+        level=settings.level,
+        split=settings.split,
+        claim=None if claim is None else claim.of_replacement,
+    )
+    # Nothing of the inputs is there to look for a shift in.
+    unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
+    sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level)
+    told = verdict(by, bound, unknown, claim.errors if claim else (), detectable=float(sizes["auc"]))
+    measured: dict[tuple[str, str], Metric] = {
+        (one.name, name): metric for one in table.outcomes for name, metric in one.metrics.items()
+    }
+    for one in by:
+        metric = measured[one.attack, one.metric]
+        reason = None if one.low is not None else "so few rows have no interval"
+        measured["", one.metric] = replace(metric, value=one.value, low=one.low, high=one.high, n=one.n, reason=reason)
+    broken = [{"text": rule.text, "broken": rule.broken(measured)} for rule in asked]
+    return Answer(
+        document={
+            "schema": "leakbench-scores/1",
+            "verdict": {"word": told.word, "sentence": told.sentence},
+            "scores": {"file": path.name, "sha256": table.sha256, "members": len(members), "rows": len(table.ids)},
+            "attacks": [
+                {"name": one.name, "metrics": {name: _plain(metric) for name, metric in one.metrics.items()}}
+                for one in table.outcomes
+            ],
+            "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
+            "smallest_leak": sizes,
+            "rules": broken,
+        },
+        broken=tuple(str(one["broken"]) for one in broken if one["broken"]),
+        refuted=told.word == "claim refuted",
+    )
+
+
+def _plain(metric: Metric) -> dict[str, Any]:
+    return {"value": metric.value, "low": metric.low, "high": metric.high, "n": metric.n, "reason": metric.reason}

@@ -1,0 +1,169 @@
+"""The owner's examples: what is read, what is said of it, and what is refused in one sentence."""
+
+import io
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from audit.external.data import DataFile, Preprocess, groups_of, read_examples, read_named
+
+
+def _npz(folder, **arrays):
+    path = folder / "some.npz"
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def _images(n=4, shape=(1, 2, 3)):
+    return np.arange(n * np.prod(shape), dtype=np.float32).reshape(n, *shape) / 100
+
+
+def test_an_npz_is_read_with_its_digest(tmp_path):
+    found = read_examples(_npz(tmp_path, x=_images(), y=np.array([0, 1, 0, 1])))
+    assert found.inputs.shape == (4, 1, 2, 3)
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    assert found.names == ("0", "1", "2", "3")
+    assert len(found.sha256) == 64
+
+
+def test_bytes_become_fractions_and_channels_move_only_when_asked(tmp_path):
+    path = _npz(tmp_path, images=np.full((2, 4, 5, 3), 255, dtype=np.uint8), labels=np.array([[0], [1]]))
+    assert read_examples(path).inputs.shape == (2, 4, 5, 3)
+    found = read_examples(path, channels_last=True)
+    assert found.inputs.shape == (2, 3, 4, 5)
+    assert float(found.inputs.max()) == 1.0
+    assert found.notes == ("channels were moved to the front", "integers of 0 to 255 were divided by 255")
+
+
+def test_parquet_columns_or_lists_are_inputs(tmp_path):
+    path = tmp_path / "some.bin"
+    pd.DataFrame({"id": ["a", "b"], "label": [0, 1], "u": [1.0, 2.0], "v": [3.0, 4.0]}).to_parquet(path)
+    found = read_examples(str(path))
+    assert found.inputs.tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    assert found.names == ("a", "b")
+    pd.DataFrame({"label": [0, 1], "pixels": [[1.0, 2.0], [3.0, 4.0]]}).to_parquet(path)
+    assert read_examples(str(path)).inputs.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_folder_has_a_folder_a_class(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for name, value in (("cat", 0), ("dog", 255)):
+        (tmp_path / name).mkdir()
+        image.fromarray(np.full((3, 2, 3), value, dtype=np.uint8)).save(tmp_path / name / "one.png")
+    found = read_examples(str(tmp_path))
+    assert found.inputs.shape == (2, 3, 3, 2)
+    assert found.inputs.flatten(1).mean(1).tolist() == [0.0, 1.0]
+    assert found.labels.tolist() == [0, 1]
+    assert found.names == ("cat/one.png", "dog/one.png")
+    (tmp_path / "dog" / "link.png").symlink_to(tmp_path / "cat" / "one.png")
+    with pytest.raises(ValueError, match="files and no links, got dog/link.png"):
+        read_examples(str(tmp_path))
+    (tmp_path / "dog" / "link.png").unlink()
+    (tmp_path / "dog" / "two.png").write_bytes(b"<html>")
+    with pytest.raises(ValueError, match="must be an image"):
+        read_examples(str(tmp_path))
+    image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / "dog" / "two.png")
+    with pytest.raises(ValueError, match="one size and mode"):
+        read_examples(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"x": _images()}, "one array named labels or y"),
+        ({"y": np.array([0])}, "one array named inputs or x"),
+        ({"x": _images(), "inputs": _images(), "y": np.arange(4)}, "one array named inputs or x"),
+        ({"x": _images(), "y": np.array([0, 1])}, "got 4 inputs, 2 labels"),
+        ({"x": _images(), "y": np.array([0.5, 1, 1, 1])}, "class numbers"),
+        ({"x": _images(), "y": np.array(["a", "b", "c", "d"])}, "class numbers"),
+        ({"x": _images(), "y": np.array([0, 1, -1, 0])}, "at least 0, got -1"),
+        ({"x": np.full((2, 3), np.nan), "y": np.array([0, 1])}, "NaN or infinity in row 1"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, dtype=int)}, "at least one example"),
+        ({"x": np.zeros(3), "y": np.zeros(3, dtype=int)}, "must be numbers"),
+        ({"x": np.array([{}, {}], dtype=object), "y": np.array([0, 1])}, "arrays of objects are refused"),
+        ({"x": _images(), "y": np.arange(4), "id": np.array([1, 1, 2, 3])}, "ids of .* must be distinct"),
+    ],
+)
+def test_a_bad_npz_is_refused_in_one_sentence(tmp_path, arrays, told):
+    with pytest.raises(ValueError, match=told) as error:
+        read_examples(_npz(tmp_path, **arrays))
+    assert "\n" not in str(error.value)
+
+
+def test_other_files_are_refused_by_their_bytes(tmp_path):
+    for name, content in (("a.npz", b"<html>"), ("b.npz", b""), ("c.parquet", b"PAR1 no"), ("d.npz", b"PK\x03\x04 no")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            read_examples(str(tmp_path / name))
+    with pytest.raises(ValueError, match="there is no"):
+        read_examples(str(tmp_path / "none.npz"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="a folder of images a class"):
+        read_examples(str(tmp_path / "empty"))
+
+
+def test_an_archive_that_says_it_is_huge_is_not_unpacked(tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"0" * 1000)
+    content = bytearray(packed.getvalue())
+    place = content.rindex(b"PK\x01\x02") + 24  # the size of the member, in the central directory
+    content[place : place + 4] = (0xFFFFFFF0).to_bytes(4, "little")
+    content += b""
+    path = tmp_path / "bomb.npz"
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"bomb.npz"):
+        read_examples(str(path))
+
+
+def test_missing_values_of_parquet_are_refused(tmp_path):
+    path = tmp_path / "some.parquet"
+    pd.DataFrame({"label": [0, 1], "u": [1.0, None]}).to_parquet(path)
+    with pytest.raises(ValueError, match="some are missing"):
+        read_examples(str(path))
+
+
+def _file(n, shape=(3, 2, 2), source="a"):
+    return DataFile(
+        source=source, sha256="0" * 64, inputs=torch.ones(n, *shape), labels=torch.zeros(n, dtype=torch.int64),
+        names=tuple(map(str, range(n))),
+    )  # fmt: skip
+
+
+def test_groups_have_ids_of_their_own_and_keep_the_owners():
+    found = groups_of(_file(2), _file(3), _file(1))
+    assert found.members.ids.tolist() == [0, 1]
+    assert found.non_members.ids.tolist() == [2, 3, 4]
+    assert found.names[4] == "non_members:2"
+    assert found.population is not None
+    with pytest.raises(ValueError, match="members' shape"):
+        groups_of(_file(2), _file(2, shape=(1, 2, 2), source="other"))
+
+
+def test_preprocessing_is_by_channel():
+    found = groups_of(_file(1), _file(1), preprocess=Preprocess.parse("mean=1/0.5/0,std=1/0.5/2"))
+    assert found.members.inputs.flatten(1).tolist() == [[0.0] * 4 + [1.0] * 4 + [0.5] * 4]
+    with pytest.raises(ValueError, match="2 values of mean"):
+        groups_of(_file(1), _file(1), preprocess=Preprocess.parse("mean=1/2"))
+    for text in ("mean", "mean=a", "std=0", "mean=1,mean=2", "std=-1", "mean=nan", "median=1", ""):
+        with pytest.raises(ValueError, match="--preprocess"):
+            Preprocess.parse(text)
+
+
+def test_a_data_set_of_ours_is_dealt_by_a_file(tmp_path):
+    path = tmp_path / "split.csv"
+    pd.DataFrame({"id": [5, 1, 7], "group": ["member", "non_member", "member"]}).to_csv(path, index=False)
+    found = read_named("digits", path)
+    assert set(found) == {"members", "non_members"}
+    assert found["members"].names == ("5", "7")
+    pd.DataFrame({"id": [5, 10**6], "group": ["member", "member"]}).to_csv(path, index=False)
+    with pytest.raises(ValueError, match="no example with id 1000000"):
+        read_named("digits", path)
+    pd.DataFrame({"id": [5], "group": ["public"]}).to_csv(path, index=False)
+    with pytest.raises(ValueError, match="group of .* got 'public'"):
+        read_named("digits", path)
+    with pytest.raises(ValueError, match="did you mean 'digits'"):
+        read_named("digit", path)
