@@ -60,7 +60,7 @@ class Audited:
         shared = torch.isin(self.members.ids, self.non_members.ids)
         if bool(shared.any()):
             raise ValueError(
-                f"ids must be of one group each, and {int(self.members.ids[shared][0])} is a member and a non-member"
+                f"an example must be of one group, and {int(shared.sum())} of the members are non-members as well"
             )
         for name, group in (("members", self.members), ("non_members", self.non_members)):
             if not len(group):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attacks.core import Examples
@@ -38,6 +37,7 @@ from .findings import (
     verdict,
 )
 from .gradients import SharedGradient, ranks, shared_gradients
+from .identity import content_ids
 
 Pair = tuple[Tensor, Tensor]
 """(inputs [n, ...], labels [n])."""
@@ -176,16 +176,15 @@ def audit_model(
         **options: fields of `AuditSettings`.
     """
     asked = replace(settings or AuditSettings(), **options)
-    groups, number = [], 0
+    groups = []
     for name, pair in (("members", members), ("non_members", non_members), ("population", population)):
         if pair is None:
             continue
         inputs, labels = pair
         if len(inputs) != len(labels):
             raise ValueError(f"{name} must have a label an input, got {len(inputs)} inputs and {len(labels)} labels")
-        ids = torch.arange(number, number + len(labels), device=labels.device)
+        ids = content_ids(inputs, labels).to(labels.device)
         groups.append(Examples(ids=ids, inputs=inputs, labels=labels))
-        number += len(labels)
     own = copy.deepcopy(model).eval()
     logits = logits_of(own, groups[0].inputs[:1])
     if logits.ndim != 2 or logits.shape[1] < 2:

@@ -26,6 +26,7 @@ from torch import Tensor
 from attacks.core import Examples
 
 from ..catalog.messages import no_such
+from .identity import content_ids
 
 MOST_BYTES = 8 * 2**30
 """Of one source when it is unpacked."""
@@ -123,7 +124,7 @@ class Preprocess:
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Members, non-members and public examples with distinct ids, as a model is fed.
+    """Members, non-members and public examples as a model is fed, with ids by their content.
 
     Attributes:
         members: that the model was trained on.
@@ -149,7 +150,7 @@ def groups_of(
         ValueError: shapes differ.
     """
     given = {"members": members, "non_members": non_members, "population": population}
-    wanted, made, names, first = tuple(members.inputs.shape[1:]), {}, {}, 0
+    wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
     for name, one in given.items():
         if one is None:
             continue
@@ -157,11 +158,9 @@ def groups_of(
             raise ValueError(
                 f"{one.source} must have inputs of the members' shape, {list(wanted)}, got {list(one.inputs.shape[1:])}"
             )
-        ids = torch.arange(first, first + len(one.labels))
         inputs = one.inputs if preprocess is None else preprocess(one.inputs)
-        made[name] = Examples(ids=ids, inputs=inputs, labels=one.labels)
-        names |= {first + place: f"{name}:{own}" for place, own in enumerate(one.names)}
-        first += len(one.labels)
+        made[name] = Examples(ids=content_ids(inputs, one.labels), inputs=inputs, labels=one.labels)
+        names |= {i: f"{name}:{own}" for i, own in zip(made[name].ids.tolist(), one.names, strict=True)}
     return Groups(
         members=made["members"],
         non_members=made["non_members"],

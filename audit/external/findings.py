@@ -22,6 +22,7 @@ from leaderboard.records.record import Metric
 
 from ..evidence.audit import audit_random_split
 from ..evidence.one_run import Guesses, one_run
+from ..evidence.pairs import seed_of_split
 from ..scoring.membership import auc
 from ..scoring.random_split import SHARE
 from ..scoring.shift import Shift
@@ -174,12 +175,12 @@ def epsilon_bound(
     each = 1 - (1 - level) / looks
     best: tuple[float, str, Guesses, float] | None = None
     for one in ran:
-        inside, outside = _groups(one, members)
+        inside, outside, seed = _groups(one, members)
         pairs = min(len(inside), len(outside))
         if pairs < SHARE:
             return f"a bound needs at least {SHARE} pairs of a member and a non-member, got {pairs}"
         found = audit_random_split(
-            inside, outside, method="one_run", answered=[pairs // SHARE], delta=delta, level=each
+            inside, outside, method="one_run", answered=[pairs // SHARE], delta=delta, level=each, seed=seed
         )
         guesses = Guesses(*(int(found.detail[key]) for key in ("coins", "guessed", "correct")))  # pyright: ignore[reportArgumentType] -- counts
         if best is None or found.value > best[0]:
@@ -341,13 +342,14 @@ def _percent(one: Strongest) -> str:
     return "" if one.low is None or one.high is None else f" [{one.low:.1%}, {one.high:.1%}]"
 
 
-def _groups(one: AttackOutcome, members: Int[ndarray, " m"]) -> tuple[Float[ndarray, " m"], Float[ndarray, " n"]]:
+def _groups(one: AttackOutcome, members: Int[ndarray, " m"]) -> tuple[Float[ndarray, " p"], Float[ndarray, " q"], int]:
+    """Scores of members and of non-members in the order of ids, and the seed of their matching."""
     assert one.scores is not None  # noqa: S101 -- by contract
-    # By id: the matching of pairs must not follow from an order in which members come first.
-    order = np.argsort(one.scores.ids.cpu().numpy())
-    ids, values = one.scores.ids.cpu().numpy()[order], one.scores.scores.double().cpu().numpy()[order]
+    ids, values = one.scores.ids.cpu().numpy(), one.scores.scores.double().cpu().numpy()
+    order = np.argsort(ids)
+    ids, values = ids[order], values[order]
     inside: Bool[ndarray, " n"] = np.isin(ids, members)
-    return values[inside], values[~inside]
+    return values[inside], values[~inside], seed_of_split(ids, inside)
 
 
 def _value(one: AttackOutcome, metric: str) -> float | None:

@@ -23,6 +23,7 @@ from leaderboard.records.files import digest_of_bytes
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from .attacked import AttackOutcome
+from .identity import ids_of
 
 COLUMNS = ("score", "loss", "loss_of_logits")
 """Names that scores of a table have, as attacks have theirs."""
@@ -36,7 +37,7 @@ class ScoreTable:
 
     Attributes:
         outcomes: one for each column of scores, as if an attack had run.
-        ids: int64 [n], row numbers.
+        ids: int64 [n], by the owner's ids, or by the rows' content.
         names: of the rows, the file's own ids.
         member: bool [n].
         labels: int64 [n]; None where the file has none.
@@ -89,7 +90,9 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
             raise ValueError(f"{path.name} must have rows with member {words}, got none among {len(table)}")
     labels = torch.from_numpy(_numbers(table, "label", path).astype(np.int64)) if "label" in table.columns else None
     found = _scores_of(table, labels, path)
-    ids = torch.arange(len(table))
+    # Where rows have no ids of their own, by all that they say: places say nothing of the split.
+    rows = table.drop(columns="member").astype(str).agg(" ".join, axis=1)
+    ids = ids_of(text.encode() for text in (names if "id" in table.columns else rows))
     truth = GroundTruth(members=ids[member], candidates=ids)
     outcomes = []
     for name, values in found.items():

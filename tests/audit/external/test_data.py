@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -126,19 +127,24 @@ def test_missing_values_of_parquet_are_refused(tmp_path):
         read_examples(str(path))
 
 
-def _file(n, shape=(3, 2, 2), source="a"):
+def _file(n, shape=(3, 2, 2), source="a", first=1):
+    values = torch.arange(first, first + n).float().view(-1, 1, 1, 1)
     return DataFile(
-        source=source, sha256="0" * 64, inputs=torch.ones(n, *shape), labels=torch.zeros(n, dtype=torch.int64),
+        source=source, sha256="0" * 64, inputs=torch.ones(n, *shape) * values, labels=torch.zeros(n, dtype=torch.int64),
         names=tuple(map(str, range(n))),
     )  # fmt: skip
 
 
-def test_groups_have_ids_of_their_own_and_keep_the_owners():
-    found = groups_of(_file(2), _file(3), _file(1))
-    assert found.members.ids.tolist() == [0, 1]
-    assert found.non_members.ids.tolist() == [2, 3, 4]
-    assert found.names[4] == "non_members:2"
-    assert found.population is not None
+def test_ids_are_by_content_and_keep_the_owners():
+    found = groups_of(_file(2), _file(3, first=10), _file(1, first=20))
+    ids = torch.cat([found.members.ids, found.non_members.ids])
+    assert ids.unique().numel() == 5
+    assert found.names[int(ids[4])] == "non_members:2"
+    # Exchanged, every example keeps its id: matchings and halves follow from who is a member, and not from files.
+    turned = groups_of(_file(3, first=10), _file(2))
+    assert turned.members.ids.tolist() == found.non_members.ids.tolist()
+    copies = groups_of(_file(1), replace(_file(2), inputs=torch.ones(2, 3, 2, 2)))
+    assert copies.non_members.ids.unique().numel() == 2
     with pytest.raises(ValueError, match="members' shape"):
         groups_of(_file(2), _file(2, shape=(1, 2, 2), source="other"))
 

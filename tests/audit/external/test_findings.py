@@ -16,6 +16,7 @@ from audit.external.findings import (
     strongest,
     verdict,
 )
+from audit.external.identity import ids_of
 from audit.scoring.score import score
 from audit.scoring.shift import Shift
 from audit.scoring.truth import GroundTruth
@@ -104,6 +105,25 @@ def test_the_bound_divides_the_level_among_attacks_that_ran_or_failed():
     beside = _bound([perfect, broken, skipped], members, delta=1e-5, level=0.95, split="random")
     assert beside.looks == 2
     assert beside.value == pytest.approx(one_run(Guesses(400, 40, 40), 1e-5, 0.975))
+
+
+def test_scores_that_tell_classes_alone_prove_nothing():
+    """Both files sorted by class, as owners have them: matched by place, one class would meet another always."""
+    above, runs = 0, 60
+    for seed in range(runs):
+        draw = np.random.default_rng(seed)
+        classes = np.repeat(np.arange(10), 40)
+        member = np.zeros(400, dtype=bool)
+        for kind in range(10):  # half of each class at random
+            member[draw.permutation(np.flatnonzero(classes == kind))[:20]] = True
+        names = np.concatenate([np.flatnonzero(member), np.flatnonzero(~member)])
+        ids = ids_of(str(i).encode() for i in names)
+        scores = MembershipScores(ids=ids, scores=torch.tensor(classes[names] / 10), exact=False)
+        bound = _bound(
+            [AttackOutcome(name="a", scores=scores)], ids[:200].numpy(), delta=0.0, level=0.9, split="random"
+        )
+        above += bound.value > 0
+    assert above <= stats.binom.ppf(0.9999, runs, 0.1)
 
 
 @pytest.mark.parametrize("attacks", [1, 5])
