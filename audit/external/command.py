@@ -254,7 +254,7 @@ def run_audit(asked: Asked, report: Report) -> Answer:
 
 
 def _told(found: ModelAudit, about: Mapping[str, Any], groups: Groups, out: Path | None) -> dict[str, Any]:
-    return document(found, about) if out is None else write_report(found, about, out, groups.names)
+    return document(found, about, groups.names) if out is None else write_report(found, about, out, groups.names)
 
 
 def _untested(found: ModelAudit, asked: Asked) -> list[str]:

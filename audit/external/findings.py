@@ -292,6 +292,9 @@ def verdict(
 ) -> Verdict:
     """The verdict of an audit.
 
+    A model that leaks nothing is called leaking in at most one audit of ten: AUC and TPR err in 2.5 % each, the bound in
+    5 % at its usual level.
+
     Args:
         by: the strongest attack by each metric.
         bound: on epsilon, or why there is none.
@@ -299,13 +302,14 @@ def verdict(
         refuted: sentences on what refutes the claim, beside the bound.
         detectable: AUC that so many candidates would have told from chance in four audits of five.
     """
-    told = list(refuted)
-    if isinstance(bound, EpsilonBound) and bound.refutes:
-        told.append(
+    told, proof = list(refuted), ""
+    if isinstance(bound, EpsilonBound) and bound.split == "random" and bound.value > 0:
+        proof = (
             f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on, "
-            f"which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.level:.0%} confidence) where "
-            f"the claim allows {bound.claimed:.2f}"
+            f"which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.level:.0%} confidence)"
         )
+        if bound.refutes:
+            told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
     if told:
         return Verdict(word="claim refuted", sentence=f"The claim is refuted: {'; '.join(told)}.")
     seen = [one for one in by if one.found]
@@ -317,8 +321,9 @@ def verdict(
                 f"{shift.auc:.2f}), so no number here says whether the model leaks: take both from one pool at random."
             ),
         )
-    if seen:
-        return Verdict(word="leaks", sentence=f"This model leaks who was trained on: {'; '.join(map(_words, seen))}.")
+    if seen or proof:
+        shown = [*map(_words, seen), *([proof] if proof else [])]
+        return Verdict(word="leaks", sentence=f"This model leaks who was trained on: {'; '.join(shown)}.")
     if not by:
         return Verdict(word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks.")
     most = next((one for one in by if one.metric == "auc"), by[0])

@@ -35,13 +35,14 @@ DEFENSE = "trained elsewhere"
 DOCUMENT, SCORES, PICTURES = "audit.json", "scores.parquet", "pictures.parquet"
 
 
-def document(found: ModelAudit, about: Mapping[str, Any]) -> dict[str, Any]:
+def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, str] | None = None) -> dict[str, Any]:
     """All that a report says, as plain JSON values.
 
     Args:
         found: the audit.
         about: what the command knows beside it: `model`, `data`, `preflight`, `claim`, `transcript`, `rules`,
             `not_tested`, `command`.
+        names: id -> the owner's own id of an example; the ids themselves where None.
     """
     bound, shape = found.bound, list(found.audited.members.inputs.shape[1:])
     exposed = found.exposure
@@ -79,7 +80,7 @@ def document(found: ModelAudit, about: Mapping[str, Any]) -> dict[str, Any]:
         else {
             "attack": exposed.attack,
             "examples": [
-                {"id": i, "label": y, "score": s, "false_positive_rate": a}
+                {"id": i, "name": (names or {}).get(i, str(i)), "label": y, "score": s, "false_positive_rate": a}
                 for i, y, s, a in zip(exposed.ids, exposed.labels, exposed.scores, exposed.above, strict=True)
             ],
             "classes": {str(kind): asdict(metric) for kind, metric in exposed.classes.items()},
@@ -126,7 +127,7 @@ def write_report(
     table = _scores(found, names or {})
     path, digest = write_arrays(table, folder, Path(SCORES).stem)
     pictures, picture_digest = write_arrays(_pictures(found), folder, Path(PICTURES).stem)
-    told = document(found, about) | {"files": {path.name: digest, pictures.name: picture_digest}}
+    told = document(found, about, names) | {"files": {path.name: digest, pictures.name: picture_digest}}
     for record, columns in _records(found, about, told):
         if columns:
             arrays, own = write_arrays(columns, folder / "records", record.id)

@@ -131,7 +131,7 @@ def render(
         )
         for section in sections(board.rows, style, notes)
     ]
-    environment = _environment()
+    environment = template_environment()
     script = _file(environment, "page.js")
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
@@ -172,7 +172,7 @@ def render(
 
 
 @functools.cache
-def _environment() -> Any:
+def template_environment() -> Any:
     """The templates beside this file, which take longer to compile than to fill."""
     # Here because everything else of the leaderboard, the board in a terminal included, does without.
     from jinja2 import Environment, PackageLoader, StrictUndefined

@@ -97,7 +97,19 @@ def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
         scores, members = (table[column].to_numpy() for column in ("score", "member"))
     except (OSError, ValueError, KeyError, pyarrow.ArrowException):
         raise RecordError("its scores cannot be read") from None
-    members = members.astype(bool)
+    return rates(scores, members.astype(bool))
+
+
+def rates(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
+    """False and true positive rates of scores, from one false alarm on; ties fall together.
+
+    Args:
+        scores: [n], larger for a member.
+        members: bool [n].
+
+    Raises:
+        RecordError: they are not of members and non-members.
+    """
     inside, outside = np.sort(scores[members]), np.sort(scores[~members])
     if not len(inside) or not len(outside) or np.isnan(scores).any():
         raise RecordError("its scores are not of members and non-members")

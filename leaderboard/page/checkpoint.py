@@ -1,0 +1,366 @@
+"""The report on a model that was trained elsewhere: an HTML page and a Markdown summary, from the audit's files alone.
+
+A folder has `audit.json`, which names the digests of the two Parquet files beside it: scores of all candidates, and the
+pictures. Nothing is computed but the curve of the scores; every number is the document's own.
+"""
+
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy import ndarray
+
+from ..metrics import METRICS
+from ..records.files import digest_of_bytes, read_bytes, write_bytes
+from ..records.record import RecordError
+from .axes import Axis
+from .build import template_environment
+from .figures import NARROW, WIDE, Figure
+from .images import png, unit_images
+from .plots import PlotLine, curves, marker, styles
+from .roc import rates
+
+SCHEMA = "leakbench-audit/1"
+DOCUMENT, PAGE, SUMMARY = "audit.json", "index.html", "SUMMARY.md"
+SCORES, PICTURES = "scores.parquet", "pictures.parquet"
+
+SHOWN = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr", "advantage")
+"""Metrics of the table of attacks."""
+
+_OPTIONAL: dict[str, Any] = {
+    "model": None, "data": {}, "preflight": None, "claim": None, "transcript": None, "rules": [], "not_tested": [],
+    "command": [],
+}  # fmt: skip
+"""What the command adds to a document, where it was an audit in memory that wrote it."""
+
+TONES = {"leaks": "bad", "claim refuted": "bad", "no leak found": "good", "cannot be told": "warn"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One image with its words."""
+
+    uri: str
+    title: str
+    words: str
+
+
+def build_report(folder: str | os.PathLike[str]) -> Path:
+    """Writes the page and the summary of an audit into its folder.
+
+    Args:
+        folder: with the audit's files.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RecordError: a file is missing, not the one that the audit wrote, or of another version.
+    """
+    folder = Path(folder)
+    told = read_document(folder)
+    write_bytes(folder / SUMMARY, summary(told).encode())
+    # Last, so that a page that is there has its summary beside it.
+    return write_bytes(folder / PAGE, render(told, folder).encode())
+
+
+def read_document(folder: Path) -> dict[str, Any]:
+    """What `audit.json` says.
+
+    Raises:
+        RecordError: there is none, or none of this version.
+    """
+    try:
+        told = json.loads(read_bytes(folder / DOCUMENT, "audit").decode())
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        raise RecordError(f"{folder / DOCUMENT} is not a whole JSON document; run the audit again") from None
+    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        said = told.get("schema") if isinstance(told, dict) else None
+        raise RecordError(f"schema of {folder / DOCUMENT} must be {SCHEMA}, got {said!r}; run the audit again")
+    return told
+
+
+def summary(told: Mapping[str, Any]) -> str:
+    """A summary in Markdown, for a comment on a pull request."""
+    ran = [one for one in told["attacks"] if one["metrics"]]
+    heads = [METRICS[name].label for name in SHOWN[:3]]
+    lines = [
+        f"## leakbench audit: {told['verdict']['word']}",
+        "",
+        _plain(told["verdict"]["sentence"]),
+        "",
+        f"{told['groups']['members']} members, {told['groups']['non_members']} non-members; accuracy "
+        f"{_number(told['accuracy']['members'])} and {_number(told['accuracy']['non_members'])}.",
+        "",
+        "| attack | " + " | ".join(heads) + " |",
+        "|---|" + "---|" * len(heads),
+        *(
+            f"| {_plain(one['name'])} | " + " | ".join(_number(one["metrics"].get(name)) for name in SHOWN[:3]) + " |"
+            for one in ran
+        ),
+        "",
+        f"**epsilon**: {_plain(epsilon_words(told['epsilon']))}",
+        *(
+            f"- {'broken' if rule['broken'] else 'kept'}: {_plain(rule['broken'] or rule['text'])}"
+            for rule in told.get("rules", ())
+        ),
+        "",
+        f"Not tested: {len(told.get('not_tested', ()))}; see the report.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render(told: dict[str, Any], folder: Path) -> str:
+    """The page as HTML.
+
+    Args:
+        told: the document.
+        folder: with the files that it names.
+    """
+    scores = _table(folder, told, SCORES)
+    pictures = _table(folder, told, PICTURES)
+    environment = template_environment()
+    told = _OPTIONAL | told
+    ran = [one for one in told["attacks"] if one["metrics"]]
+    style = styles({one["name"]: one["name"] for one in ran})
+    context = {
+        "css": Markup(environment.loader.get_source(environment, "page.css")[0]),  # noqa: S704 -- ours
+        "told": told,
+        "tone": TONES.get(told["verdict"]["word"], "warn"),
+        "facts": _facts(told),
+        "epsilon": _sentence(epsilon_words(told["epsilon"])),
+        "claim": claim_words(told),
+        "columns": [(METRICS[name].label, name) for name in SHOWN],
+        "attacks": [
+            {
+                "name": one["name"],
+                "key": marker(*style[one["name"]]),
+                "access": _access(one.get("requires", {})),
+                "cells": [_cell(one["metrics"].get(name)) for name in SHOWN],
+                "seconds": f"{one['seconds']:.1f}",
+            }
+            for one in ran
+        ],
+        "strongest": [_strongest(one) for one in told["strongest"]],
+        "figure_of_roc": _roc(ran, scores, style),
+        "exposed": _exposed(told, pictures),
+        "classes": _classes(told),
+        "shared": _shared(told, pictures),
+        "ranks": _ranks(told["gradients"]["ranks"]),
+        "sources": [
+            (name, one) for name, one in told.get("data", {}).items() if isinstance(one, dict) and "sha256" in one
+        ],
+        "versions": ", ".join(f"{name} {version}" for name, version in told["provenance"]["versions"].items()),
+    }
+    return environment.get_template("checkpoint.html").render(context)
+
+
+def epsilon_words(bound: Mapping[str, Any]) -> str:
+    """The bound on epsilon in a sentence, with what it rests on."""
+    if "why_not" in bound:
+        return f"no bound, for {bound['why_not']}."
+    random = bound["split"] == "random"
+    start = "at least" if random else "if members and non-members were exchangeable, at least"
+    return (
+        f"{start} {bound['value']:.2f}, where one record replaces another, at delta {bound['delta']:.2g} and "
+        f"{bound['level']:.0%} confidence in all {bound['looks']} attacks together. {bound['attack']} answered "
+        f"{bound['guessed']} of {bound['pairs']} pairs of a member and a non-member, and was right in "
+        f"{bound['correct']}; all of them right would have shown {bound['ceiling']:.2f}."
+    )
+
+
+def claim_words(told: Mapping[str, Any]) -> list[str]:
+    """What the claim allows, and whether the bound refutes it; where it does not, what would have."""
+    claim, bound = told.get("claim"), told["epsilon"]
+    if not claim:
+        return []
+    said = [f"Claimed: epsilon {claim['epsilon']:g} at delta {claim['delta']:g} ({claim['relation']})."]
+    said += [f"Against itself: {error}." for error in claim["errors"]]
+    if "why_not" in bound or bound["claimed"] is None:
+        return said
+    allows = f"Where one record replaces another it allows an epsilon of {bound['claimed']:.2f}"
+    if bound["refutes"]:
+        return [*said, f"{allows}, which the bound refutes."]
+    if bound["split"] != "random":
+        return [*said, f"{allows}; nobody says that members were drawn at random, so the bound judges nothing."]
+    if bound["needed"] is None:
+        return [*said, f"{allows}, and so many pairs could refute nothing: take more members and non-members."]
+    return [
+        *said,
+        f"{allows}; no violation was found. One would have been in four audits of five, had the attack been right in "
+        f"{bound['needed']:.1%} of its answers; it was in {bound['correct'] / max(1, bound['guessed']):.1%}. That "
+        "is no proof of the claim.",
+    ]
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _facts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    groups, sizes = told["groups"], told.get("smallest_leak") or {}
+    facts = [
+        (f"{groups['members']:,}", "members"),
+        (f"{groups['non_members']:,}", "non-members"),
+        (_percent(told["accuracy"]["members"]), "accuracy on members"),
+        (_percent(told["accuracy"]["non_members"]), "accuracy on non-members"),
+    ]
+    if sizes.get("auc"):
+        facts.append((f"{sizes['auc']:.3f}", "AUC that would show in four audits of five"))
+    return facts
+
+
+def _percent(metric: Mapping[str, Any]) -> str:
+    return "n/a" if metric["value"] is None else f"{metric['value']:.1%}"
+
+
+def _number(metric: Mapping[str, Any] | None) -> str:
+    if metric is None or metric["value"] is None:
+        return "n/a"
+    ends = "" if metric["low"] is None else f" [{metric['low']:.3f}, {metric['high']:.3f}]"
+    return f"{metric['value']:.3f}{ends}"
+
+
+def _cell(metric: Mapping[str, Any] | None) -> dict[str, str]:
+    if metric is None or metric["value"] is None:
+        return {"value": "n/a", "ends": "", "title": "not measured" if metric is None else str(metric["reason"])}
+    ends = "" if metric["low"] is None else f"{metric['low']:.3f} to {metric['high']:.3f}"
+    return {"value": f"{metric['value']:.3f}", "ends": ends, "title": f"n = {metric['n']}"}
+
+
+def _strongest(one: Mapping[str, Any]) -> str:
+    label = METRICS[one["metric"]].label
+    ends = "" if one["low"] is None else f" [{one['low']:.3f}, {one['high']:.3f}]"
+    how = "of all candidates, for so few have no halves" if one["of_all"] else "on the half that did not choose it"
+    return f"By {label}: {one['attack']}, {one['value']:.3f}{ends} {how} (n = {one['n']}; chance is {one['chance']:g})."
+
+
+def _access(requires: Mapping[str, Any]) -> str:
+    knows = ", ".join(word.lower() for word in requires.get("knows", ()))
+    return str(requires.get("access", "")).lower().replace("_", " ") + (f", knows {knows}" if knows else "")
+
+
+def _roc(ran: Sequence[Mapping[str, Any]], scores: Mapping[str, ndarray], style: Mapping[str, Any]) -> Figure | None:
+    """Log-log ROC curves of the attacks that ran."""
+    lines, least = [], 1.0
+    for one in ran:
+        column = scores.get(f"score_{one['name']}")
+        if column is None:
+            raise RecordError(f"{SCORES} must have the scores of {one['name']}; run the audit again")
+        fprs, tprs = rates(column.astype(float), scores["member"].astype(bool))
+        least = min(least, float(fprs[0]))
+        places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
+        lines.append(PlotLine(places=places, series=one["name"], title=one["name"]))
+    if not lines or least >= 1:
+        return None
+    title = "ROC curves, both axes logarithmic"
+    x = Axis(title="false positive rate", low=least, high=1.0, log=True)
+    y = Axis(title="true positive rate", low=least / 2, high=1.0, log=True)
+    wide, narrow = (
+        curves(lines, x=x, y=y, style=style, title=title, name=f"roc-{size}", width=width, height=height)
+        for size, (width, height) in (("wide", WIDE), ("narrow", NARROW))
+    )
+    legend = tuple((marker(*style[one["name"]]), one["name"]) for one in ran)
+    caption = ("From one false alarm on; the dashed line is chance. Few non-members lie at the left end.",)
+    return Figure(name="roc", title=title, wide=wide, narrow=narrow, legend=legend, caption=caption)
+
+
+def _exposed(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[Picture]:
+    """The most exposed members, with the rate of false alarms at which each is found."""
+    if told["exposure"] is None:
+        return []
+    found = []
+    for one in told["exposure"]["examples"]:
+        words = f"class {one['label']} · found at {_rate(one['false_positive_rate'], told)} false alarms"
+        found.append(Picture(uri=_uri(told, pictures, "exposed", one["id"]), title=f"{one['name']}", words=words))
+    return found
+
+
+def _rate(rate: float, told: Mapping[str, Any]) -> str:
+    # Of none seen among n, fewer than 1 in n is all that is known.
+    return f"{rate:.2%}" if rate > 0 else f"less than 1 in {told['groups']['non_members']:,}"
+
+
+def _classes(told: Mapping[str, Any]) -> list[dict[str, str]]:
+    if told["exposure"] is None:
+        return []
+    classes = sorted(told["exposure"]["classes"].items(), key=lambda pair: int(pair[0]))
+    return [{"name": name, "n": str(metric["n"] or 0), **_cell(metric)} for name, metric in classes]
+
+
+def _shared(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[dict[str, Any]]:
+    """Members whose gradients were shared, each beside what every attack made of it."""
+    attacks = told["gradients"]["attacks"]
+    count = max((len(one["psnr"]) for one in attacks), default=0)
+    rows = []
+    for place in range(count):
+        shots = [Picture(uri=_uri(told, pictures, "shared", place), title="original", words="")]
+        shots += [
+            Picture(
+                uri=_uri(told, pictures, f"found {one['name']}", place),
+                title=one["name"],
+                words=f"{'≥' if one['psnr'][place] >= 120 else ''}{one['psnr'][place]:.1f} dB",
+            )
+            for one in attacks
+            if one["psnr"]
+        ]
+        rows.append({"place": place, "shots": shots})
+    return rows
+
+
+def _ranks(found: Any) -> list[str]:
+    """What the ranks of the equations say, in words."""
+    if isinstance(found, str):
+        return [f"Ranks are not known: {found}."]
+    stuck = [one for one in found if one["deficit"] > 0]
+    if not stuck:
+        return ["The gradient of one example determines the input of every layer: the recursion reaches the image."]
+    layer = max(stuck, key=lambda one: one["layer"])
+    return [
+        f"The recursion from the gradient of one example stops at layer {layer['layer']}, whose equations lack "
+        f"{layer['deficit']} of {layer['unknowns']} unknowns; attacks by search are not excluded by that."
+    ]
+
+
+def _uri(told: Mapping[str, Any], pictures: Mapping[str, ndarray], kind: str, place: int) -> str:
+    """An image as the URI of a PNG; empty where it is no image."""
+    shape, (low, high) = told["groups"]["input_shape"], told["groups"]["input_range"]
+    if len(shape) != 3 or shape[0] not in (1, 3) or not high > low:
+        return ""
+    where = np.flatnonzero((pictures["kind"] == kind) & (pictures["place"] == place))
+    if not len(where):
+        return ""
+    values = np.asarray(pictures["values"][where[0]], dtype=float)
+    if values.size != np.prod(shape) or not np.isfinite(values).all():
+        raise RecordError(f"{PICTURES} must hold images of shape {shape}; run the audit again")
+    return png(unit_images(values, low, high).reshape(shape))
+
+
+def _table(folder: Path, told: Mapping[str, Any], name: str) -> dict[str, ndarray]:
+    """A Parquet file of the audit, by columns.
+
+    Raises:
+        RecordError: it is not there, or not the one that the audit wrote.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    content = read_bytes(folder / name, "audit")
+    if digest_of_bytes(content) != told.get("files", {}).get(name):
+        raise RecordError(f"{folder / name} is not the file that the audit wrote; run the audit again")
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(content))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise RecordError(f"{folder / name} cannot be read: {' '.join(str(error).split())}") from None
+    return {column: np.asarray(table[column].to_pandas()) for column in table.column_names}
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown finds nothing of its own."""
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in " ".join(str(text).split()))

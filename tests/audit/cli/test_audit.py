@@ -1,0 +1,152 @@
+"""`leakbench audit` as a user calls it: verdicts, exit codes, rules, reports, and what is refused before any compute."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from audit.cli.app import main
+from leaderboard.records.record import read_all
+
+
+@pytest.fixture(scope="module")
+def folder(overfitted, tmp_path_factory):
+    return overfitted.write(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture
+def leakbench(capsys, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exited:
+            main(["audit", *arguments])
+        out, err = capsys.readouterr()
+        return exited.value.code, out, err
+
+    return run
+
+
+FILES = ("model.safetensors", "--model", "mlp", "--members", "members.npz", "--non-members", "non_members.npz")
+
+
+def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
+    code, out, err = leakbench(
+        *FILES, "--split", "random", "--claim", "epsilon=0.8", "--no-gradients", "--out", str(tmp_path / "report")
+    )
+    assert code == 1
+    assert out.startswith("claim refuted: The claim is refuted: ")
+    assert "claim:   allows 1.60: refuted" in out
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "<h1>Claim refuted</h1>" in page
+    assert f"report: {tmp_path / 'report' / 'index.html'}" in err
+    told = json.loads((tmp_path / "report" / "audit.json").read_text())
+    assert told["epsilon"]["refutes"] is True
+    scores = pd.read_parquet(tmp_path / "report" / "scores.parquet")
+    assert scores["member"].sum() == 600
+    assert len(scores) == 1200
+    assert "members:" in scores.loc[scores["member"], "name"].iloc[0]
+    records = read_all(tmp_path / "report")
+    assert {record.kind for record in records} == {"utility", "membership"}
+    assert all(record.claim is not None and record.claim.epsilon is None for record in records)
+
+
+def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
+    code, out, _ = leakbench(*FILES, "--claim", "epsilon=0.8", "--no-gradients", "--attacks", "loss_threshold", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["epsilon"]["split"] == "unknown"
+    assert told["epsilon"]["refutes"] is False
+    assert "pass --split random" in told["not_tested"][-1]
+    code, _, err = leakbench(*FILES, "--no-gradients", "--attacks", "loss_threshold", "--fail-if", "epsilon_lower>0")
+    assert code == 1
+    assert "the split is not said to be random" in err
+
+
+def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatch):
+    monkeypatch.setattr("audit.external.command.read_tensors", lambda *_, **__: pytest.fail("the model was read"))
+    code, out, _ = leakbench(*FILES, "--describe")
+    assert code == 0
+    assert "members: 600 of members.npz" in out
+    assert "runs  loss_threshold" in out
+    assert "skips lira: needs --shadows 64 --train FILE.py:FUNCTION --trust-code" in out
+    assert "smallest leak that would show in four audits of five: AUC 0.56" in out
+
+
+def test_the_preflight_stops_an_audit_that_would_mean_nothing(leakbench):
+    code, out, err = leakbench(*FILES[:5], "--non-members", "members.npz")
+    assert code == 2
+    assert out == ""
+    assert "stop: members and non-members have the very same examples" in err
+
+
+def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
+    (folder / "train.py").write_text(
+        "from benchmarks import models\n"
+        "import torch\n"
+        "def train(inputs, labels, *, seed):\n"
+        "    model = models.build('mlp', input_shape=(1, 8, 8), classes=10, seed=seed)\n"
+        "    steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n"
+        "    for _ in range(10):\n"
+        "        steps.zero_grad()\n"
+        "        torch.nn.functional.cross_entropy(model(inputs), labels).backward()\n"
+        "        steps.step()\n"
+        "    return model\n"
+    )
+    asked = (*FILES, "--shadows", "4", "--train", "train.py:train", "--attacks", "bavaria", "--no-gradients")
+    code, _, err = leakbench(*asked)
+    assert code == 2
+    assert "pass --trust-code if you trust it" in err
+    code, first, err = leakbench(*asked, "--trust-code", "--out", str(tmp_path / "report"), "--json")
+    assert code == 0
+    assert "shadow model 4 of 4" in err
+    assert len(list((tmp_path / "report" / "shadows").iterdir())) == 4
+    # What was trained is read again, and gives the same.
+    (folder / "train.py").touch()
+    _, again, _ = leakbench(*asked, "--trust-code", "--out", str(tmp_path / "report"), "--json")
+    assert json.loads(again)["attacks"][0]["metrics"] == json.loads(first)["attacks"][0]["metrics"]
+
+
+def test_scores_without_a_model(leakbench, tmp_path):
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"member": np.arange(2000) < 1000, "score": draw.normal(size=2000)})
+    table.loc[table["member"], "score"] += 1.5
+    table.to_csv(tmp_path / "scores.csv", index=False)
+    code, out, _ = leakbench("--scores", str(tmp_path / "scores.csv"), "--split", "random", "--claim", "epsilon=0.1")
+    assert code == 1
+    assert "score has an AUC of 0.8" in out or "score was right in" in out
+    code, out, err = leakbench("--scores", str(tmp_path / "scores.csv"), "--fail-if", "score:auc.high<0.9")
+    assert code == 1
+    assert "broken: score:auc.high<0.9" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "a checkpoint and --model must be given"),
+        (("model.safetensors", "--model", "mlp"), "--members and --non-members must be given"),
+        ((*FILES, "--split", "sorted"), "split must be random or unknown"),
+        ((*FILES, "--claim", "1"), "--claim must be KEY=VALUE"),
+        ((*FILES, "--attacks", "lyra"), "did you mean 'lira'"),
+        ((*FILES, "--attacks", "likelihood_ratio"), "attacks no finished model"),
+        ((*FILES, "--fail-if", "auc=1"), "--fail-if must be"),
+        ((*FILES, "--shadows", "4"), "--shadows and --train go together"),
+        ((*FILES, "--shadows", "3", "--train", "a.py:b", "--trust-code"), "even number"),
+        ((*FILES, "--preprocess", "mean"), "--preprocess must be"),
+        ((*FILES, "--level", "2"), r"level must be in (0, 1)"),
+        ((*FILES, "--data", "digits"), "--data and --split-file go together"),
+        ((*FILES, "--out", "members.npz"), "--out must be a folder"),
+        ((*FILES, "--scores", "members.npz"), "--scores is instead of a checkpoint"),
+        (("model.safetensors", "--model", "a.py:b", *FILES[3:]), "pass --trust-code"),
+        (("none.safetensors", *FILES[1:]), "none.safetensors"),
+        (("model.safetensors", "--model", "mlpp", *FILES[3:]), "did you mean 'mlp'"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_any_compute(leakbench, arguments, told):
+    code, out, err = leakbench(*arguments)
+    assert code in (2, 3)
+    assert out == ""
+    assert told in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
