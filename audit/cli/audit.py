@@ -73,9 +73,11 @@ def audit(
     from ..external.data import Preprocess
     from ..run.harness import pick_device
 
+    if split not in ("random", "unknown"):
+        raise ValueError(f"--split must be random or unknown, got {split!r}")
     settings = AuditSettings(
         attacks=command.attacks_asked(attacks),
-        split=split,  # pyright: ignore[reportArgumentType] -- refused there by name
+        split=split,
         claim=None if claim is None else StatedClaim.parse(claim),
         delta=delta,
         level=level,

@@ -26,17 +26,17 @@ from .attacked import AttackOutcome, Audited, BankOf, final_model_attacks, run_a
 from .claim import StatedClaim
 from .findings import (
     COMPARED,
+    AuditVerdict,
     EpsilonBound,
     Exposure,
     SplitKind,
     Strongest,
-    Verdict,
     epsilon_bound,
     exposure,
     strongest,
     verdict,
 )
-from .gradients import SharedGradient, ranks, shared_gradients
+from .gradients import GradientLeak, ranks, shared_gradients
 from .identity import content_ids
 
 Pair = tuple[Tensor, Tensor]
@@ -68,8 +68,6 @@ class AuditSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.split not in ("random", "unknown"):
-            raise ValueError(f"split must be random or unknown, got {self.split!r}")
         if not 0 < self.level < 1:
             raise ValueError(f"level must be in (0, 1), got {self.level}")
         if not 0 <= self.delta < 1:
@@ -111,9 +109,9 @@ class ModelAudit:
     exposure: Exposure | None
     accuracy: Mapping[str, Metric]
     ranks: Sequence[Any] | str
-    shared: tuple[SharedGradient, ...] = ()
+    shared: tuple[GradientLeak, ...] = ()
     shared_inputs: Tensor | None = None
-    verdict: Verdict
+    verdict: AuditVerdict
 
     @property
     def measured(self) -> dict[tuple[str, str], Metric]:
@@ -256,7 +254,7 @@ def audit_groups(
         labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
         exposed = exposure(leading, members, labels)
     found: Sequence[Any] | str = "not asked for"
-    shared: tuple[SharedGradient, ...] = ()
+    shared: tuple[GradientLeak, ...] = ()
     inputs = None
     if settings.gradients:
         report("gradients")

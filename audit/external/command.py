@@ -34,7 +34,7 @@ from .preflight import preflight, sentences, smallest_leak
 from .report import document, write_report
 from .score_files import COLUMNS, read_scores
 
-Report = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 class StoppedError(ValueError):
@@ -108,7 +108,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class AuditAnswer:
     """What the command found.
 
     Attributes:
@@ -187,7 +187,7 @@ def _way_out(missing: Knows) -> str:
     return " ".join(_OPTIONS.get(one, str(one.name)) for one in missing)
 
 
-def run_audit(asked: Asked, report: Report) -> Answer:
+def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     """Reads, checks, attacks, writes and judges.
 
     Args:
@@ -246,7 +246,7 @@ def run_audit(asked: Asked, report: Report) -> Answer:
         "command": list(asked.command),
     }
     told = _told(found, about, groups, asked.out)
-    return Answer(
+    return AuditAnswer(
         document=told,
         broken=tuple(one["broken"] for one in judged if one["broken"]),
         refuted=found.verdict.word == "claim refuted",
@@ -327,7 +327,7 @@ _MOST_COUNTS = 8
 """Numbers of classes that are tried where the labels' own does not fit."""
 
 
-def _bank(audited: Audited, asked: Asked, train: str, report: Report) -> BankOf:
+def _bank(audited: Audited, asked: Asked, train: str, report: Tell) -> BankOf:
     function = plugins.load("training function", train)
     code = hashlib.sha256()
     for file in plugins.source_files(train):
@@ -344,7 +344,7 @@ def _bank(audited: Audited, asked: Asked, train: str, report: Report) -> BankOf:
     )
 
 
-def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> Answer:
+def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> AuditAnswer:
     """Audits scores without a model.
 
     Args:
@@ -377,7 +377,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
         reason = None if one.low is not None else "so few rows have no interval"
         measured["", one.metric] = replace(metric, value=one.value, low=one.low, high=one.high, n=one.n, reason=reason)
     broken = [{"text": rule.text, "broken": rule.broken(measured)} for rule in asked]
-    return Answer(
+    return AuditAnswer(
         document={
             "schema": "leakbench-scores/1",
             "verdict": {"word": told.word, "sentence": told.sentence},

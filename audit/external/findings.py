@@ -271,7 +271,7 @@ def exposure(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class AuditVerdict:
     """The answer in one word and in one sentence.
 
     Attributes:
@@ -289,11 +289,11 @@ def verdict(
     shift: Shift,
     refuted: Sequence[str] = (),
     detectable: float = 1.0,
-) -> Verdict:
+) -> AuditVerdict:
     """The verdict of an audit.
 
-    A model that leaks nothing is called leaking in at most one audit of ten: AUC and TPR err in 2.5 % each, the bound in
-    5 % at its usual level.
+    A model that leaks nothing is called leaking in at most one audit of ten: AUC and TPR err in 2.5 % each, the bound
+    in 5 % at its usual level.
 
     Args:
         by: the strongest attack by each metric.
@@ -311,10 +311,10 @@ def verdict(
         if bound.refutes:
             told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
     if told:
-        return Verdict(word="claim refuted", sentence=f"The claim is refuted: {'; '.join(told)}.")
+        return AuditVerdict(word="claim refuted", sentence=f"The claim is refuted: {'; '.join(told)}.")
     seen = [one for one in by if one.found]
     if shift.found:
-        return Verdict(
+        return AuditVerdict(
             word="cannot be told",
             sentence=(
                 "Members and non-members differ even without the model (a classifier that never saw it has an AUC of "
@@ -323,11 +323,13 @@ def verdict(
         )
     if seen or proof:
         shown = [*map(_words, seen), *([proof] if proof else [])]
-        return Verdict(word="leaks", sentence=f"This model leaks who was trained on: {'; '.join(shown)}.")
+        return AuditVerdict(word="leaks", sentence=f"This model leaks who was trained on: {'; '.join(shown)}.")
     if not by:
-        return Verdict(word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks.")
+        return AuditVerdict(
+            word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks."
+        )
     most = next((one for one in by if one.metric == "auc"), by[0])
-    return Verdict(
+    return AuditVerdict(
         word="no leak found",
         sentence=(
             f"No attack told members from non-members: {_words(most)}. From an AUC of {detectable:.3f} on a leak would "

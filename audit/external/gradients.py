@@ -30,7 +30,7 @@ from .attacked import Audited
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedGradient:
+class GradientLeak:
     """One attack on the gradients of single members.
 
     Attributes:
@@ -75,7 +75,7 @@ def shared_gradients(
     *,
     images: int = 4,
     seed: int = 0,
-) -> tuple[Tensor, list[SharedGradient]]:
+) -> tuple[Tensor, list[GradientLeak]]:
     """Attacks the gradients of a few members, each shared alone.
 
     Args:
@@ -96,7 +96,7 @@ def shared_gradients(
 
 def _attacked(
     audited: Audited, defense: Defense, name: str, given: Mapping[str, Any], inputs: Tensor, labels: Tensor, seed: int
-) -> SharedGradient:
+) -> GradientLeak:
     attack = catalog.attack(name)
     settings = attack.settings(**given)
     world: World = audited.world
@@ -111,15 +111,15 @@ def _attacked(
             result = attack(shared.observation, coins, **copy.deepcopy(settings))
             metric = score(result, shared.truth)["psnr"]
             if metric.value is None:
-                return SharedGradient(name=name, settings=settings, why_not=f"{name}: {metric.reason}")
+                return GradientLeak(name=name, settings=settings, why_not=f"{name}: {metric.reason}")
             own: Reconstruction = checked_reconstruction(result, 1, inputs[one])
             found.append(own.inputs[0].detach())
             values.append(float(metric.value))
     except (NotApplicable, AccessError) as error:
-        return SharedGradient(name=name, settings=settings, why_not=f"{name} does not apply: {error}")
+        return GradientLeak(name=name, settings=settings, why_not=f"{name} does not apply: {error}")
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        return SharedGradient(name=name, settings=settings, why_not=f"{name} failed: {in_one_line(error)}")
-    return SharedGradient(
+        return GradientLeak(name=name, settings=settings, why_not=f"{name} failed: {in_one_line(error)}")
+    return GradientLeak(
         name=name,
         settings=settings,
         psnr=tuple(values),

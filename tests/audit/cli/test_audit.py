@@ -1,4 +1,4 @@
-"""`leakbench audit` as a user calls it: verdicts, exit codes, rules, reports, and what is refused before any compute."""
+"""`leakbench audit` as a user calls it: verdicts, exit codes, rules, reports, and what is refused beforehand."""
 
 import json
 
@@ -44,22 +44,23 @@ def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
     told = json.loads((tmp_path / "report" / "audit.json").read_text())
     assert told["epsilon"]["refutes"] is True
     scores = pd.read_parquet(tmp_path / "report" / "scores.parquet")
-    assert scores["member"].sum() == 600
+    assert np.count_nonzero(scores["member"].to_numpy()) == 600
     assert len(scores) == 1200
-    assert "members:" in scores.loc[scores["member"], "name"].iloc[0]
+    assert scores.loc[scores["member"], "name"].str.startswith("members:").all()
     records = read_all(tmp_path / "report")
     assert {record.kind for record in records} == {"utility", "membership"}
     assert all(record.claim is not None and record.claim.epsilon is None for record in records)
 
 
 def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
-    code, out, _ = leakbench(*FILES, "--claim", "epsilon=0.8", "--no-gradients", "--attacks", "loss_threshold", "--json")
+    plain = (*FILES, "--no-gradients", "--attacks", "loss_threshold")
+    code, out, _ = leakbench(*plain, "--claim", "epsilon=0.8", "--json")
     told = json.loads(out)
     assert code == 0
     assert told["epsilon"]["split"] == "unknown"
     assert told["epsilon"]["refutes"] is False
     assert "pass --split random" in told["not_tested"][-1]
-    code, _, err = leakbench(*FILES, "--no-gradients", "--attacks", "loss_threshold", "--fail-if", "epsilon_lower>0")
+    code, _, err = leakbench(*plain, "--fail-if", "epsilon_lower>0")
     assert code == 1
     assert "the split is not said to be random" in err
 
@@ -126,7 +127,7 @@ def test_scores_without_a_model(leakbench, tmp_path):
     [
         ((), "a checkpoint and --model must be given"),
         (("model.safetensors", "--model", "mlp"), "--members and --non-members must be given"),
-        ((*FILES, "--split", "sorted"), "split must be random or unknown"),
+        ((*FILES, "--split", "sorted"), "--split must be random or unknown"),
         ((*FILES, "--claim", "1"), "--claim must be KEY=VALUE"),
         ((*FILES, "--attacks", "lyra"), "did you mean 'lira'"),
         ((*FILES, "--attacks", "likelihood_ratio"), "attacks no finished model"),

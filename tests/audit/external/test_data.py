@@ -60,7 +60,7 @@ def test_a_folder_has_a_folder_a_class(tmp_path):
     assert found.labels.tolist() == [0, 1]
     assert found.names == ("cat/one.png", "dog/one.png")
     (tmp_path / "dog" / "link.png").symlink_to(tmp_path / "cat" / "one.png")
-    with pytest.raises(ValueError, match="files and no links, got dog/link.png"):
+    with pytest.raises(ValueError, match=r"files and no links, got dog/link\.png"):
         read_examples(str(tmp_path))
     (tmp_path / "dog" / "link.png").unlink()
     (tmp_path / "dog" / "two.png").write_bytes(b"<html>")
@@ -169,7 +169,7 @@ def test_a_data_set_of_ours_is_dealt_by_a_file(tmp_path):
     with pytest.raises(ValueError, match="no example with id 1000000"):
         read_named("digits", path)
     pd.DataFrame({"id": [5], "group": ["public"]}).to_csv(path, index=False)
-    with pytest.raises(ValueError, match="group of .* got 'public'"):
+    with pytest.raises(ValueError, match=r"group of .* got 'public'"):
         read_named("digits", path)
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         read_named("digit", path)

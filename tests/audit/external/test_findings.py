@@ -208,10 +208,10 @@ def test_a_bound_that_refutes_is_the_verdict():
 
 
 def test_a_bound_of_a_random_split_is_evidence_of_a_leak_by_itself():
-    settings: Any = {"value": 1.5, "ceiling": 2.5, "attack": "a", "pairs": 600, "guessed": 60, "correct": 57, "looks": 1}
-    bound = EpsilonBound(**settings, level=0.95, delta=1e-5, split="random")
+    settings: Any = {"value": 1.5, "ceiling": 2.5, "attack": "a", "pairs": 600, "guessed": 60, "correct": 57}
+    bound = EpsilonBound(**settings, looks=1, level=0.95, delta=1e-5, split="random")
     found = verdict([], bound, NO_SHIFT)
     assert found.word == "leaks"
     assert "an epsilon of at least 1.50" in found.sentence
-    unknown = EpsilonBound(**settings, level=0.95, delta=1e-5, split="unknown")
+    unknown = EpsilonBound(**settings, looks=1, level=0.95, delta=1e-5, split="unknown")
     assert verdict([], unknown, NO_SHIFT).word == "cannot be told"
