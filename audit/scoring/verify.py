@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attacks.core import Access, MembershipScores
+from attacks.core import Knows, MembershipScores
 from leaderboard.records.files import read_bytes
 from leaderboard.records.record import Metric, Record
 
 from ..catalog import methods as catalog
+from ..catalog.settings import CatalogError
+from ..plan.threat_models import THREAT_MODELS
 from . import random_split
 from .allowed import clopper_pearson
 from .images import share_metric, summed_up
@@ -78,13 +80,15 @@ def _unlike_itself(record: Record) -> str:
         return ""
     bound, auc = record.metrics.get(random_split.NAME), record.metrics["auc"].detail
     if record.requires is not None:
-        one_step = record.requires["access"] == Access.UPDATE.name
-        if ("participation_known" in record.flags) != one_step:
-            return f"it is flagged participation_known or not against its access, {record.requires['access']}"
-        name = record.attack.name
+        access, name = record.requires.get("access"), record.attack.name
+        row = next(
+            (row for row in THREAT_MODELS.values() if (row.kind, row.access.name) == ("membership", access)), None
+        )
+        if row is not None and ("participation_known" in record.flags) != row.participation_known:
+            return f"it is flagged participation_known or not against its access, {access}"
         # By name alone: what is given by path would be executed.
-        if name in catalog.names("attacks") and record.requires != (own := catalog.attack(name).requires.to_dict()):
-            return f"it says that {name} is given {record.requires}, and {name} is given {own}"
+        if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
+            return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
     if "shift_p_value" in auc:
         p_value = auc["shift_p_value"]
         if ("distribution_shift" in record.flags) != (isinstance(p_value, int | float) and p_value < SHIFTED):
@@ -99,6 +103,19 @@ def _unlike_itself(record: Record) -> str:
         if proved > claimed and "claim_violated" not in record.flags:
             return f"its pairs prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
     return ""
+
+
+def _granted(name: str) -> str | None:
+    """What an attack is granted, as far as it decides how its scores are read; None for one that is not installed."""
+    try:
+        return _decisive(catalog.attack(name).requires.to_dict())
+    except CatalogError:
+        return None
+
+
+def _decisive(requires: Mapping[str, Any]) -> str:
+    # No more of it: what else an attack declares may be another in another version.
+    return f"{requires.get('access')}{' and the others' if Knows.OTHERS.name in requires.get('knows', ()) else ''}"
 
 
 def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:

@@ -19,7 +19,8 @@ from defenses.core import Engine, Loss, Run, Sampling, Step
 
 _AT_ONCE = 1024  # examples whose views exist at a time
 _KEPT = 2**29  # bytes of noise that are kept for other cells of a run
-_DIGITS = 24  # binary digits of an inner product, those of float32
+_DIGITS = 24  # binary digits of the largest inner products, those of float32
+_DEVIATIONS = 8  # of noise: a product beyond them comes once in 10^15 times
 
 
 class StepReplay:
@@ -86,7 +87,7 @@ class StepReplay:
             else:
                 inner, squared_norms = inner + products + torch.where(joined, squares, 0.0), squared_norms + squares
         residuals = (missing / torch.where(shown > 0, shown, torch.nan)).sqrt()
-        return MatchedFilter(inner=_rounded(inner), squared_norms=squared_norms, residuals=residuals)
+        return MatchedFilter(inner=_rounded(inner, squared_norms), squared_norms=squared_norms, residuals=residuals)
 
     def _at(self, step: Step) -> Engine:
         """The auditor's engine, at the parameters before a step."""
@@ -112,11 +113,14 @@ class StepReplay:
         return shown.transpose(0, 1).flatten(0, 1), labels.repeat_interleave(len(shown), dim=0), len(shown)
 
 
-def _rounded(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Numbers of as many digits for everybody.
+def _rounded(values: Float[Tensor, " n"], squared_norms: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Inner products to the same last place for everybody, which their squared norms alone decide.
 
-    Products come in float32: a number of few digits would be of one who took no part, and one with a squared norm added
-    to it of one who did, whatever the noise.
+    Products may come in float32. One of few digits would be of somebody who took no part, and one that has few once the
+    squared norm is taken off again of somebody who did, whatever the noise: where the two nearly cancel, their sum would
+    show digits finer than any of the product. So all are rounded as coarsely as the largest product that noise makes.
     """
-    mantissa, exponent = torch.frexp(values)
-    return torch.ldexp((mantissa * 2**_DIGITS).round() / 2**_DIGITS, exponent)
+    # Given a contribution v, its product with the noise has the deviation |v|.
+    largest = torch.maximum(squared_norms, _DEVIATIONS * squared_norms.sqrt())
+    last = torch.ldexp(torch.ones_like(values), torch.frexp(largest).exponent - _DIGITS)
+    return torch.where(squared_norms > 0, (values / last).round() * last, values)

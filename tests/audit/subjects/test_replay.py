@@ -141,11 +141,41 @@ def test_what_an_attack_writes_into_its_candidates_moves_no_number():
     torch.testing.assert_close(filtered(seen).inner, before.inner, rtol=0, atol=0)
 
 
-def test_an_inner_product_has_as_many_digits_whoever_took_part():
+def test_an_inner_product_has_its_last_place_by_the_squared_norm_whoever_took_part():
     """Else one of few digits is of somebody who took no part, whatever the noise."""
     for seen in view_of(trained("dp_sgd", 1.0)):
-        mantissa, _ = torch.frexp(filtered(seen).inner)
-        assert torch.equal(mantissa * 2**24, (mantissa * 2**24).round())
+        found = filtered(seen)
+        places = found.inner / 2.0 ** (
+            torch.frexp(torch.maximum(found.squared_norms, 8 * found.squared_norms.sqrt()))[1] - 24
+        )
+        assert torch.equal(places, places.round()) and int(places.abs().max()) > 1000
+
+
+def test_digits_of_a_product_do_not_show_once_the_squared_norm_is_taken_off_again():
+    """Where both nearly cancel, a product of float32 has its last place far above that of the difference."""
+    coins = torch.Generator().manual_seed(0)
+    squares = torch.rand(200_000, generator=coins, dtype=torch.float64) + 0.2
+    products = (torch.randn(200_000, generator=coins) * squares.sqrt().float()).double()
+    took_part = torch.arange(200_000) % 2 == 0
+    exact = products + torch.where(took_part, squares, 0.0)
+
+    def shares(inner: Tensor) -> list[float]:
+        """Of who took part and of others, how many look like a product of float32 once the squared norm is off."""
+        left = inner - squares
+        fine = torch.frexp(left)[1] - 24
+        places = torch.ldexp(left, -fine)
+        like, near = (places - places.round()).abs() < 0.05, inner.abs() < left.abs() / 16
+        return [float(like[near & kind].double().mean()) for kind in (took_part, ~took_part)]
+
+    # As they were rounded: to 24 digits of their own.
+    mantissa, exponent = torch.frexp(exact)
+    told = shares(torch.ldexp((mantissa * 2**24).round() / 2**24, exponent))
+    assert told[0] > 0.95 and told[1] < 0.2
+    one, other = shares(replay._rounded(exact, squares))
+    assert abs(one - other) < 0.05
+    assert float((replay._rounded(exact, squares) - exact).abs().max()) < 1e-6
+    none = torch.zeros(3, dtype=torch.float64)
+    assert torch.equal(replay._rounded(none, none), none)
 
 
 def test_no_table_of_candidates_and_parameters_is_formed(monkeypatch):
