@@ -117,8 +117,9 @@ def _rounded(values: Float[Tensor, " n"], squared_norms: Float[Tensor, " n"]) ->
     """Inner products to the same last place for everybody, which their squared norms alone decide.
 
     Products may come in float32. One of few digits would be of somebody who took no part, and one that has few once the
-    squared norm is taken off again of somebody who did, whatever the noise: where the two nearly cancel, their sum would
-    show digits finer than any of the product. So all are rounded as coarsely as the largest product that noise makes.
+    squared norm is taken off again of somebody who did, whatever the noise: where the two nearly cancel, their sum
+    would show digits finer than any of the product. So all are rounded as coarsely as the largest product that noise
+    makes.
     """
     # Given a contribution v, its product with the noise has the deviation |v|.
     largest = torch.maximum(squared_norms, _DEVIATIONS * squared_norms.sqrt())
