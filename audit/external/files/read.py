@@ -11,11 +11,15 @@ import shutil
 import stat
 import tempfile
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .checks import Checked, FileRefused, check
-from .checks.limits import shown
+from .checks.file import PICKLE_ARCHIVE
+from .checks.kind import SAFETENSORS
+from .checks.limits import WAY_OUT, shown
+from .restricted import converted
 from .unwrap import without_wrappers
 
 
@@ -26,7 +30,7 @@ class StateFile:
     Attributes:
         tensors: by name, on the CPU, all of them finite; the caller's own. (Any: PyTorch is imported by need, so that
             the checks stand without it.)
-        kind: what the file is, as "safetensors".
+        kind: what the file is, "safetensors" or "torch.save".
         sha256: of the file, hexadecimal.
         bytes: of the file.
         notes: what was done on the way, a sentence each: what was unwrapped, and what was left out.
@@ -54,6 +58,11 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
     try:
         with _opened(path) as file, tempfile.TemporaryDirectory(prefix="leakbench-") as folder:
             checked = check(file)
+            if checked.kind == PICKLE_ARCHIVE and not allow_pickle_tensors:
+                raise FileRefused(
+                    "it is a pickle, which is read only where you allow it, by allow_pickle_tensors=True "
+                    f"(--allow-pickle-tensors), or {WAY_OUT}"
+                )
             copy = Path(folder) / "copy"
             with copy.open("xb") as target:
                 file.seek(0)
@@ -61,22 +70,37 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
             with copy.open("rb") as again:
                 if check(again) != checked:
                     raise FileRefused("it changed while it was read; wait until whoever writes it is done")
-            tensors = _read_safetensors(copy, checked)
+            if checked.kind == PICKLE_ARCHIVE:
+                tensors = _read_pickle(copy, checked)
+            else:
+                tensors = _read_safetensors(copy, checked)
     except FileRefused as error:
         raise FileRefused(f"cannot read {path}: {error}") from None
     except OSError as error:
         raise FileRefused(f"cannot read {path}: {error.strerror or error}") from error
     tensors, notes = without_wrappers(tensors)
-    return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, notes)
+    return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, (*checked.notes, *notes))
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> BufferedIOBase:
     # O_NONBLOCK, because opening a pipe waits until somebody writes to it.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise FileRefused("it is no regular file; name the file of the weights")
     return os.fdopen(handle, "rb")
+
+
+def _read_pickle(path: Path, checked: Checked) -> dict[str, Any]:
+    """Tensors of an archive that was looked through, by way of safetensors that a process of its own writes."""
+    safe = path.with_name("safetensors")
+    converted(path, safe, checked)
+    with safe.open("rb") as file:
+        again = check(file)
+    if again.kind != SAFETENSORS or again.tensors != checked.tensors:
+        raise FileRefused("PyTorch's restricted loader finds other tensors in it than its pickle describes")
+    tensors = _read_safetensors(safe, again)
+    return {name: tensors[name] for name in checked.tensors}
 
 
 def _read_safetensors(path: Path, checked: Checked) -> dict[str, Any]:
@@ -99,4 +123,4 @@ def _read_safetensors(path: Path, checked: Checked) -> dict[str, Any]:
                 "the file is damaged"
             )
     # Off the mapped file, which is about to go.
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    return {name: tensors[name].clone() for name in checked.tensors}

@@ -2,12 +2,18 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from io import BufferedIOBase
 
-from .kind import SAFETENSORS, kind_of
-from .limits import MAX_BYTES, WAY_OUT, FileRefused
+from .archive import content, read_archive
+from .kind import ARCHIVE, kind_of
+from .limits import MAX_BYTES, FileRefused
+from .pickled import MAX_PICKLE_BYTES, tensors_in
 from .safetensors_header import read_header
+from .state import find_state
 from .stored import StoredTensor
+
+PICKLE_ARCHIVE = "torch.save"
+"""The kind of an archive of pickled tensors."""
 
 
 @dataclass(frozen=True)
@@ -15,19 +21,23 @@ class Checked:
     """What a file was found to be.
 
     Attributes:
-        kind: "safetensors".
+        kind: "safetensors" or "torch.save".
         sha256: of all bytes, hexadecimal.
         bytes: how many there are.
         tensors: by the names that the file gives them.
+        path: names of the dictionaries that lead to them, from the outermost.
+        notes: what was unwrapped or left out, a sentence each.
     """
 
     kind: str
     sha256: str
     bytes: int
     tensors: dict[str, StoredTensor] = field(repr=False)
+    path: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def check(file: BinaryIO) -> Checked:
+def check(file: BufferedIOBase) -> Checked:
     """Looks through an open file of weights.
 
     Args:
@@ -41,13 +51,17 @@ def check(file: BinaryIO) -> Checked:
         raise FileRefused(f"it may have at most {MAX_BYTES} bytes, got {size}")
     file.seek(0)
     kind = kind_of(file.read(512), size)
-    if kind != SAFETENSORS:
-        raise FileRefused(f"it is a {kind}; {WAY_OUT}")
-    tensors = read_header(file, size)
-    return Checked(kind, _sha256(file), size, tensors)
+    if kind != ARCHIVE:
+        tensors = read_header(file, size)
+        return Checked(kind, _sha256(file), size, tensors)
+    entries = read_archive(file, size)
+    storages = {name.removeprefix("data/"): entry.bytes for name, entry in entries.items() if name.startswith("data/")}
+    saved = tensors_in(content(file, entries["data.pkl"], at_most=MAX_PICKLE_BYTES), storages, size)
+    path, tensors, notes = find_state(saved)
+    return Checked(PICKLE_ARCHIVE, _sha256(file), size, tensors, path, notes)
 
 
-def _sha256(file: BinaryIO) -> str:
+def _sha256(file: BufferedIOBase) -> str:
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(1 << 20):

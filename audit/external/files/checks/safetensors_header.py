@@ -6,7 +6,9 @@ bytes, and of bytes that belong to no tensor: so none of these is let through.
 """
 
 import json
-from typing import Any, BinaryIO
+from collections import Counter
+from io import BufferedIOBase
+from typing import Any
 
 from .limits import MAX_HEADER_BYTES, MAX_TENSORS, FileRefused, shown
 from .stored import ITEM_BYTES, StoredTensor, refuse_names, shape_of, whole
@@ -16,7 +18,7 @@ _NARROW = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2
 _NARROW |= {"U32", "U64"}
 
 
-def read_header(file: BinaryIO, size: int) -> dict[str, StoredTensor]:
+def read_header(file: BufferedIOBase, size: int) -> dict[str, StoredTensor]:
     """Tensors by name.
 
     Args:
@@ -48,18 +50,12 @@ def read_header(file: BinaryIO, size: int) -> dict[str, StoredTensor]:
 
 def _json(content: bytes) -> dict[str, Any]:
     """The header, with every name once."""
-    seen = 0
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal seen
-        seen += len(pairs)
-        # Three fields a tensor, and its name: counted while it is read, before memory is spent on the rest.
-        if seen > 4 * MAX_TENSORS + 1000:
-            raise FileRefused(f"its header may have at most {MAX_TENSORS} tensors, got more than {seen} entries")
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
-            twice = next(name for name in found if names.count(name) > 1)
+            twice = next(name for name, count in Counter(names).items() if count > 1)
             raise FileRefused(f"its header names {shown(twice)} twice")
         return found
 
@@ -68,6 +64,10 @@ def _json(content: bytes) -> dict[str, Any]:
 
     if not content.startswith(b"{"):
         raise FileRefused("its header must be a JSON object")
+    # Before memory is spent on them: an object a tensor and two lists, beside what names and metadata may hold.
+    objects, lists = content.count(b"{"), content.count(b"[")
+    if objects > MAX_TENSORS + 1000 or lists > 2 * MAX_TENSORS + 1000:
+        raise FileRefused(f"its header may have at most {MAX_TENSORS} tensors, got {objects} objects and {lists} lists")
     try:
         found = json.loads(
             content.decode("utf-8"), object_pairs_hook=once, parse_float=no_number, parse_constant=no_number
@@ -89,7 +89,7 @@ def _tensor(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
         raise FileRefused(f"the dtype of {shown(name)} must be of {', '.join(ITEM_BYTES)}, got {shown(dtype)}{way_out}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(whole(at) for at in offsets):
         raise FileRefused(f"data_offsets of {shown(name)} must be two integers from 0, got {shown(offsets)}")
-    tensor = StoredTensor(dtype, shape_of(entry["shape"], name))
+    tensor = StoredTensor(dtype, shape_of(entry["shape"], shown(name)))
     start, end = offsets
     if end - start != tensor.bytes:
         raise FileRefused(

@@ -64,11 +64,15 @@ def whole(number: object) -> bool:
 def shape_of(value: object, name: str) -> tuple[int, ...]:
     """A shape, which must be a list or a tuple of few non-negative integers.
 
+    Args:
+        value: what the file says.
+        name: of the tensor, as the error quotes it.
+
     Raises:
         FileRefused: naming the tensor.
     """
     if not isinstance(value, list | tuple) or not all(whole(entries) for entries in value):
-        raise FileRefused(f"the shape of {shown(name)} must be integers from 0 to below 2**63, got {shown(value)}")
+        raise FileRefused(f"the shape of {name} must be integers from 0 to below 2**63, got {shown(value)}")
     if len(value) > MAX_DIMENSIONS:
-        raise FileRefused(f"{shown(name)} may have at most {MAX_DIMENSIONS} dimensions, got {len(value)}")
+        raise FileRefused(f"{name} may have at most {MAX_DIMENSIONS} dimensions, got {len(value)}")
     return tuple(value)

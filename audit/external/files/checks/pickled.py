@@ -1,0 +1,262 @@
+"""The pickle of a state dict, understood instead of executed: each instruction is followed on a model of its values.
+
+A pickle is a program for a stack machine, and two of its instructions call whatever function it names. Only the few
+functions that state dicts need are known here, and none is called: what they would make is written down. The
+instructions are those of PyTorch's restricted loader, less what no state dict has. So every tensor's place in
+the file is known before any loader sees it, and one that reaches beyond its storage, for which the loader
+would make room, is refused.
+"""
+
+import pickletools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .limits import WAY_OUT, FileRefused, shown
+from .stored import StoredTensor, shape_of, whole
+
+MAX_PICKLE_BYTES = 16 << 20
+MAX_INSTRUCTIONS = 500_000
+_EXPANDED = 16
+"""Times the bytes of the file that its tensors may take side by side: views repeat what they show."""
+_ALLOWANCE = 16 << 20
+"""Bytes that they may take in any case."""
+
+_STORAGES = {
+    "torch FloatStorage": "F32",
+    "torch DoubleStorage": "F64",
+    "torch HalfStorage": "F16",
+    "torch BFloat16Storage": "BF16",
+    "torch LongStorage": "I64",
+    "torch IntStorage": "I32",
+    "torch ShortStorage": "I16",
+    "torch CharStorage": "I8",
+    "torch ByteStorage": "U8",
+    "torch BoolStorage": "BOOL",
+}
+_ORDERED, _COUNTER, _SIZE = "collections OrderedDict", "collections Counter", "torch Size"
+_TENSOR, _PARAMETER, _ENCODE = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "_codecs encode"
+_CALLED = (_ORDERED, _COUNTER, _SIZE, _TENSOR, _PARAMETER, _ENCODE)
+_DEVICE = re.compile(r"[a-z]{2,16}(:\d{1,3})?")
+
+
+class _Global(str):
+    """Module and name of a function or type that the pickle names."""
+
+
+class _Ordered(dict):
+    """An OrderedDict, the one type of which attributes are set."""
+
+
+class _Storage(StoredTensor):
+    """The bytes of one entry of the archive, as one dimension."""
+
+
+def tensors_in(pickle: bytes, entries: Mapping[str, int], size: int) -> Any:
+    """What the pickle would make, with a `StoredTensor` in the place of each tensor.
+
+    Args:
+        pickle: all of data.pkl.
+        entries: bytes of each storage by its key.
+        size: bytes of the file.
+
+    Raises:
+        FileRefused: naming the instruction, the function or the tensor that is refused.
+    """
+    if len(pickle) > MAX_PICKLE_BYTES:
+        raise FileRefused(f"its pickle may have at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
+    return _Follower(pickle, entries, _EXPANDED * size + _ALLOWANCE).result()
+
+
+class _Follower:
+    """The stack machine, whose values are descriptions.
+
+    Args:
+        pickle: all of it.
+        entries: bytes of each storage by its key.
+        room: bytes that all tensors may take side by side.
+    """
+
+    def __init__(self, pickle: bytes, entries: Mapping[str, int], room: int) -> None:
+        self.pickle, self.entries, self.room = pickle, entries, room
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.storages: dict[str, _Storage] = {}
+
+    def result(self) -> Any:
+        """Follows the pickle to its end."""
+        place, name = 0, ""
+        try:
+            for count, (opcode, argument, at) in enumerate(pickletools.genops(self.pickle)):
+                place, name = at or 0, opcode.name
+                if count >= MAX_INSTRUCTIONS:
+                    raise FileRefused(f"its pickle may have at most {MAX_INSTRUCTIONS} instructions, got more")
+                if (name == "PROTO") != (count == 0) or (name == "PROTO" and argument != 2):
+                    raise FileRefused("its pickle must be of protocol 2 and say so once, at its beginning")
+                self._follow(name, argument)
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            if isinstance(error, FileRefused):
+                raise
+            raise FileRefused(f"its pickle is broken at byte {place}, {name}: {shown(str(error))}") from None
+        if place != len(self.pickle) - 1:
+            raise FileRefused(f"its pickle must end with its file, got {len(self.pickle) - 1 - place} bytes behind it")
+        if self.outer or len(self.stack) != 1:
+            raise FileRefused("its pickle must leave one object")
+        unused = self.entries.keys() - self.storages.keys()
+        if unused:
+            raise FileRefused(f"its entry {shown('data/' + min(unused))} belongs to no tensor")
+        return self.stack[0]
+
+    def _follow(self, name: str, argument: Any) -> None:
+        constants = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+        stack = self.stack
+        if name in ("BINPUT", "LONG_BINPUT"):
+            self.memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self.memo[argument])
+        elif name in ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"):
+            stack.append(argument)
+        elif name in constants:
+            stack.append(constants[name])
+        elif name in _MAKES:
+            stack.append(_MAKES[name]())
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(name[-1])
+            if len(stack) < count:
+                raise IndexError("too few values")
+            stack[-count:] = [tuple(stack[-count:])]
+        elif name == "MARK":
+            self.outer.append(stack)
+            self.stack = []
+        elif name == "TUPLE":
+            items = self._to_mark()
+            self.stack.append(tuple(items))
+        elif name in ("APPEND", "APPENDS"):
+            items = [stack.pop()] if name == "APPEND" else self._to_mark()
+            self._target(list, name).extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            self._set(self._pair() if name == "SETITEM" else self._to_mark(), name)
+        elif name == "GLOBAL":
+            stack.append(self._named(argument))
+        elif name == "BINPERSID":
+            stack.append(self._storage(stack.pop()))
+        elif name == "REDUCE":
+            arguments = stack.pop()
+            stack.append(self._call(stack.pop(), arguments))
+        elif name == "BUILD":
+            self._build(stack.pop())
+        elif name not in ("PROTO", "STOP"):
+            raise FileRefused(f"its pickle has the instruction {name}, which no state dict needs; {WAY_OUT}")
+
+    def _to_mark(self) -> list[Any]:
+        items = self.stack
+        self.stack = self.outer.pop()
+        return items
+
+    def _pair(self) -> list[Any]:
+        value, key = self.stack.pop(), self.stack.pop()
+        return [key, value]
+
+    def _target(self, kind: type, name: str) -> Any:
+        found = self.stack[-1]
+        if not isinstance(found, kind):
+            raise FileRefused(f"its pickle has {name} on {_what(found)} instead of a {kind.__name__}")
+        return found
+
+    def _set(self, items: list[Any], name: str) -> None:
+        target = self._target(dict, name)
+        if len(items) % 2:
+            raise FileRefused(f"its pickle has {name} with a key and no value")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # No tuples: the hash of one that holds itself many times over takes for ever.
+            if not isinstance(key, str | int | float | None) or isinstance(key, _Global):
+                raise FileRefused(f"keys of its dictionaries must be text or numbers, got {_what(key)}")
+            if key in target:
+                raise FileRefused(f"it has two entries {shown(key)} in one dictionary")
+            target[key] = value
+
+    def _named(self, argument: str) -> _Global:
+        if argument not in _STORAGES and argument not in _CALLED:
+            raise FileRefused(
+                f"its pickle names {shown(argument.replace(' ', '.'))}, which no state dict needs and which may run "
+                f"code; {WAY_OUT}"
+            )
+        return _Global(argument)
+
+    def _storage(self, key: Any) -> _Storage:
+        """What the persistent id ("storage", type, key, device, entries) stands for."""
+        match key:
+            case ("storage", _Global() as kind, str() as name, str() as device, numel) if kind in _STORAGES:
+                storage = _Storage(_STORAGES[kind], shape_of([numel], f"storage {shown(name)}"))
+            case _:
+                raise FileRefused(f"its pickle refers to {_what(key)} where a storage must be")
+        if not _DEVICE.fullmatch(device):
+            raise FileRefused(f"the device of its storage {shown(name)} must be as 'cuda:0', got {shown(device)}")
+        if self.entries.get(name) != storage.bytes:
+            raise FileRefused(
+                f"its storage {shown(name)} must have {shown(storage.bytes)} bytes, got "
+                f"{self.entries.get(name, 'none')}"
+            )
+        if self.storages.setdefault(name, storage) != storage:
+            raise FileRefused(f"its storage {shown(name)} has two types")
+        return storage
+
+    def _call(self, function: Any, arguments: Any) -> Any:
+        if not isinstance(function, _Global) or function not in _CALLED or not isinstance(arguments, tuple):
+            raise FileRefused(f"its pickle calls {_what(function)} with {_what(arguments)}; {WAY_OUT}")
+        match (str(function), *arguments):
+            case (name,) if name == _ORDERED:
+                return _Ordered()
+            case (name, dict() as counts) if name == _COUNTER:
+                return dict(counts)
+            case (name, tuple() as shape) if name == _SIZE:
+                return shape_of(shape, "torch.Size")
+            case (name, str() as text, "latin1") if name == _ENCODE:
+                return text.encode("latin1")
+            case (name, StoredTensor() as tensor, bool(), _Ordered() as hooks) if name == _PARAMETER and not hooks:
+                if not isinstance(tensor, _Storage):
+                    return tensor
+            case (name, _Storage() as storage, offset, shape, stride, bool(), _Ordered() as hooks, *metadata):
+                if name == _TENSOR and not hooks and metadata in ([], [None], [{}]):
+                    return self._tensor(storage, offset, shape, stride)
+        raise FileRefused(f"its pickle calls {function.replace(' ', '.')} with other arguments than torch.save writes")
+
+    def _tensor(self, storage: _Storage, offset: Any, shape: Any, stride: Any) -> StoredTensor:
+        tensor = StoredTensor(storage.dtype, shape_of(shape, "a tensor"))
+        what = f"a tensor of shape {shown(tensor.shape)}"
+        if not whole(offset) or not isinstance(stride, tuple) or not all(whole(step) for step in stride):
+            raise FileRefused(
+                f"offset and strides of {what} must be integers from 0, got {shown(offset)} and {shown(stride)}"
+            )
+        if len(stride) != len(tensor.shape):
+            raise FileRefused(f"{what} must have a stride for each dimension, got {shown(stride)}")
+        last = offset + sum((entries - 1) * step for entries, step in zip(tensor.shape, stride, strict=True))
+        if tensor.bytes and last >= storage.shape[0]:
+            raise FileRefused(f"{what} reaches entry {shown(last)} of a storage of {storage.shape[0]}")
+        if not tensor.bytes and offset > storage.shape[0]:
+            raise FileRefused(f"{what} begins at entry {shown(offset)} of a storage of {storage.shape[0]}")
+        self.room -= tensor.bytes
+        if self.room < 0:
+            raise FileRefused(f"its tensors take more than {_EXPANDED} times the bytes that the file has")
+        return tensor
+
+    def _build(self, state: Any) -> None:
+        """Attributes, of which a state dict has one: the versions of its modules."""
+        target = self.stack[-1]
+        if not isinstance(target, _Ordered) or type(state) is not dict or state.keys() != {"_metadata"}:
+            raise FileRefused(f"its pickle sets attributes of {_what(target)}, which no state dict needs; {WAY_OUT}")
+
+
+_MAKES: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+
+
+def _what(value: Any) -> str:
+    """A value in words, however deep it is nested."""
+    if isinstance(value, _Global):
+        return shown(value.replace(" ", "."))
+    if isinstance(value, StoredTensor):
+        return "a storage" if isinstance(value, _Storage) else "a tensor"
+    if isinstance(value, _Ordered):
+        return "an OrderedDict"
+    return shown(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
