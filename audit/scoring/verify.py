@@ -133,12 +133,13 @@ def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
     # What else an attack said of its scores enters no metric.
     found = MembershipScores(ids=ids, scores=scores, exact=False)
-    again = score_membership(found, members, delta=record.budget["delta"])
+    # Without a budget, as of a model that somebody brings, no epsilon was computed for one cell by itself.
+    again = score_membership(found, members, delta=record.budget.get("delta"))
     knows = () if record.requires is None else record.requires["knows"]
     said = record.metrics.get(random_split.NAME)
     # Records from before this metric have none; of others it is a number wherever the split was a random one.
     if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
-        del again[random_split.NAME]
+        again.pop(random_split.NAME, None)
     return again
 
 

@@ -87,3 +87,10 @@ def test_a_refuted_claim_is_flagged_and_no_claim_of_replacement_is_below_that_of
     monkeypatch.setattr("audit.scoring.verify._alike", lambda a, b: True)
     assert "and it is not flagged" in contradiction(refuted, folder)
     assert contradiction(replace(refuted, flags=("claim_violated",)), folder) == ""
+
+
+def test_a_record_without_a_budget_is_scored_again_without_a_delta(shelf):
+    folder, record, _ = shelf
+    bare = replace(record, budget={})
+    assert contradiction(bare, folder) == ""
+    assert "the report_value of its auc" in contradiction(forged(bare, "auc", report_value=0.9), folder)
