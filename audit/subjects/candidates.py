@@ -51,7 +51,8 @@ class Candidates:
         """
         coins, count, device = keyed(key), len(examples), examples.ids.device
         # Drawn on the CPU whatever the device, whose own generator would give another order.
-        order = torch.randperm(count, generator=coins).to(device)
+        # Of their ids: pools are joined members first, and keys follow from requests, which records show.
+        order = examples.ids.argsort()[torch.randperm(count, generator=coins).to(device)]
         aliases = _distinct(count, coins).to(device)
         # A clone of the aliases: answers are held against those that no attack can write into.
         given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
