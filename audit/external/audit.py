@@ -31,6 +31,7 @@ from .findings import (
     Exposure,
     SplitKind,
     Strongest,
+    allowed_by,
     epsilon_bound,
     exposure,
     strongest,
@@ -234,8 +235,10 @@ def audit_groups(
         outcomes += run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)
     shift = shift_between(audited.members, audited.non_members) if shift is None else shift
     members = audited.members.ids.cpu().numpy()
-    by = tuple(one for one in (strongest(outcomes, metric) for metric in COMPARED) if one is not None)
     claim = settings.claim
+    allowed = {} if claim is None else allowed_by(claim.trade_off)
+    compared = (strongest(outcomes, metric, allowed.get(metric)) for metric in COMPARED)
+    by = tuple(one for one in compared if one is not None)
     bound = epsilon_bound(
         outcomes,
         members,
@@ -253,12 +256,12 @@ def audit_groups(
         groups = (audited.members, audited.non_members)
         labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
         exposed = exposure(leading, members, labels)
-    found: Sequence[Any] | str = "not asked for"
+    equations: Sequence[Any] | str = "not asked for"
     shared: tuple[GradientLeak, ...] = ()
     inputs = None
     if settings.gradients:
         report("gradients")
-        found = ranks(audited.model, tuple(audited.members.inputs.shape[1:]), seed=settings.seed)
+        equations = ranks(audited.model, tuple(audited.members.inputs.shape[1:]), seed=settings.seed)
         plain = catalog.defense(BASELINE).with_noise(0.0)
         inputs, attacked = shared_gradients(
             audited, plain, gradient_attacks(), images=settings.images, seed=settings.seed
@@ -277,7 +280,7 @@ def audit_groups(
         shift=shift,
         exposure=exposed,
         accuracy=accuracy,
-        ranks=found,
+        ranks=equations,
         shared=shared,
         shared_inputs=inputs,
         verdict=verdict(by, bound, shift, [*refuted, *(claim.errors if claim else ())], _detectable(outcomes)),

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.tradeoff import TradeOff, of_events
+from defenses.core.privacy.tradeoff import TradeOff, of_events, of_pair
 
 from ..catalog.messages import no_such
 from ..evidence.estimate import of_replacement
@@ -105,6 +105,11 @@ class StatedClaim:
             return None
         rate = 1.0 if self.sampling == "full" else float(self.sample_rate or 1.0)
         return of_events([Gaussian(rate, self.noise_multiplier, self.steps)], self.delta)
+
+    @property
+    def trade_off(self) -> TradeOff:
+        """What the claim allows any test of one record's membership, by its epsilon and delta alone."""
+        return of_pair(self.epsilon, self.delta)
 
     @property
     def errors(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from .attacked import Audited, BankOf, final_model_attacks
 from .audit import AuditSettings, ModelAudit, audit_groups
 from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_named
 from .files import read_tensors
-from .findings import COMPARED, EpsilonBound, epsilon_bound, strongest, verdict
+from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest, verdict
 from .gate import Rule, rules
 from .models import architecture, filled
 from .own_shadows import own_shadows
@@ -354,9 +354,11 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     """
     delta = settings.delta_of_bounds
     table = read_scores(path, delta=delta)
-    by = tuple(one for one in (strongest(table.outcomes, metric) for metric in COMPARED) if one is not None)
-    members = table.ids[table.member].numpy()
     claim = settings.claim
+    allowed = {} if claim is None else allowed_by(claim.trade_off)
+    compared = (strongest(table.outcomes, metric, allowed.get(metric)) for metric in COMPARED)
+    by = tuple(one for one in compared if one is not None)
+    members = table.ids[table.member].numpy()
     bound = epsilon_bound(
         table.outcomes,
         members,

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy import stats
 
+from defenses.core.privacy.tradeoff import TradeOff
 from leaderboard.metrics import CALIBRATION, METRICS, REPORT, half_key
 from leaderboard.records.record import Metric
 
@@ -52,6 +53,7 @@ class Strongest:
         of_all: whether no half could choose, as with few candidates, so that the largest number of all is shown, which
             flatters the attack.
         chance: of an attack that knows nothing.
+        allowed: the most that the claim allows any test, on average over runs; None without a claim.
     """
 
     metric: str
@@ -62,6 +64,7 @@ class Strongest:
     n: int
     of_all: bool
     chance: float
+    allowed: float | None = None
 
     @property
     def found(self) -> bool:
@@ -112,12 +115,13 @@ class EpsilonBound:
         return asdict(self) | {"relation": "replace_one", "method": "one_run", "refutes": self.refutes}
 
 
-def strongest(outcomes: Sequence[AttackOutcome], metric: str) -> Strongest | None:
+def strongest(outcomes: Sequence[AttackOutcome], metric: str, allowed: float | None = None) -> Strongest | None:
     """The strongest attack by a metric; None where no attack has it.
 
     Args:
         outcomes: of all attacks.
         metric: one of `COMPARED`.
+        allowed: the most that the claim allows any test; None without a claim.
     """
     known = METRICS[metric]
     measured = [(one, one.metrics[metric]) for one in outcomes if _value(one, metric) is not None]
@@ -129,7 +133,7 @@ def strongest(outcomes: Sequence[AttackOutcome], metric: str) -> Strongest | Non
         # By name among equals, so that the order of attacks decides nothing.
         one, found = max(measured, key=lambda pair: (float(pair[1].detail[key] or 0.0), pair[0].name))
         numbers = {what: found.detail[half_key(REPORT, what)] for what in ("value", "low", "high", "n")}
-        return Strongest(metric=metric, attack=one.name, of_all=False, chance=chance, **numbers)  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
+        return Strongest(metric=metric, attack=one.name, of_all=False, chance=chance, allowed=allowed, **numbers)  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
     one, found = max(measured, key=lambda pair: (float(pair[1].value or 0.0), pair[0].name))
     return Strongest(
         metric=metric,
@@ -140,6 +144,7 @@ def strongest(outcomes: Sequence[AttackOutcome], metric: str) -> Strongest | Non
         n=found.n or 0,
         of_all=len(measured) > 1,
         chance=chance,
+        allowed=allowed,
     )
 
 
@@ -275,11 +280,11 @@ class AuditVerdict:
     """The answer in one word and in one sentence.
 
     Attributes:
-        word: `leaks`, `no leak found`, `cannot be told` or `claim refuted`.
+        word: the answer; `within the claim` where attacks find something, and no more than the owner's claim allows.
         sentence: what shows it, with its interval; where nothing does, what would have.
     """
 
-    word: Literal["leaks", "no leak found", "cannot be told", "claim refuted"]
+    word: Literal["leaks", "within the claim", "no leak found", "cannot be told", "claim refuted"]
     sentence: str
 
 
@@ -322,8 +327,14 @@ def verdict(
             ),
         )
     if seen or proof:
-        shown = [*map(_words, seen), *([proof] if proof else [])]
-        return AuditVerdict(word="leaks", sentence=f"This model leaks who was trained on: {'; '.join(shown)}.")
+        shown = "; ".join([*map(_words, seen), *([proof] if proof else [])])
+        # A finite epsilon is a leak that the owner has declared: what is within it is no alarm, and no proof either.
+        if by and by[0].allowed is not None and all(one.value <= (one.allowed or 0.0) for one in seen):
+            return AuditVerdict(
+                word="within the claim",
+                sentence=f"What attacks find is no more than the claim allows, and no proof of it: {shown}.",
+            )
+        return AuditVerdict(word="leaks", sentence=f"This model leaks who was trained on: {shown}.")
     if not by:
         return AuditVerdict(
             word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks."
@@ -338,11 +349,22 @@ def verdict(
     )
 
 
+def allowed_by(curve: TradeOff) -> dict[str, float]:
+    """The most that a claim allows any test, by each of `COMPARED`.
+
+    Args:
+        curve: of the claim.
+    """
+    return {"auc": curve.auc, "tpr_at_1pct_fpr": curve.tpr_at(0.01)}
+
+
 def _words(one: Strongest) -> str:
     ends = "" if one.low is None or one.high is None else f" [{one.low:.3f}, {one.high:.3f}]"
     if one.metric == "auc":
-        return f"{one.attack} has an AUC of {one.value:.3f}{ends} (0.5 is chance)"
-    return f"{one.attack} finds {one.value:.1%} of members at 1 % false alarms{_percent(one)} (1 % is chance)"
+        most = "" if one.allowed is None else f", the claim allows {one.allowed:.3f}"
+        return f"{one.attack} has an AUC of {one.value:.3f}{ends} (0.5 is chance{most})"
+    most = "" if one.allowed is None else f", the claim allows {one.allowed:.1%}"
+    return f"{one.attack} finds {one.value:.1%} of members at 1 % false alarms{_percent(one)} (1 % is chance{most})"
 
 
 def _percent(one: Strongest) -> str:

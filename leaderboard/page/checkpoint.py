@@ -39,7 +39,13 @@ _OPTIONAL: dict[str, Any] = {
 }  # fmt: skip
 """What the command adds to a document, where it was an audit in memory that wrote it."""
 
-TONES = {"leaks": "bad", "claim refuted": "bad", "no leak found": "good", "cannot be told": "warn"}
+TONES = {
+    "leaks": "bad",
+    "within the claim": "good",
+    "claim refuted": "bad",
+    "no leak found": "good",
+    "cannot be told": "warn",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,11 @@ from scipy import stats
 from attacks.core import MembershipScores
 from audit.evidence.one_run import Guesses, one_run
 from audit.external.attacked import AttackOutcome
+from audit.external.claim import StatedClaim
 from audit.external.findings import (
     COMPARED,
     EpsilonBound,
+    allowed_by,
     epsilon_bound,
     exposure,
     strongest,
@@ -215,3 +217,16 @@ def test_a_bound_of_a_random_split_is_evidence_of_a_leak_by_itself():
     assert "an epsilon of at least 1.50" in found.sentence
     unknown = EpsilonBound(**settings, looks=1, level=0.95, delta=1e-5, split="unknown")
     assert verdict([], unknown, NO_SHIFT).word == "cannot be told"
+
+
+def test_what_a_claim_allows_is_no_alarm():
+    draw = np.random.default_rng(6)
+    outcomes = [_outcome("sees", draw.normal(0.5, 1.0, size=600), draw.normal(size=600))]
+    most = allowed_by(StatedClaim(epsilon=1.0).trade_off)
+    assert 0.65 < most["auc"] < 0.8
+    by = [one for one in (strongest(outcomes, metric, most[metric]) for metric in COMPARED) if one is not None]
+    assert by[0].found
+    assert verdict(by, "none", NO_SHIFT).word == "within the claim"
+    # A claim that allows less excuses nothing.
+    by = [one for one in (strongest(outcomes, metric, 0.51) for metric in COMPARED) if one is not None]
+    assert verdict(by, "none", NO_SHIFT).word == "leaks"
