@@ -87,3 +87,25 @@ def test_features_are_of_inputs_and_labels_alone(halves):
     # Ids are no feature: they tell the pools apart by how they were numbered.
     renamed = Examples(ids=members.ids + 10_000, inputs=members.inputs, labels=members.labels)
     assert np.array_equal(features_of(renamed), table)
+
+
+def test_constant_inputs_are_told_by_labels_alone_and_nothing_is_divided_by_zero():
+    draw = torch.Generator().manual_seed(0)
+    members = examples(torch.ones(200, 1, 8, 8), torch.randint(0, 4, (200,), generator=draw))
+    others = examples(torch.ones(200, 1, 8, 8), torch.randint(0, 4, (200,), generator=draw))
+    assert not shift_between(members, others).found
+    assert shift_between(members, examples(torch.ones(200, 1, 8, 8), torch.full((200,), 3))).found
+
+
+def test_wide_inputs_are_projected_in_little_memory_and_a_shift_is_still_found():
+    draw = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 150, 3, 48, 48, generator=draw)
+    members, others = examples(images[0]), examples(images[1])
+    assert features_of(members).shape == (150, 8 + 512)
+    # Rows decide alone: neither how many there are nor which group they are of changes the axes.
+    few = examples(images[0][:70])
+    assert np.allclose(features_of(few), features_of(members)[:70], atol=1e-5)
+    assert not shift_between(members, others).found
+    tilt = torch.linspace(-0.1, 0.1, 48)  # across, so that no mean or range of an image shows it
+    tilted = examples((images[1] + tilt).clamp(0, 1))
+    assert shift_between(members, tilted).found
