@@ -45,7 +45,9 @@ def audit(
     preprocess: Annotated[
         str | None, typer.Option(help="As mean=0.5,std=0.25; by channel with slashes between.")
     ] = None,
-    channels_last: Annotated[bool, typer.Option(help="Images of arrays lie [height, width, channels].")] = False,
+    reading: Annotated[
+        str, typer.Option(help="How examples are stored: axes=nhwc,shape=1x28x28,resize=32,channels=3,labels=FILE.csv.")
+    ] = "",
     fail_if: Annotated[
         list[str] | None,
         typer.Option(help="As 'tpr_at_1pct_fpr>0.05', by its lower end; 'auc.high>0.6' by the upper; repeat it."),
@@ -71,6 +73,7 @@ def audit(
     from ..external.audit import AuditSettings
     from ..external.claim import StatedClaim
     from ..external.data import Preprocess
+    from ..external.sources.raw import Reading
     from ..run.harness import pick_device
 
     if split not in ("random", "unknown"):
@@ -101,7 +104,7 @@ def audit(
         data=data,
         split_file=split_file,
         preprocess=Preprocess.parse(preprocess),
-        channels_last=channels_last,
+        reading=Reading.parse(reading),
         candidates=candidates,
         shadows=shadows,
         train=train,

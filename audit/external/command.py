@@ -33,6 +33,7 @@ from .own_shadows import own_shadows
 from .preflight import preflight, sentences, smallest_leak
 from .report import document, write_report
 from .score_files import COLUMNS, read_scores
+from .sources.raw import AS_IS, Reading
 
 Tell = Callable[[str], None]
 
@@ -55,7 +56,7 @@ class Asked:
         data: a data set of ours instead of these three, by the split file.
         split_file: who is in which group of it.
         preprocess: what examples go through.
-        channels_last: whether images of arrays lie so.
+        reading: what is said of how examples are stored.
         candidates: most members, and most non-members, that are asked about.
         shadows: models; 0 for none.
         train: the owner's training function.
@@ -76,7 +77,7 @@ class Asked:
     data: str | None = None
     split_file: Path | None = None
     preprocess: Preprocess
-    channels_last: bool = False
+    reading: Reading = AS_IS
     candidates: int = 10_000
     shadows: int = 0
     train: str | None = None
@@ -278,11 +279,7 @@ def _sources(asked: Asked) -> dict[str, DataFile]:
             raise ValueError(f"{asked.split_file} must name {missing[0]}, and has none")
         return found
     given = {"members": asked.members, "non_members": asked.non_members, "population": asked.population}
-    return {
-        name: read_examples(source, channels_last=asked.channels_last)
-        for name, source in given.items()
-        if source is not None
-    }
+    return {name: read_examples(source, reading=asked.reading) for name, source in given.items() if source is not None}
 
 
 def _limited(groups: Groups, asked: Asked) -> Groups:

@@ -1,18 +1,14 @@
 """The owner's examples: `.npz`, Parquet, a folder of images, or a data set of ours with a file that says who is what.
 
-What a file is follows from its bytes. Nothing is unpickled: arrays of objects are refused, sizes are read from headers
-before anything is unpacked. Each source has a digest, which the report names. Integer images of 0 to 255 become
-fractions of 255, which is said; any other scaling is the owner's (`--preprocess`).
+What a file is follows from its bytes; how it is read is in `sources`, a file a format. Each source has a digest, which
+the report names. Bytes of 0 to 255 become fractions of 255, which is said; any other scaling is the owner's
+(`--preprocess`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-import os
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,21 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy import ndarray
 from torch import Tensor
 
 from attacks.core import Examples
+from benchmarks import data as datasets
 
 from ..catalog.messages import no_such
 from .identity import content_ids
-
-MOST_BYTES = 8 * 2**30
-"""Of one source when it is unpacked."""
-
-INPUTS, LABELS, IDS = ("inputs", "x", "images", "data"), ("labels", "y", "targets", "label"), ("ids", "id")
-"""Names of arrays in an `.npz`, of which one each is read."""
-
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+from .sources.folder import read_folder
+from .sources.npz import read_npz
+from .sources.parquet import read_parquet
+from .sources.raw import AS_IS, RawExamples, Reading
+from .sources.split import read_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +41,8 @@ class DataFile:
         labels: [n].
         names: the owner's own ids; row numbers where the source has none.
         notes: what was done to them, a sentence each.
+        stored: type of the numbers in the source.
+        class_names: in the order of their numbers; None where the source has numbers alone.
     """
 
     source: str
@@ -56,6 +51,8 @@ class DataFile:
     labels: Int[Tensor, " labels"]
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    stored: str = "float32"
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.labels):
@@ -147,7 +144,7 @@ def groups_of(
     """Groups of examples of one shape.
 
     Raises:
-        ValueError: shapes differ.
+        ValueError: shapes differ, or how inputs are stored, or the classes of folders.
     """
     given = {"members": members, "non_members": non_members, "population": population}
     wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
@@ -157,6 +154,16 @@ def groups_of(
         if tuple(one.inputs.shape[1:]) != wanted:
             raise ValueError(
                 f"{one.source} must have inputs of the members' shape, {list(wanted)}, got {list(one.inputs.shape[1:])}"
+            )
+        if one.stored != members.stored:
+            raise ValueError(
+                f"{one.source} must be stored as the members are, {members.stored}, got {one.stored}: rounding alone "
+                "would tell them apart"
+            )
+        if one.class_names != members.class_names:
+            raise ValueError(
+                f"{one.source} must have a folder for each class of the members, of the same name: classes go by "
+                "their order"
             )
         inputs = one.inputs if preprocess is None else preprocess(one.inputs)
         made[name] = Examples(ids=content_ids(inputs, one.labels), inputs=inputs, labels=one.labels)
@@ -174,175 +181,58 @@ def groups_of(
     )
 
 
-def read_examples(source: str, *, channels_last: bool = False) -> DataFile:
+def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
     """Reads examples.
 
     Args:
-        source: path of an `.npz`, a Parquet file, or a folder with a folder of images a class.
-        channels_last: whether images of arrays lie [height, width, channels], and are to be turned.
+        source: path of an `.npz`, a Parquet file, or a folder of images.
+        reading: what is said of how it is stored.
 
     Raises:
         ValueError: no such thing, or not of the form that is read.
     """
     path = Path(source)
     if path.is_dir():
-        return _folder(path)
+        raw, digest = read_folder(source, path, reading)
+        return _examples(raw, source, digest)
     if not path.exists():
-        raise ValueError(f"examples must be in a file or a folder, and there is no {source}")
+        way_out = f"; a data set of ours is --data {source} with --split-file" * (source in datasets.names())
+        raise ValueError(f"examples must be in a file or a folder, and there is no {source}{way_out}")
     if not path.is_file():
         raise ValueError(f"examples must be in a regular file or a folder, and {source} is neither")
-    content = path.read_bytes()
-    kinds: dict[bytes, Callable[..., DataFile]] = {b"PK\x03\x04": _npz, b"PAR1": _parquet}
-    if content[:4] not in kinds:
-        raise ValueError(
-            f"{source} must be an .npz, Parquet, or a folder of images by class; its first bytes are {content[:4]!r}"
-        )
-    return kinds[content[:4]](source, content, channels_last)
-
-
-def _npz(source: str, content: bytes, channels_last: bool) -> DataFile:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            total = sum(info.file_size for info in archive.infolist())
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{source} must be an .npz of NumPy, got a broken archive: {error}") from None
-    if total > MOST_BYTES:
-        raise ValueError(f"{source} must unpack to at most {MOST_BYTES >> 30} GiB, and says {total / 2**30:.1f}")
-    arrays: dict[str, ndarray] = {}
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as found:
-            chosen = [_named(kind, found.files, source) for kind in (INPUTS, LABELS)]
-            ids = [name for name in IDS if name in found.files]
-            for name in (*chosen, *ids[:1]):
-                arrays[name] = found[name]
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        told = " ".join(str(error).split())
-        if told.startswith(source):
-            raise
-        way = "; arrays of objects are refused, save numbers" if "allow_pickle" in told else ""
-        raise ValueError(f"{source} cannot be read: {told}{way}") from None
-    inputs, labels = (arrays[name] for name in chosen)
-    return _of_arrays(source, content, inputs, labels, arrays.get(ids[0]) if ids else None, channels_last)
-
-
-def _named(wanted: tuple[str, ...], there: list[str], source: str) -> str:
-    found = [name for name in wanted if name in there]
-    if len(found) != 1:
-        raise ValueError(
-            f"{source} must have one array named {' or '.join(wanted)}; it has {', '.join(there) or 'none'}"
-        )
-    return found[0]
-
-
-def _parquet(source: str, content: bytes, channels_last: bool) -> DataFile:
-    import pandas as pd
-
-    try:
-        table = pd.read_parquet(io.BytesIO(content))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{source} must be a Parquet file, got: {' '.join(str(error).split())}") from None
-    columns = list(map(str, table.columns))
-    label = _named(LABELS, columns, source)
-    ids = [name for name in IDS if name in columns]
-    rest = [name for name in columns if name not in (label, *ids)]
-    if not len(table) or not rest:
-        raise ValueError(
-            f"{source} must have rows, a column {label}, and numbers beside it; it has {', '.join(columns)}"
-        )
-    if table[[label, *rest]].isna().to_numpy().any():
-        raise ValueError(f"{source} must have a number everywhere, and some are missing")
-    if len(rest) == 1 and not pd.api.types.is_numeric_dtype(table[rest[0]]):
-        try:
-            inputs = np.stack([np.asarray(one.tolist() if hasattr(one, "tolist") else one) for one in table[rest[0]]])
-        except (ValueError, TypeError):
-            inputs = np.array([None])
-    else:
-        inputs = table[rest].to_numpy()
-    own = table[ids[0]].astype(str).to_numpy() if ids else None
-    return _of_arrays(source, content, inputs, table[label].to_numpy(), own, channels_last)
-
-
-def _of_arrays(
-    source: str, content: bytes, inputs: ndarray, labels: ndarray, ids: ndarray | None, channels_last: bool
-) -> DataFile:
-    notes: list[str] = []
-    if inputs.dtype.kind not in "fiub" or inputs.ndim < 2:
-        raise ValueError(
-            f"inputs of {source} must be numbers [n, ...], got {inputs.dtype} of shape {list(inputs.shape)}"
-        )
-    labels = np.squeeze(labels, axis=1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    whole = labels.dtype.kind in "iu" or (labels.dtype.kind == "f" and bool(np.all(labels == np.floor(labels))))
-    if labels.ndim != 1 or not whole:
-        raise ValueError(
-            f"labels of {source} must be class numbers [n], got {labels.dtype} of shape {list(labels.shape)}"
-        )
-    if channels_last:
-        if inputs.ndim != 4:
+    with path.open("rb") as file:
+        # One handle: what is hashed is what is read.
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        start = file.read(4)
+        file.seek(0)
+        if start not in _FORMATS:
             raise ValueError(
-                f"--channels-last is of images [n, height, width, channels], and {source} has {list(inputs.shape)}"
+                f"{source} must be an .npz, Parquet, or a folder of images by class; its first bytes are {start!r}"
             )
-        inputs, notes = np.moveaxis(inputs, -1, 1), ["channels were moved to the front"]
-    if inputs.dtype == np.uint8:
-        inputs, notes = inputs.astype(np.float32) / 255, [*notes, "integers of 0 to 255 were divided by 255"]
-    names = tuple(map(str, range(len(labels)))) if ids is None else tuple(map(str, ids.tolist()))
-    if len(set(names)) < len(names):
-        raise ValueError(f"ids of {source} must be distinct, got one twice")
-    with np.errstate(over="ignore"):
-        values = torch.from_numpy(np.array(inputs, dtype=np.float32, order="C"))
+        raw = _FORMATS[start](source, file, reading)
+    return _examples(raw, source, digest)
+
+
+_FORMATS = {b"PK\x03\x04": read_npz, b"PK\x05\x06": read_npz, b"PAR1": read_parquet}
+"""By first bytes, never by name."""
+
+
+def _examples(raw: RawExamples, source: str, digest: str) -> DataFile:
+    notes = raw.notes
+    with np.errstate(over="ignore"):  # what overflows is refused as infinity
+        inputs = torch.from_numpy(np.array(raw.inputs, dtype=np.float32, order="C"))
+    if raw.inputs.dtype == np.uint8:
+        inputs, notes = inputs.div_(255), (*notes, f"bytes of {source}, 0 to 255, were divided by 255")
     return DataFile(
         source=source,
-        sha256=hashlib.sha256(content).hexdigest(),
-        inputs=values,
-        labels=torch.from_numpy(np.array(labels, dtype=np.int64)),
-        names=names,
-        notes=tuple(notes),
-    )
-
-
-def _folder(root: Path) -> DataFile:
-    """A folder with a folder of images a class, classes in the order of their names."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ValueError("a folder of images needs Pillow; pip install 'leakbench[images]'") from None
-
-    files: list[tuple[Path, int]] = []
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
-    for number, name in enumerate(classes):
-        for entry in sorted(os.scandir(root / name), key=lambda one: one.name):
-            if entry.is_symlink():
-                raise ValueError(f"{root} must hold files and no links, got {name}/{entry.name}")
-            if entry.is_file() and Path(entry.name).suffix.lower() in IMAGES:
-                files.append((root / name / entry.name, number))
-    if not files:
-        raise ValueError(f"{root} must have a folder of images a class ({', '.join(IMAGES)}), got none")
-    digest, found, total = hashlib.sha256(), [], 0
-    for path, _ in files:
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
-        try:
-            with Image.open(io.BytesIO(content)) as image:
-                # Before it is decoded: a small file may say that it is a huge picture.
-                total += image.width * image.height * 3
-                if total > MOST_BYTES:
-                    raise ValueError(f"images of {root} must take at most {MOST_BYTES >> 30} GiB")
-                grey = image.mode in ("1", "L", "I;16")
-                array = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.float32) / 255
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError) as error:
-            raise ValueError(f"{path} must be an image, got: {' '.join(str(error).split())}") from None
-        found.append(array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0))
-    shapes = {one.shape for one in found}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"images of {root} must be of one size and mode, got {' and '.join(map(str, sorted(shapes)[:2]))}"
-        )
-    return DataFile(
-        source=str(root),
-        sha256=digest.hexdigest(),
-        inputs=torch.from_numpy(np.stack(found)),
-        labels=torch.tensor([number for _, number in files]),
-        names=tuple(path.relative_to(root).as_posix() for path, _ in files),
-        notes=(f"classes by name: {', '.join(classes[:12])}", "pixels were divided by 255"),
+        sha256=digest,
+        inputs=inputs,
+        labels=torch.from_numpy(raw.labels),
+        names=tuple(map(str, range(len(inputs)))) if raw.ids is None else tuple(map(str, raw.ids.tolist())),
+        notes=notes,
+        stored=str(raw.inputs.dtype),
+        class_names=raw.class_names,
     )
 
 
@@ -351,7 +241,8 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
 
     Args:
         name: of `leakbench list data`.
-        split_file: CSV with columns id (position in the whole data set) and group (member, non_member or population).
+        split_file: CSV with columns id (position in the whole data set) and group (member, non_member or population),
+            or JSON, `{"members": [ids], "non_members": [ids], "population": [ids]}`.
 
     Returns:
         Group -> its examples; those that the file names.
@@ -359,46 +250,36 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
     Raises:
         ValueError: an unknown set, group or id.
     """
-    import pandas as pd
-
-    from benchmarks import data as datasets
-    from benchmarks.core import DEFAULT_SIZES
-
     if name not in datasets.names():
         raise ValueError(no_such("data set", name, datasets.names()))
-    try:
-        content = split_file.read_bytes()
-        table = pd.read_csv(io.BytesIO(content))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--split-file must be a CSV file, and {split_file} is not: {error}") from None
-    if not {"id", "group"} <= set(table.columns):
-        raise ValueError(
-            f"{split_file} must have the columns id and group; it has {', '.join(map(str, table.columns))}"
-        )
-    known = {"member": "members", "non_member": "non_members", "population": "population"}
-    if other := [group for group in table["group"].unique() if group not in known]:
-        raise ValueError(f"group of {split_file} must be {', '.join(known)}, got {other[0]!r}")
-    if table["id"].dtype.kind not in "iu" or table["id"].duplicated().any():
-        raise ValueError(f"ids of {split_file} must be whole numbers, each once")
-    splits = datasets.load(name, seed=0, sizes=DEFAULT_SIZES)
-    pools = [pool for pool in (splits.private, splits.non_member, splits.public, splits.test) if pool is not None]
+    digest, table = read_split(split_file)
+    whole = _whole(name)
+    pools = [pool for pool in (whole.private, whole.non_member) if pool is not None]
     ids, inputs, labels = (torch.cat([getattr(pool, part) for pool in pools]) for part in ("ids", "inputs", "labels"))
     order = ids.argsort(stable=True)
     found = {}
-    for group, called in known.items():
-        wanted = torch.tensor(table.loc[table["group"] == group, "id"].to_numpy(dtype=np.int64))
-        if not len(wanted):
-            continue
+    for group, listed in table.items():
+        wanted = torch.tensor(listed, dtype=torch.int64)
         places = torch.searchsorted(ids[order], wanted).clamp(max=len(ids) - 1)
         chosen = order[places]
         if bool((strange := ids[chosen] != wanted).any()):
             raise ValueError(f"{name} has no example with id {int(wanted[strange][0])}, which {split_file} names")
-        found[called] = DataFile(
+        found[group] = DataFile(
             source=f"{name} by {split_file.name}",
-            sha256=hashlib.sha256(content).hexdigest(),
+            sha256=digest,
             inputs=inputs[chosen],
             labels=labels[chosen],
-            names=tuple(map(str, wanted.tolist())),
-            notes=(f"digest of the data set {splits.digest}",),
+            names=tuple(map(str, listed)),
+            notes=(f"digest of the data set {whole.digest}",),
         )
     return found
+
+
+def _whole(name: str) -> datasets.Splits:
+    """All of a data set of ours in two pools; a public pool would take the copies of its images out of the others."""
+    dealt = datasets.load(name)
+    if dealt.test is not None:
+        return datasets.load(name, sizes=datasets.Sizes(private=int(dealt.test.ids.min()), non_member=0, public=0))
+    pools = (dealt.private, dealt.non_member, dealt.public)
+    last = max(int(pool.ids.max()) for pool in pools if len(pool))
+    return datasets.load(name, sizes=datasets.Sizes(private=last, non_member=1, public=0))

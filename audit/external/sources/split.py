@@ -1,0 +1,62 @@
+"""A table of who is in which group: CSV of ids and groups, or JSON of groups and their ids."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+GROUPS = {"member": "members", "non_member": "non_members", "population": "population"}
+"""As a row of CSV names it -> as the group is called."""
+
+_MOST_BYTES = 2**28
+
+
+def read_split(file: Path) -> tuple[str, dict[str, list[int]]]:
+    """SHA-256 of a table, and the ids of each group that it names.
+
+    Raises:
+        ValueError: another form or group, or an id that is no whole number or is there twice.
+    """
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"--split-file must have at most {_MOST_BYTES >> 20} MiB, and {file} has more")
+        content = file.read_bytes()
+        text = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--split-file must be a CSV or JSON file, and {file} is not: {error}") from None
+    found = _of_json(file, text) if text.lstrip().startswith("{") else _of_csv(file, text)
+    if wrong := [one for ids in found.values() for one in ids if not one.isdecimal() or len(one) > 18]:
+        raise ValueError(f"ids of {file} must be whole numbers, got {wrong[0]!r}")
+    groups = {name: [int(one) for one in ids] for name, ids in found.items() if ids}
+    counts = Counter(one for ids in groups.values() for one in ids)
+    if twice := [one for one, count in counts.items() if count > 1]:
+        raise ValueError(f"ids of {file} must be in one group each, once, got {twice[0]} again")
+    return hashlib.sha256(content).hexdigest(), groups
+
+
+def _of_json(file: Path, text: str) -> dict[str, list[str]]:
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--split-file must be a CSV or JSON file, and {file} is not: {error}") from None
+    if strange := [key for key in table if key not in GROUPS.values()]:
+        raise ValueError(f"{file} must have the keys {', '.join(GROUPS.values())} alone, got {strange[0]!r}")
+    if wrong := [key for key, ids in table.items() if not isinstance(ids, list)]:
+        raise ValueError(f"{wrong[0]} of {file} must be a list of ids, got {type(table[wrong[0]]).__name__}")
+    return {key: [str(one) for one in ids] for key, ids in table.items()}
+
+
+def _of_csv(file: Path, text: str) -> dict[str, list[str]]:
+    rows = csv.DictReader(text.splitlines())
+    columns = rows.fieldnames or []
+    if not {"id", "group"} <= set(columns):
+        raise ValueError(f"{file} must have the columns id and group; it has {', '.join(map(str, columns)) or 'none'}")
+    found: dict[str, list[str]] = {name: [] for name in GROUPS.values()}
+    for row in rows:
+        if row["group"] not in GROUPS:
+            raise ValueError(f"group of {file} must be {', '.join(GROUPS)}, got {row['group']!r}")
+        found[GROUPS[row["group"]]].append((row["id"] or "").strip())
+    return found
