@@ -1,26 +1,38 @@
 """A program of its own: an archive of `torch.save` in, the tensors that are expected of it out, as safetensors.
 
-Started by `restricted`, with nothing of this project imported, and looked at again by whoever started it. Limits are
-set before PyTorch is imported, and further processes are forbidden before the
-archive is opened.
+Started by `restricted`, with nothing of this project imported, and looked at again by whoever started it. Limits on
+time and files are set before PyTorch is imported; before the archive is opened memory is limited to what its tensors
+take, and the network and further processes are given up, as far as the system lets a user do so.
 """
 
+import ctypes
 import json
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+_NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x1000_0000, 0x4000_0000, 38
 
 
 def main(order: Path) -> None:
-    """Converts as a file of JSON says: source, target, path, tensors [name, shape] in order, and limits by name."""
+    """Converts as a file of JSON says.
+
+    Args:
+        order: names source, target, path, tensors [name, shape] in their order, limits by name, room in bytes for
+            tensors, and folders that packages may be imported from.
+    """
     wanted = json.loads(order.read_text(encoding="utf-8"))
     for limit, most in wanted["limits"].items():
         resource.setrlimit(getattr(resource, limit), (most, most))
+    _leave_network()
+    sys.path += [folder for folder in wanted["folders"] if folder not in sys.path]
 
     import torch
     from safetensors.torch import save_file
 
     torch.set_num_threads(1)
+    _limit_memory(wanted["room"])
     # Not before: libraries start threads when they are imported. (The system does not hold root to it.)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     found = torch.load(wanted["source"], map_location="cpu", weights_only=True)
@@ -34,6 +46,23 @@ def main(order: Path) -> None:
         # Views and shared storages come apart: each tensor of safetensors has its own bytes.
         tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
     save_file(tensors, wanted["target"])
+
+
+def _leave_network() -> None:
+    """Into a network of its own, which has no other end; where the system forbids that, the limits are what is left."""
+    with suppress(OSError, AttributeError):
+        system = ctypes.CDLL(None)
+        system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        if system.unshare(_NEW_USER | _NEW_NETWORK):
+            system.unshare(_NEW_NETWORK)
+
+
+def _limit_memory(room: int) -> None:
+    """What is mapped by now, and so much more; where the system does not say what is mapped, the first limit stays."""
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + room
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 if __name__ == "__main__":

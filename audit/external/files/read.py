@@ -63,6 +63,7 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
                     "it is a pickle, which is read only where you allow it, by allow_pickle_tensors=True "
                     f"(--allow-pickle-tensors), or {WAY_OUT}"
                 )
+            # Without the ending of any kind: PyTorch's loader goes by endings.
             copy = Path(folder) / "copy"
             with copy.open("xb") as target:
                 file.seek(0)
@@ -76,8 +77,8 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
                 tensors = _read_safetensors(copy, checked)
     except FileRefused as error:
         raise FileRefused(f"cannot read {path}: {error}") from None
-    except OSError as error:
-        raise FileRefused(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        raise FileRefused(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     tensors, notes = without_wrappers(tensors)
     return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, (*checked.notes, *notes))
 
@@ -93,7 +94,7 @@ def _opened(path: Path) -> BufferedIOBase:
 
 def _read_pickle(path: Path, checked: Checked) -> dict[str, Any]:
     """Tensors of an archive that was looked through, by way of safetensors that a process of its own writes."""
-    safe = path.with_name("safetensors")
+    safe = path.with_name("converted")
     converted(path, safe, checked)
     with safe.open("rb") as file:
         again = check(file)

@@ -1,27 +1,30 @@
 """PyTorch's restricted loader, in a process that has little to lose.
 
-It gets no environment, no input, a private folder, and limits on time, memory and what it writes; it hands over
-safetensors, which are looked through like any other file. So a hole in the loader meets a pickle whose every
-instruction was already looked at, in a process whose answer is not believed.
+It gets no environment, no input, a private folder, limits on time, memory and what it writes, and no network where the
+system lets a user go without; it hands over safetensors, which are looked through like any other file. So a hole in
+the loader meets a pickle whose every instruction was already looked at, in a process whose answer is not believed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from .checks import Checked, FileRefused
-from .checks.limits import shown
+from .checks.limits import MAX_HEADER_BYTES, shown
 
 SECONDS = 120
 """Of a conversion, from the start of its process; PyTorch's import takes some of them."""
-_IMPORT_BYTES = 24 << 30
-"""Address space that PyTorch's libraries map when they are imported, most of which is never touched."""
-_COPIES = 24
-"""Times the bytes of the file that a conversion may take beside that: views repeat what they show."""
+_IMPORT_BYTES = 12 << 30
+"""Address space that PyTorch's libraries map when they are imported, with room to spare: 3 GiB on Linux with CUDA."""
+_ROOM = 512 << 20
+"""Bytes for whatever the loader makes beside tensors."""
 
 
 def converted(source: Path, target: Path, checked: Checked) -> None:
@@ -39,11 +42,13 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
         raise FileRefused(
             "pickled tensors are read with limits on their process, which this system has not; save them as safetensors"
         )
-    room = 16 * checked.bytes + (64 << 20)
+    kept = sum(tensor.bytes for tensor in checked.tensors.values())
+    # What the archive holds, the tensors side by side, and those again while they are written.
+    room = checked.bytes + 2 * kept + _ROOM
     limits = {
         "RLIMIT_CPU": SECONDS,
-        "RLIMIT_AS": _IMPORT_BYTES + _COPIES * checked.bytes,
-        "RLIMIT_FSIZE": room,
+        "RLIMIT_AS": _IMPORT_BYTES + room,
+        "RLIMIT_FSIZE": kept + MAX_HEADER_BYTES + 8,
         "RLIMIT_CORE": 0,
     }
     tensors = [[name, list(tensor.shape)] for name, tensor in checked.tensors.items()]
@@ -54,6 +59,9 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
         "path": checked.path,
         "tensors": tensors,
         "limits": limits,
+        "room": room,
+        # Of this process, for a PyTorch that lies where -I does not look; never relative, as the current folder is.
+        "folders": [folder for folder in sys.path if Path(folder).is_absolute()],
     }
     order.write_text(json.dumps(contents), encoding="utf-8")
     program = Path(__file__).with_name("converter.py")
@@ -62,22 +70,27 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
     environment = {"HOME": str(target.parent), "TMPDIR": str(target.parent), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     # To a file, whose size is limited, and not to a pipe, which would be read without end.
     said = target.with_name("said.txt")
-    try:
-        with said.open("xb") as words:
-            done = subprocess.run(  # noqa: S603 - this interpreter, on a program and an order of our own
-                command,
-                env=environment,
-                cwd=target.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                timeout=SECONDS,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
-        raise FileRefused(f"PyTorch's restricted loader took more than {SECONDS} seconds") from None
-    if done.returncode or not target.is_file():
-        raise FileRefused(f"PyTorch's restricted loader refuses it: {_last_line(said) or f'exit {done.returncode}'}")
+    with said.open("xb") as words:
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, on a program and an order of our own
+            command,
+            env=environment,
+            cwd=target.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            raise FileRefused(f"PyTorch's restricted loader took more than {SECONDS} seconds") from None
+        finally:
+            # With whatever it started, which would go on writing into the folder.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code or not target.is_file():
+        raise FileRefused(f"PyTorch's restricted loader refuses it: {_last_line(said) or f'exit {code}'}")
 
 
 def _last_line(file: Path) -> str:

@@ -26,6 +26,14 @@ _MOST = 0xFFFF_FFFF
 _ENTRY = re.compile(
     r"data\.pkl|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+"
 )
+_NUMBER = re.compile(rb"\d{1,4}\n?")
+_FORMS = {
+    "version": _NUMBER,
+    ".format_version": _NUMBER,
+    ".storage_alignment": _NUMBER,
+    "byteorder": re.compile(rb"little|big"),
+    ".data/serialization_id": re.compile(rb"\w{0,64}"),
+}
 _UNPICKLES = "its loader unpickles whatever is in it, restricted or not"
 
 
@@ -79,6 +87,9 @@ def read_archive(file: BufferedIOBase, size: int) -> dict[str, ArchiveEntry]:
         raise FileRefused("it lacks data.pkl or version, which torch.save writes into every archive")
     for entry in found.values():
         _refuse_damage(file, entry)
+    for name, form in _FORMS.items():
+        if name in found and not form.fullmatch(content(file, found[name], at_most=64)):
+            raise FileRefused(f"its entry {name} holds something else than torch.save writes there")
     if "byteorder" in found and content(file, found["byteorder"], at_most=16) != b"little":
         raise FileRefused(f"its numbers are big-endian, and little-endian ones alone are read; {WAY_OUT}")
     return found

@@ -16,7 +16,9 @@ from .limits import WAY_OUT, FileRefused, shown
 from .stored import StoredTensor, shape_of, whole
 
 MAX_PICKLE_BYTES = 16 << 20
-MAX_INSTRUCTIONS = 500_000
+MAX_INSTRUCTIONS = 300_000
+_MAX_OPEN_MARKS = 1000
+_MAX_KEY = 1 << 48
 _EXPANDED = 16
 """Times the bytes of the file that its tensors may take side by side: views repeat what they show."""
 _ALLOWANCE = 16 << 20
@@ -127,6 +129,8 @@ class _Follower:
                 raise IndexError("too few values")
             stack[-count:] = [tuple(stack[-count:])]
         elif name == "MARK":
+            if len(self.outer) >= _MAX_OPEN_MARKS:
+                raise FileRefused(f"its pickle may be nested at most {_MAX_OPEN_MARKS} deep")
             self.outer.append(stack)
             self.stack = []
         elif name == "TUPLE":
@@ -169,9 +173,11 @@ class _Follower:
         if len(items) % 2:
             raise FileRefused(f"its pickle has {name} with a key and no value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # No tuples: the hash of one that holds itself many times over takes for ever.
-            if not isinstance(key, str | int | float | None) or isinstance(key, _Global):
-                raise FileRefused(f"keys of its dictionaries must be text or numbers, got {_what(key)}")
+            # No tuples: the hash of one that holds itself many times over takes for ever. Nor numbers that were chosen
+            # to have one hash, multiples of 2**61 - 1, with which a dictionary takes a time quadratic in its size.
+            number = isinstance(key, int) and 0 <= key < _MAX_KEY
+            if not (number or isinstance(key, str | None)) or isinstance(key, _Global):
+                raise FileRefused(f"keys of its dictionaries must be text or numbers from 0 to 2**48, got {_what(key)}")
             if key in target:
                 raise FileRefused(f"it has two entries {shown(key)} in one dictionary")
             target[key] = value

@@ -66,6 +66,10 @@ SAFETENSORS = {
         header_of(b'{"a":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}', data=EIGHT),
         "names 'dtype' twice",
     ),
+    "last_of_many_names_twice": (
+        header_of(b"{" + b",".join(b'"%d":0' % number for number in [*range(200_000), 199_999]) + b"}"),
+        "names '199999' twice",
+    ),
     "not_json": (header_of(b"{'a': 1}", data=EIGHT), "must be JSON"),
     "not_utf8": (header_of(b'{"\xff": 1}', data=EIGHT), "must be JSON"),
     "two_objects": (header_of(b"{}{}", data=EIGHT), "must be JSON"),

@@ -76,6 +76,11 @@ def test_entries_that_are_no_numbers_are_refused_by_name(tmp_path, value):
         read_tensors(tmp_path / "a")
 
 
+def test_a_path_that_cannot_be_is_one_sentence(tmp_path):
+    with pytest.raises(FileRefused, match="null byte"):
+        read_tensors(f"{tmp_path}/a\0b")
+
+
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(FileRefused, match="No such file"):
         read_tensors(tmp_path / "nowhere")
@@ -177,21 +182,22 @@ def test_entries_that_are_no_tensors_are_left_out_and_said():
 def test_the_loader_gets_limits_and_nothing_else(tmp_path, monkeypatch):
     path, calls = tmp_path / "checkpoint.pt", []
     path.write_bytes(saved(STATE).getvalue())
+    start = subprocess.Popen
 
-    def run(command, **settings):
+    def instead(command, **settings):
         calls.append((command, settings))
-        settings["stderr"].write(b"Traceback\nUnpicklingError: no \x1b[2J\n")
-        return subprocess.CompletedProcess(command, 1)
+        text = "import sys; sys.exit('Traceback\\nUnpicklingError: no \\x1b[2J')"
+        return start([command[0], "-I", "-c", text], **settings)
 
     monkeypatch.setenv("TOKEN", "secret")
-    monkeypatch.setattr(restricted.subprocess, "run", run)
+    monkeypatch.setattr(restricted.subprocess, "Popen", instead)
     with pytest.raises(FileRefused, match=r"restricted loader refuses it: 'UnpicklingError: no \\x1b\[2J'"):
         read_tensors(path, allow_pickle_tensors=True)
     ((command, settings),) = calls
     assert "-I" in command
     assert settings["env"].keys() == {"HOME", "TMPDIR", "LANG", "OMP_NUM_THREADS"}
     assert settings["stdin"] == settings["stdout"] == subprocess.DEVNULL
-    assert settings["timeout"] == restricted.SECONDS
+    assert settings["start_new_session"]
 
 
 @pytest.mark.parametrize(("limit", "sentence"), [("SECONDS", "took more than 0"), ("_IMPORT_BYTES", "refuses it")])
