@@ -89,7 +89,7 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if code or not target.is_file():
+    if code or target.is_symlink() or not target.is_file():
         raise FileRefused(f"PyTorch's restricted loader refuses it: {_last_line(said) or f'exit {code}'}")
 
 

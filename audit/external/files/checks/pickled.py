@@ -95,7 +95,7 @@ class _Follower:
                 if count >= MAX_INSTRUCTIONS:
                     raise FileRefused(f"its pickle may have at most {MAX_INSTRUCTIONS} instructions, got more")
                 if (name == "PROTO") != (count == 0) or (name == "PROTO" and argument != 2):
-                    raise FileRefused("its pickle must be of protocol 2 and say so once, at its beginning")
+                    raise FileRefused(f"its pickle must be of protocol 2 and say so once, at its beginning; {WAY_OUT}")
                 self._follow(name, argument)
         except (ValueError, IndexError, KeyError, OverflowError) as error:
             if isinstance(error, FileRefused):

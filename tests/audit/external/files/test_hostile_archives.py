@@ -9,8 +9,10 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from audit.external.files import FileRefused, read, read_tensors
+from audit.external.files import FileRefused, read, read_tensors, restricted
+from audit.external.files.checks import StoredTensor, check
 
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 HOOKS = b"ccollections\nOrderedDict\n)R"
@@ -402,6 +404,39 @@ def test_the_gadgets_work(name, tmp_path):
     sign = tmp_path / "ran"
     pickle.loads(BARE_AND_NESTED[name][0](sign))  # noqa: S301 - what the files above do where nobody looks
     assert sign.exists()
+
+
+def test_weights_of_another_device_are_no_harm():
+    found = check(io.BytesIO(archive(state(("a", tensor(of=storage(device="cuda:0")))))))
+    assert found.tensors == {"a": StoredTensor("F32", (2,))}
+
+
+def test_a_loader_that_leaves_a_link_is_not_followed(tmp_path, monkeypatch):
+    path, elsewhere, start = tmp_path / "checkpoint.pt", tmp_path / "elsewhere", restricted.subprocess.Popen
+    path.write_bytes(archive())
+    save_file({"a": torch.ones(2)}, elsewhere)
+
+    def instead(command, **settings):
+        code = f"import os, sys; os.symlink({str(elsewhere)!r}, 'converted')"
+        return start([command[0], "-I", "-c", code], **settings)
+
+    monkeypatch.setattr(restricted.subprocess, "Popen", instead)
+    with pytest.raises(FileRefused, match="restricted loader refuses it: exit 0"):
+        read_tensors(path, allow_pickle_tensors=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, on TorchScript
+def test_programs_that_torch_itself_wrote_are_refused_under_another_name(tmp_path):
+    model, name = torch.nn.Linear(3, 2).eval(), "model.safetensors"
+    exported, scripted = tmp_path / "exported", tmp_path / "scripted"
+    for folder in (exported, scripted):
+        folder.mkdir()
+    with (exported / name).open("wb") as file:
+        torch.export.save(torch.export.export(model, (torch.zeros(1, 3),)), file)
+    torch.jit.script(model).save(scripted / name)
+    for folder, what in ((exported, "a program of torch.export"), (scripted, "a TorchScript archive")):
+        with pytest.raises(FileRefused, match=f"{what}.*its loader unpickles whatever is in it.*save_model"):
+            read_tensors(folder / name, allow_pickle_tensors=True)
 
 
 def test_they_are_looked_through_within_two_seconds_and_a_gigabyte_without_torch(tmp_path, looked_through):
