@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from .checks import Checked, FileRefused, check
-from .checks.file import PICKLE_ARCHIVE
+from .checks.file import PICKLE_ARCHIVE, PICKLE_LEGACY
 from .checks.kind import SAFETENSORS
 from .checks.limits import WAY_OUT, shown
 from .restricted import converted
 from .unwrap import without_wrappers
+
+_PICKLES = (PICKLE_ARCHIVE, PICKLE_LEGACY)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class StateFile:
     Attributes:
         tensors: by name, on the CPU, all of them finite; the caller's own. (Any: PyTorch is imported by need, so that
             the checks stand without it.)
-        kind: what the file is, "safetensors" or "torch.save".
+        kind: what the file is: "safetensors", "torch.save" or "torch.save before 1.6".
         sha256: of the file, hexadecimal.
         bytes: of the file.
         notes: what was done on the way, a sentence each: what was unwrapped, and what was left out.
@@ -47,8 +49,8 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
     """Reads a file of weights; runs nothing that it holds.
 
     Args:
-        path: of safetensors, or of an archive of `torch.save`; a symbolic link to one will do.
-        allow_pickle_tensors: whether an archive of `torch.save`, which is a pickle, may be read by PyTorch's restricted
+        path: of safetensors, or of what `torch.save` writes or wrote; a symbolic link to one will do.
+        allow_pickle_tensors: whether what `torch.save` writes, which is a pickle, may be read by PyTorch's restricted
             loader in a process of its own, after its instructions were looked at. Never tried otherwise.
 
     Raises:
@@ -58,7 +60,7 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
     try:
         with _opened(path) as file, tempfile.TemporaryDirectory(prefix="leakbench-") as folder:
             checked = check(file)
-            if checked.kind == PICKLE_ARCHIVE and not allow_pickle_tensors:
+            if checked.kind in _PICKLES and not allow_pickle_tensors:
                 raise FileRefused(
                     "it is a pickle, which is read only where you allow it, by allow_pickle_tensors=True "
                     f"(--allow-pickle-tensors), or {WAY_OUT}"
@@ -71,10 +73,7 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
             with copy.open("rb") as again:
                 if check(again) != checked:
                     raise FileRefused("it changed while it was read; wait until whoever writes it is done")
-            if checked.kind == PICKLE_ARCHIVE:
-                tensors = _read_pickle(copy, checked)
-            else:
-                tensors = _read_safetensors(copy, checked)
+            tensors = (_read_pickle if checked.kind in _PICKLES else _read_safetensors)(copy, checked)
     except FileRefused as error:
         raise FileRefused(f"cannot read {path}: {error}") from None
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from io import BufferedIOBase
 
 from .archive import content, read_archive
-from .kind import ARCHIVE, kind_of
+from .kind import LEGACY, SAFETENSORS, kind_of
+from .legacy import read_legacy
 from .limits import MAX_BYTES, FileRefused
 from .pickled import MAX_PICKLE_BYTES, tensors_in
 from .safetensors_header import read_header
@@ -14,6 +15,8 @@ from .stored import StoredTensor
 
 PICKLE_ARCHIVE = "torch.save"
 """The kind of an archive of pickled tensors."""
+PICKLE_LEGACY = "torch.save before 1.6"
+"""The kind of pickled tensors without an archive around them."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Checked:
     """What a file was found to be.
 
     Attributes:
-        kind: "safetensors" or "torch.save".
+        kind: "safetensors", "torch.save" or "torch.save before 1.6".
         sha256: of all bytes, hexadecimal.
         bytes: how many there are.
         tensors: by the names that the file gives them.
@@ -51,9 +54,12 @@ def check(file: BufferedIOBase) -> Checked:
         raise FileRefused(f"it may have at most {MAX_BYTES} bytes, got {size}")
     file.seek(0)
     kind = kind_of(file.read(512), size)
-    if kind != ARCHIVE:
+    if kind == SAFETENSORS:
         tensors = read_header(file, size)
         return Checked(kind, _sha256(file), size, tensors)
+    if kind == LEGACY:
+        path, tensors, notes = find_state(read_legacy(file, size))
+        return Checked(PICKLE_LEGACY, _sha256(file), size, tensors, path, notes)
     entries = read_archive(file, size)
     storages = {name.removeprefix("data/"): entry.bytes for name, entry in entries.items() if name.startswith("data/")}
     saved = tensors_in(content(file, entries["data.pkl"], at_most=MAX_PICKLE_BYTES), storages, size)

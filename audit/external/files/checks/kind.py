@@ -7,6 +7,8 @@ from .limits import WAY_OUT, FileRefused
 SAFETENSORS = "safetensors"
 ARCHIVE = "zip archive"
 
+LEGACY = "pickle before PyTorch 1.6"
+
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """The pickle of PyTorch's magic number, with which its format before 1.6 begins."""
 _DOWNLOAD = "download the file itself again"
@@ -27,7 +29,7 @@ _BARE_PICKLE = re.compile(rb"c[\w.]+\r?\n[\w.]+\r?\n|\([dltc\x80SVIFN]|[IFVS][^\
 
 
 def kind_of(head: bytes, size: int) -> str:
-    """`SAFETENSORS` or `ARCHIVE`.
+    """`SAFETENSORS`, `ARCHIVE` or `LEGACY`.
 
     Args:
         head: the first 512 bytes, or all there are.
@@ -41,7 +43,7 @@ def kind_of(head: bytes, size: int) -> str:
     if head.startswith(b"PK\x03\x04"):
         return ARCHIVE
     if head.startswith(_LEGACY):
-        raise FileRefused(f"it is a pickle of the format that torch.save had before PyTorch 1.6; {WAY_OUT}")
+        return LEGACY
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml", b"<body")):
         raise FileRefused(f"it is a web page, as a failed download leaves it; {_DOWNLOAD}")

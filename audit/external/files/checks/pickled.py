@@ -70,16 +70,30 @@ def tensors_in(pickle: bytes, entries: Mapping[str, int], size: int) -> Any:
     return _Follower(pickle, entries, _EXPANDED * size + _ALLOWANCE).result()
 
 
+def legacy_tensors_in(pickle: bytes, size: int) -> tuple[Any, dict[str, StoredTensor]]:
+    """As `tensors_in`, of a pickle before PyTorch 1.6, and the storages that it asks for by their keys.
+
+    Args:
+        pickle: all of it.
+        size: bytes of the file.
+
+    Raises:
+        FileRefused: as `tensors_in`; whether the storages are there is left to the caller.
+    """
+    follower = _Follower(pickle, None, _EXPANDED * size + _ALLOWANCE)
+    return follower.result(), dict(follower.storages)
+
+
 class _Follower:
     """The stack machine, whose values are descriptions.
 
     Args:
         pickle: all of it.
-        entries: bytes of each storage by its key.
+        entries: bytes of each storage by its key; None where they stand behind the pickle.
         room: bytes that all tensors may take side by side.
     """
 
-    def __init__(self, pickle: bytes, entries: Mapping[str, int], room: int) -> None:
+    def __init__(self, pickle: bytes, entries: Mapping[str, int] | None, room: int) -> None:
         self.pickle, self.entries, self.room = pickle, entries, room
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
@@ -105,7 +119,7 @@ class _Follower:
             raise FileRefused(f"its pickle must end with its file, got {len(self.pickle) - 1 - place} bytes behind it")
         if self.outer or len(self.stack) != 1:
             raise FileRefused("its pickle must leave one object")
-        unused = self.entries.keys() - self.storages.keys()
+        unused = (self.entries or {}).keys() - self.storages.keys()
         if unused:
             raise FileRefused(f"its entry {shown('data/' + min(unused))} belongs to no tensor")
         return self.stack[0]
@@ -191,7 +205,12 @@ class _Follower:
         return _Global(argument)
 
     def _storage(self, key: Any) -> _Storage:
-        """What the persistent id ("storage", type, key, device, entries) stands for."""
+        """What the persistent id ("storage", type, key, device, entries) stands for.
+
+        Before PyTorch 1.6, None follows, or the part of another storage that this one is.
+        """
+        if self.entries is None:
+            key = key[:5] if isinstance(key, tuple) and len(key) == 6 and key[5] is None else None
         match key:
             case ("storage", _Global() as kind, str() as name, str() as device, numel) if kind in _STORAGES:
                 storage = _Storage(_STORAGES[kind], shape_of([numel], f"storage {shown(name)}"))
@@ -199,7 +218,7 @@ class _Follower:
                 raise FileRefused(f"its pickle refers to {_what(key)} where a storage must be")
         if not _DEVICE.fullmatch(device):
             raise FileRefused(f"the device of its storage {shown(name)} must be as 'cuda:0', got {shown(device)}")
-        if self.entries.get(name) != storage.bytes:
+        if self.entries is not None and self.entries.get(name) != storage.bytes:
             raise FileRefused(
                 f"its storage {shown(name)} must have {shown(storage.bytes)} bytes, got "
                 f"{self.entries.get(name, 'none')}"

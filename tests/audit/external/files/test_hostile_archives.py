@@ -188,7 +188,7 @@ BARE_AND_NESTED = {
     "bare_protocol_5": (bare(touching, protocol=5), "a bare pickle"),
     "legacy_torch": (
         lambda sign: bytes.fromhex("80028a0a6cfc9c46f9206aa850192e") + pickle.dumps(touching(sign), 2),
-        "before PyTorch 1.6",
+        "must begin as what torch.save wrote before PyTorch 1.6",
     ),
     "payload_then_archive": (lambda sign: pickle.dumps(touching(sign), 2) + archive(), "a bare pickle"),
     "script_then_archive": (lambda sign: f"#!/bin/sh\ntouch {sign}\n".encode() + archive(), "of no file of weights"),
