@@ -49,7 +49,7 @@ class ArchiveEntry:
         flags: bits of the zip format.
         method: of compression, 0 for none.
         packed: bytes after compression.
-        mode: of the file that was packed, as Unix has it; 0 where nobody said.
+        mode: of the file that was packed, as Unix has it in the upper half and DOS in the lower; 0 where nobody said.
     """
 
     name: str
@@ -155,9 +155,7 @@ def _central(file: BufferedIOBase, directory: int, length: int, count: int) -> l
         if magic != b"PK\x01\x02" or disk or extra or comment:
             raise FileRefused("its directory has a field that torch.save never writes")
         at += _CENTRAL.size
-        entries.append(
-            ArchiveEntry(_text(table[at : at + name]), offset, plain, crc, flags, method, packed, mode >> 16)
-        )
+        entries.append(ArchiveEntry(_text(table[at : at + name]), offset, plain, crc, flags, method, packed, mode))
         at += name
     if at != length:
         raise FileRefused(f"its directory of {count} entries must have {length} bytes, got {at}")
@@ -196,7 +194,10 @@ def _refuse_other_archives(names: Iterable[str]) -> None:
 
 
 def _refuse_entry(entry: ArchiveEntry) -> None:
-    kind = stat.S_IFMT(entry.mode)
+    # The reader of PyTorch takes DOS's mark of a folder at its word, and hands out memory that it never filled.
+    if entry.mode & 0xFFFF:
+        raise FileRefused(f"its entry {shown(entry.name)} is marked as a folder or hidden, which torch.save never does")
+    kind = stat.S_IFMT(entry.mode >> 16)
     if kind not in (0, stat.S_IFREG):
         what = "a link" if kind == stat.S_IFLNK else "no regular file"
         raise FileRefused(f"its entry {shown(entry.name)} is {what}")

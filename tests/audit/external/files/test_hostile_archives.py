@@ -91,6 +91,12 @@ def link(info):
         info.external_attr = (stat.S_IFLNK | 0o777) << 16
 
 
+def folder(info):
+    """As DOS marks a folder: PyTorch's reader would not read it, and take for its content what the memory holds."""
+    if info.filename.endswith("data.pkl"):
+        info.external_attr = 0x10
+
+
 def padded(info):
     info.extra = struct.pack("<2sH", b"XX", 4) + b"evil"
 
@@ -327,6 +333,7 @@ ARCHIVES = {
     "drive": (archive(more=[("C:evil", b"x")]), "leads out of the archive"),
     "folder": (archive(more=[("archive/evil/", b"")]), "leads out of the archive"),
     "link": (archive(change=link), "'archive/version' is a link"),
+    "folder_by_its_attribute": (archive(change=folder), "'archive/data.pkl' is marked as a folder"),
     "stranger": (archive(more=[("archive/evil.so", b"\x7fELF")]), "none that torch.save writes"),
     "two_folders": (archive(more=[("other/data/1", b"")]), "none that torch.save writes"),
     "name_with_escapes": (archive(more=[("archive/\x1b[2J", b"x")]), "printable ASCII"),
