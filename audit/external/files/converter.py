@@ -24,7 +24,7 @@ def main(order: Path) -> None:
     """
     wanted = json.loads(order.read_text(encoding="utf-8"))
     for limit, most in wanted["limits"].items():
-        resource.setrlimit(getattr(resource, limit), (most, most))
+        _limit(getattr(resource, limit), most)
     _leave_network()
     sys.path += [folder for folder in wanted["folders"] if folder not in sys.path]
 
@@ -34,7 +34,7 @@ def main(order: Path) -> None:
     torch.set_num_threads(1)
     _limit_memory(wanted["room"])
     # Not before: libraries start threads when they are imported. (The system does not hold root to it.)
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    _limit(resource.RLIMIT_NPROC, 0)
     found = torch.load(wanted["source"], map_location="cpu", weights_only=True)
     for name in wanted["path"]:
         found = found[name]
@@ -46,6 +46,13 @@ def main(order: Path) -> None:
         # Views and shared storages come apart: each tensor of safetensors has its own bytes.
         tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
     save_file(tensors, wanted["target"])
+
+
+def _limit(limit: int, most: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    # A lower one that was there before cannot be raised, and stays.
+    lowered = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(limit, (lowered, lowered))
 
 
 def _leave_network() -> None:
@@ -62,7 +69,7 @@ def _limit_memory(room: int) -> None:
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + room
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        _limit(resource.RLIMIT_AS, most)
 
 
 if __name__ == "__main__":

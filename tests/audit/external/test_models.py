@@ -70,7 +70,7 @@ def test_other_widths_of_floating_point_are_converted(dtype):
 
 def test_tied_weights_need_be_there_once():
     def tied():
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[1].weight = model[0].weight
         return model
 
