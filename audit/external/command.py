@@ -29,10 +29,12 @@ from .files import read_tensors
 from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest, verdict
 from .gate import Rule, rules
 from .models import architecture, filled
+from .overlap import without_shared
 from .own_shadows import own_shadows
-from .preflight import preflight, sentences, smallest_leak
+from .preflight import ACCEPTABLE, preflight, sentences
 from .report import document, write_report
 from .score_files import COLUMNS, read_scores
+from .sizes import smallest_leak
 from .sources.raw import AS_IS, Reading
 
 Tell = Callable[[str], None]
@@ -57,6 +59,8 @@ class Asked:
         split_file: who is in which group of it.
         preprocess: what examples go through.
         reading: what is said of how examples are stored.
+        drop_overlap: whether examples of two groups are left out, instead of an end of the audit.
+        accept: kinds of remarks of the pre-flight that are not to end it.
         candidates: most members, and most non-members, that are asked about.
         shadows: models; 0 for none.
         train: the owner's training function.
@@ -78,6 +82,8 @@ class Asked:
     split_file: Path | None = None
     preprocess: Preprocess
     reading: Reading = AS_IS
+    drop_overlap: bool = False
+    accept: Sequence[str] = ()
     candidates: int = 10_000
     shadows: int = 0
     train: str | None = None
@@ -104,6 +110,8 @@ class Asked:
             raise ValueError("--data and --split-file go together: a data set of ours, and who is in which group")
         if self.data is not None and (self.members or self.non_members or self.population):
             raise ValueError("--members, --non-members and --population are instead of --data, got both")
+        if strange := [kind for kind in self.accept if kind not in ACCEPTABLE]:
+            raise ValueError(f"--accept must be of {', '.join(ACCEPTABLE)}, got {strange[0]!r}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise ValueError(f"--out must be a folder, got the file {self.out}")
 
@@ -204,6 +212,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     groups = groups_of(
         sources["members"], sources["non_members"], sources.get("population"), preprocess=asked.preprocess
     )
+    groups = without_shared(groups) if asked.drop_overlap else groups
     groups = _moved(_limited(groups, asked), asked.device)
     labels = [group.labels for group in (groups.members, groups.non_members)]
     shape = tuple(groups.members.inputs.shape[1:])
@@ -212,7 +221,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     model = filled(model, named.tensors).to(asked.device).eval()
     report("pre-flight")
     delta = asked.settings.delta_of_bounds
-    looked = preflight(model, groups, delta=delta, level=asked.settings.level)
+    looked = preflight(model, groups, delta=delta, level=asked.settings.level, accept=asked.accept)
     if looked.stops:
         raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(looked.remarks)))
     for line in sentences(looked.remarks):

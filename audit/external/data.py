@@ -102,6 +102,21 @@ class Preprocess:
             raise ValueError(f"--preprocess must have finite means and positive stds, got {text!r}")
         return cls(mean, std)
 
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return ",".join(
+            f"{name}={'/'.join(f'{value:.6g}' for value in values)}"
+            for name, values in (("mean", self.mean), ("std", self.std))
+        )
+
+    def then(self, second: Preprocess) -> Preprocess:
+        """One preprocessing that does what this one and a second do in turn."""
+        count = max(map(len, (self.mean, self.std, second.mean, second.std)))
+        mean, std, after, spread = (
+            np.broadcast_to(values, (count,)) for values in (self.mean, self.std, second.mean, second.std)
+        )
+        return Preprocess(tuple((mean + std * after).tolist()), tuple((std * spread).tolist()))
+
     def __call__(self, inputs: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """Inputs as the model is fed.
 
@@ -129,6 +144,7 @@ class Groups:
         population: neither; None where there are none.
         sources: name of the group -> its source, digest, number and notes, for the report.
         names: id -> name of the group and the owner's own id.
+        preprocess: that inputs went through.
     """
 
     members: Examples
@@ -136,6 +152,7 @@ class Groups:
     population: Examples | None
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    preprocess: Preprocess = Preprocess()
 
 
 def groups_of(
@@ -178,6 +195,7 @@ def groups_of(
             if one is not None
         },
         names=names,
+        preprocess=Preprocess() if preprocess is None else preprocess,
     )
 
 
