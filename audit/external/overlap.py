@@ -89,7 +89,7 @@ def without_shared(groups: Groups) -> Groups:
 def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDuplicates:
     """Who of a group is nearly somebody of another, by the distance between any two.
 
-    Small changes of all values are found; a crop or a shift by a pixel is not. Wide inputs are compared by averages over
+    Small changes of all values are found; a crop or a shift by a pixel is not. Wide inputs are compared by means over
     squares of pixels, or by a random projection, and who is near by those is held against the inputs themselves.
 
     Args:
