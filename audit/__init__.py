@@ -3,9 +3,11 @@
 The hub of the project: it alone imports the types of the other packages, and it finds methods by name. From Python,
 `share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both for a suite.
 `update_between` reads an update off two checkpoints, and `refuse_other_mask` compares a mask with its defense's.
+`watch` writes the updates of somebody's own training to disk.
 """
 
 import gc
+from typing import TYPE_CHECKING, Any
 
 from . import import_guard  # noqa: F401 - before anything that imports `benchmarks`
 from .run.executors import lifeline  # noqa: F401 - before anything that takes long
@@ -22,4 +24,16 @@ finally:
     if _collecting:
         gc.enable()
 
-__all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "update_between"]
+if TYPE_CHECKING:
+    from .external.watch import watch
+
+__all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "update_between", "watch"]
+
+
+def __getattr__(name: str) -> Any:
+    """`watch` by need: who trains elsewhere wants it, and nobody else."""
+    if name == "watch":
+        from .external.watch import watch
+
+        return watch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
