@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -234,7 +233,8 @@ class WatchedTranscript:
             first = before is None or step.session != before.session
             if before is not None and step.session < before.session:
                 raise TranscriptRefused(
-                    f"sessions of {self.folder} must not fall, got {step.session} at step {number} after {before.session}"
+                    f"sessions of {self.folder} must not fall, got {step.session} at step {number} after "
+                    f"{before.session}"
                 )
             if step.parameters is None:
                 if first or self.header.parameters == "every":
@@ -369,9 +369,11 @@ def _read_step(path: Path, number: int, header: TranscriptHeader) -> WatchedStep
         released=found["released"],
         parameters=found.get("parameters"),
         absent=absent,
-        expected_batch=numbers.pop("expected_batch"),
-        noise_std=numbers.pop("noise_std"),
-        **numbers,
+        expected_batch=numbers["expected_batch"],
+        noise_std=numbers["noise_std"],
+        noise_multiplier=numbers.get("noise_multiplier"),
+        clip_norm=numbers.get("clip_norm"),
+        lr=numbers.get("lr"),
     )
 
 

@@ -110,8 +110,8 @@ class _Stated:
         # Adaptive clipping has more noise than its multiplier says, never less.
         elif clip_norm is not None and step.noise_std < sigma * clip_norm * (1 - _ROUNDED):
             self.odd.append(
-                f"step {step.step} states a noise multiplier of {sigma:g} and a clip norm of {clip_norm:g}, and noise of "
-                f"{step.noise_std:g}, which is less"
+                f"step {step.step} states a noise multiplier of {sigma:g} and a clip norm of {clip_norm:g}, and noise "
+                f"of {step.noise_std:g}, which is less"
             )
         self.multipliers[sigma] += 1
         self.divisors.add(step.expected_batch)
@@ -200,8 +200,8 @@ def judge_transcript(
     surplus = next((one for one in found if one.low is not None and one.low > 1), None)
     if surplus is not None:
         remarks.append(
-            f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise than "
-            "stated, or these coordinates have a gradient after all."
+            f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise "
+            "than stated, or these coordinates have a gradient after all."
         )
     bound = None if scores is None or canaries is None else _asked(scores, canaries, claim, share, refuted, skipped)
     return TranscriptVerdict(
@@ -233,19 +233,11 @@ def _zero(
         )
         return None
     everybody = members if canaries is None else torch.cat([members, canaries.inputs.to(members)])
-    found = zero_coordinates(model, _renamed(transcript, model), everybody)
+    found = zero_coordinates(model, fitted(transcript.header, model)[0], everybody)
     if isinstance(found, str):
         skipped.append(f"noise on coordinates without a gradient: {found}")
         return None
     return found
-
-
-def _renamed(transcript: WatchedTranscript, model: nn.Module) -> Any:
-    """The header in the model's names, where it has numbers. (Any: a header, which beartype would check twice.)"""
-    from dataclasses import replace
-
-    layout, _ = fitted(transcript.header, model)
-    return replace(transcript.header, names=layout.names)
 
 
 def _scores(
@@ -290,8 +282,8 @@ def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated)
         )
     if claim.steps is not None and transcript.steps_counted < claim.steps:
         found.append(
-            f"The transcript has {transcript.steps_counted} steps and the claim is about {claim.steps}: what is missing "
-            "was not looked at."
+            f"The transcript has {transcript.steps_counted} steps and the claim is about {claim.steps}: what is "
+            "missing was not looked at."
         )
     if stated.resumed:
         found.append(

@@ -23,6 +23,8 @@ from jaxtyping import Float, Int
 from scipy import stats
 from torch import Tensor, nn
 
+from defenses.core import Layout
+
 from .transcript import TranscriptHeader, WatchedStep
 
 ZERO, ALL = "coordinates without a gradient", "all coordinates"
@@ -170,9 +172,7 @@ def _found(where: str, centred: bool, energy: float, degrees: int, share: float)
     )
 
 
-def zero_coordinates(
-    model: nn.Module, header: TranscriptHeader, inputs: Float[Tensor, "n ..."]
-) -> Int[Tensor, " z"] | str:
+def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n ..."]) -> Int[Tensor, " z"] | str:
     """Flat coordinates in which no example can have a gradient, whatever the parameters; or why none are known.
 
     The first layer with parameters is looked at: where it is linear, and an entry of what it is given is zero in every
@@ -181,8 +181,8 @@ def zero_coordinates(
     and never makes one up.
 
     Args:
-        model: with the parameters' names of the header; runs forward once, without gradients.
-        header: of the transcript.
+        model: runs forward once, without gradients.
+        layout: of the transcript, in the model's names.
         inputs: of all members.
     """
     layers = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
@@ -221,9 +221,9 @@ def zero_coordinates(
     owners = [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is weight]
     if len(owners) > 1:
         return "the weight of the first layer is shared with another one"
-    if owners[0] not in header.names:
+    if owners[0] not in layout.names:
         return f"the weight of the first layer, {owners[0]!r}, is not in the transcript"
-    start = header.layout.slices[header.names.index(owners[0])][0]
+    start = layout.slices[layout.names.index(owners[0])][0]
     columns = zero.nonzero().flatten().cpu()
     outputs, entries = weight.shape
     return (start + torch.arange(outputs)[:, None] * entries + columns).flatten()
