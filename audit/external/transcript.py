@@ -87,12 +87,6 @@ class TranscriptHeader:
                 f"shapes must be of positive whole numbers, one shape a name, got {len(self.shapes)} for "
                 f"{len(self.names)} names"
             )
-        for name, value, words in (
-            ("clipping", self.clipping, get_args(Clipping)),
-            ("parameters", self.parameters, get_args(Kept)),
-        ):
-            if value not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
         for name in ("clip_norm", "noise_multiplier", "expected_batch"):
             value = getattr(self, name)
             least = value == 0 and name == "noise_multiplier"
@@ -137,6 +131,9 @@ class TranscriptHeader:
         for name in ("optimizer", "clipping", "parameters", "format"):
             if name in given and not isinstance(given[name], str):
                 raise ValueError(f"{name} must be a string, got {given[name]!r}")
+        for name, words in (("clipping", get_args(Clipping)), ("parameters", get_args(Kept))):
+            if name in given and given[name] not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {given[name]!r}")
         if type(given["version"]) is not int:
             raise ValueError(f"version must be a whole number, got {given['version']!r}")
         return cls(**given)
@@ -220,12 +217,14 @@ class WatchedTranscript:
             FileRefused: a file is damaged, or has entries that are NaN or infinite.
             TranscriptRefused: a step is not what its place says.
         """
-        digests: dict[bytes, int] = {}
+        digests: dict[bytes, tuple[int, int]] = {}
         before: WatchedStep | None = None
         for number in self.numbers:
             step = _read_step(self.folder / step_file(number), number, self.header)
             digest = hashlib.sha256(step.released.numpy().tobytes()).digest()
-            if bool(step.released.any()) and (earlier := digests.setdefault(digest, number)) != number:
+            earlier, session = digests.setdefault(digest, (number, step.session))
+            # Across sessions it may be a step that was taken again from a checkpoint, with the noise that it had.
+            if earlier != number and session == step.session and bool(step.released.any()):
                 raise TranscriptRefused(
                     f"steps of {self.folder} must each have noise of their own, got the same release in steps "
                     f"{earlier} and {number}"

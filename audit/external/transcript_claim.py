@@ -38,6 +38,8 @@ _SLACK = 1e-3
 """By how much of its epsilon a claim may be below what the transcript's noise proves: owners round."""
 _ROUNDED = 1e-6
 """The same of stated numbers, which are written in floats."""
+_LEAST_RATIO = 0.05
+"""Of the noise found to the noise stated, below which an epsilon would be in the thousands, and takes long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,10 +343,13 @@ def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, 
 
 
 def _too_little(least: NoiseFound, claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated) -> str:
+    where = least.where + (", less the mean of the releases before," if least.centred else "")
     told = (
-        f"the noise on {least.where} is at most {least.high:.3g} times what is stated (found {least.ratio:.3g}, "
+        f"the noise on {where} is at most {least.high:.3g} times what is stated (found {least.ratio:.3g}, "
         f"z = {least.z:.1f} over {least.coordinates} numbers)"
     )
+    if least.high < _LEAST_RATIO:
+        return f"{told}: next to none"
     epsilon = _proved(claim, transcript, stated, least.high)
     if epsilon is not None and math.isfinite(epsilon):
         told += f"; so much noise everywhere would prove an epsilon of {epsilon:.3g} and not {claim.epsilon:g}"

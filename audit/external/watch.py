@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save
@@ -189,6 +189,9 @@ def watch(
     inner = _inner(optimizer)
     if max_bytes is not None and max_bytes < 1:
         raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
+    for name, value, words in (("clipping", clipping or "flat", Clipping), ("parameters", parameters, Kept)):
+        if value not in get_args(words):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(words))}, got {value!r}")
     names, watched = _named(inner, model)
     scales = scales_of(optimizer, noise_multiplier, clip_norm, expected_batch, clipping)
     varies = varies or scales.adaptive
