@@ -31,10 +31,10 @@ from .files.checks import check
 FORMAT, VERSION = "leakbench transcript", 1
 HEADER, END = "header.json", "end.json"
 
-Kept = Literal["every", "first"]
+KeptParameters = Literal["every", "first"]
 """Whether the parameters before each step are kept, or those before the first step of each session alone."""
 
-Clipping = Literal["flat", "per_layer", "unknown"]
+Clipping = Literal["flat", "by_layer", "unknown"]
 
 _STEP_FILE = re.compile(r"step-(\d{8,})\.(safetensors|broken)")
 _NUMBERS = ("expected_batch", "noise_std", "noise_multiplier", "clip_norm", "lr")
@@ -55,7 +55,7 @@ class TranscriptHeader:
         names: of the trained parameters, in the order of the flat vectors.
         shapes: theirs.
         optimizer: in words; says nothing that is computed with.
-        clipping: of each example: `flat` over all parameters, `per_layer`, or `unknown`.
+        clipping: of each example: `flat` over all parameters, `by_layer`, or `unknown`.
         clip_norm: L2, in gradient units; None where it is unknown or differs from step to step.
         noise_multiplier: noise standard deviation / clip norm; None as above.
         expected_batch: what sums were divided by; None where it differs from step to step.
@@ -71,7 +71,7 @@ class TranscriptHeader:
     clip_norm: float | None = None
     noise_multiplier: float | None = None
     expected_batch: float | None = None
-    parameters: Kept = "every"
+    parameters: KeptParameters = "every"
     format: str = FORMAT
     version: int = VERSION
 
@@ -131,7 +131,7 @@ class TranscriptHeader:
         for name in ("optimizer", "clipping", "parameters", "format"):
             if name in given and not isinstance(given[name], str):
                 raise ValueError(f"{name} must be a string, got {given[name]!r}")
-        for name, words in (("clipping", get_args(Clipping)), ("parameters", get_args(Kept))):
+        for name, words in (("clipping", get_args(Clipping)), ("parameters", get_args(KeptParameters))):
             if name in given and given[name] not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, got {given[name]!r}")
         if type(given["version"]) is not int:

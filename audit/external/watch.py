@@ -31,7 +31,7 @@ from .transcript import (
     END,
     HEADER,
     Clipping,
-    Kept,
+    KeptParameters,
     TranscriptHeader,
     TranscriptRefused,
     file_fault,
@@ -40,7 +40,7 @@ from .transcript import (
     read_transcript,
     step_file,
 )
-from .watched_scales import Scales, scales_of
+from .watched_scales import StatedScales, scales_of
 
 _NO_SUMS = {"FSDPOptimizerFastGradientClipping", "DistributedPerLayerOptimizer"}
 """Optimizers of Opacus whose gradient before the step is a shard, or whose noise is not one number."""
@@ -60,7 +60,7 @@ class Watch:
         """Use `watch`, which checks what is given."""
         self.folder, self.header = folder, header
         self.stopped: int | None = None
-        self._scales: Scales = settings["scales"]
+        self._scales: StatedScales = settings["scales"]
         self._parameters: list[nn.Parameter] = settings["parameters"]
         self._max_bytes: int | None = settings["max_bytes"]
         self._inner: torch.optim.Optimizer = _inner(optimizer)
@@ -160,7 +160,7 @@ def watch(
     expected_batch: float | None = None,
     clipping: Clipping | None = None,
     varies: bool = False,
-    parameters: Kept = "every",
+    parameters: KeptParameters = "every",
     max_bytes: int | None = None,
 ) -> Watch:
     """Writes every update of a training to a folder, from now on until it is closed.
@@ -175,7 +175,7 @@ def watch(
         noise_multiplier: noise standard deviation / clip norm; of PyTorch's optimizers only, as the next two.
         clip_norm: L2 bound on one example's gradient.
         expected_batch: what the noisy sum was divided by: a public constant; 1 for sums.
-        clipping: `flat` or `per_layer`; read off Opacus's, `flat` for others.
+        clipping: `flat` or `by_layer`; read off Opacus's, `flat` for others.
         varies: whether noise, bound or divisor change from step to step, as under a scheduler; each step then has its
             own. Opacus's adaptive clipping always does.
         parameters: `every` keeps the parameters before each step, `first` those before the first step of a session:
@@ -189,7 +189,7 @@ def watch(
     inner = _inner(optimizer)
     if max_bytes is not None and max_bytes < 1:
         raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
-    for name, value, words in (("clipping", clipping or "flat", Clipping), ("parameters", parameters, Kept)):
+    for name, value, words in (("clipping", clipping or "flat", Clipping), ("parameters", parameters, KeptParameters)):
         if value not in get_args(words):
             raise ValueError(f"{name} must be one of {', '.join(get_args(words))}, got {value!r}")
     names, watched = _named(inner, model)
@@ -266,7 +266,7 @@ def _resumed(folder: Path, header: TranscriptHeader) -> tuple[int, int]:
     if not whole and not broken:
         return 0, 0
     if whole and file_fault(folder / step_file(whole[-1]), header) is not None:
-        # Kept under another name: its step was taken, and is counted.
+        # KeptParameters under another name: its step was taken, and is counted.
         cut = whole.pop()
         (folder / step_file(cut)).replace(folder / step_file(cut, "broken"))
         broken.append(cut)

@@ -12,7 +12,7 @@ from typing import Any
 from .transcript import Clipping
 
 
-class Scales:
+class StatedScales:
     """What is stated of noise, bound and divisor, at any time; of an optimizer of PyTorch, what its user says."""
 
     adaptive = False
@@ -37,12 +37,12 @@ class Scales:
         """Ends it."""
 
 
-class _OpacusScales(Scales):
+class _OpacusScales(StatedScales):
     """The same of Opacus's optimizers, read when a step is under way, since schedulers change them."""
 
     def __init__(self, optimizer: Any) -> None:
         mro = {one.__name__ for one in type(optimizer).__mro__}
-        clipping: Clipping = "per_layer" if getattr(optimizer, "max_grad_norms", None) else "flat"
+        clipping: Clipping = "by_layer" if getattr(optimizer, "max_grad_norms", None) else "flat"
         super().__init__(f"Opacus {type(optimizer).__name__}", clipping, {})
         self.adaptive = "AdaClipDPOptimizer" in mro
         self._optimizer = optimizer
@@ -99,7 +99,7 @@ def scales_of(
     clip_norm: float | None,
     expected_batch: float | None,
     clipping: Clipping | None,
-) -> Scales:
+) -> StatedScales:
     """The scales of an optimizer.
 
     Args:
@@ -124,4 +124,4 @@ def scales_of(
         if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "noise_multiplier"))):
             raise ValueError(f"{name} must be a positive finite number, got {value}")
         stated[name] = float(value)
-    return Scales(f"PyTorch {type(optimizer).__name__}", clipping or "flat", stated)
+    return StatedScales(f"PyTorch {type(optimizer).__name__}", clipping or "flat", stated)

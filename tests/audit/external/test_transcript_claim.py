@@ -309,7 +309,7 @@ def test_canaries_need_the_model_the_relation_and_the_parameters(tmp_path, hones
     replaced = replace(claim, relation="replace_one")
     found = judge_transcript(there, replaced, model=model, canaries=canaries)
     assert found.canaries is None and any("does not speak of" in one for one in found.skipped)
-    by_layer = replace(there, header=replace(there.header, clipping="per_layer"))
+    by_layer = replace(there, header=replace(there.header, clipping="by_layer"))
     found = judge_transcript(by_layer, claim, model=model, canaries=canaries)
     assert found.canaries is None and any("one clip norm over all parameters" in one for one in found.skipped)
     with pytest.raises(ValueError, match="must have the transcript's parameter 'weight'"):

@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_continues_the_numbering_in_a_session_of_its_own(tmp_
         ({"clip_norm": 2.0}, "clip_norm"),
         ({"expected_batch": 16.0}, "expected_batch"),
         ({"parameters": "first"}, "parameters"),
-        ({"clipping": "per_layer"}, "clipping"),
+        ({"clipping": "by_layer"}, "clipping"),
     ],
 )
 def test_another_header_is_refused_by_field(tmp_path, changed, field):
@@ -262,7 +262,7 @@ def test_adaptive_ghost_and_per_layer_clipping_of_opacus_are_written_as_they_are
     assert [step.noise_std for step in there] == pytest.approx([own * norm for norm in norms if norm is not None])
     of_opacus(tmp_path / "layers", clipping="per_layer", bound=[0.5] * 4)
     there = read_transcript(tmp_path / "layers")
-    assert (there.header.clipping, there.header.clip_norm) == ("per_layer", 1.0)
+    assert (there.header.clipping, there.header.clip_norm) == ("by_layer", 1.0)
     alone, _ = of_opacus(None, ghost=True)
     model, _ = of_opacus(tmp_path / "ghost", ghost=True)
     assert torch.equal(flat(alone.parameters()), flat(model.parameters()))
