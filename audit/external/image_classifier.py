@@ -29,7 +29,9 @@ _MAX_NUMBER = 1 << 16
 _MAX_LAYERS = 1000
 _MAX_BUFFERS = 1 << 27
 _LABELS = ("id2label", "label2id")
-_IGNORED = frozenset((*_LABELS, "dtype", "torch_dtype", "architectures", "model_type", "transformers_version"))
+_FORM = ("dtype", "torch_dtype", "return_dict", "output_attentions", "output_hidden_states", "attn_implementation")
+"""How something is computed and handed out, not what: that is decided here."""
+_IGNORED = frozenset((*_LABELS, *_FORM, "architectures", "model_type", "transformers_version"))
 _WAY_OUT = 'save it by model.save_pretrained(folder, max_shard_size="100GB"), which writes model.safetensors'
 
 
@@ -158,11 +160,12 @@ def _built(
     used = {name: value for name, value in given.items() if name in known}
     if labels:
         used["num_labels"] = labels
-    config = transformers.AutoConfig.for_model(kind, **used)
+    with _of_transformers(folder):
+        config = transformers.AutoConfig.for_model(kind, **used)
     network = _network(folder, transformers.AutoModelForImageClassification._model_mapping, config, settings)
 
     # Without memory first: what the settings ask for must be as much as the file has, before any of it is allocated.
-    with torch.device("meta"):
+    with torch.device("meta"), _of_transformers(folder):
         outline = network._from_config(config, attn_implementation="eager")
     asked = sum(tensor.numel() for tensor in outline.state_dict().values())
     found = sum(tensor.numel() for tensor in tensors.values())
@@ -173,9 +176,14 @@ def _built(
             f"{_WEIGHTS} has {found}"
         )
     # Of no place: transformers renames what older versions wrote, and reads nothing.
-    with _without_progress():
+    with _quiet(), _of_transformers(folder):
         model, outcome = network.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True, attn_implementation="eager"
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the outcome, and refused with the others
         )
     wrong = [f"{kind.replace('_', ' ')}: {_listed(names)}" for kind, names in sorted(outcome.items()) if names]
     if wrong:
@@ -220,13 +228,28 @@ def _transformers(folder: Path) -> Any:
 
 
 @contextmanager
-def _without_progress() -> Iterator[None]:
+def _of_transformers(folder: Path) -> Iterator[None]:
+    """Whatever a network raises on settings that it was not written for is an error of the settings."""
+    try:
+        yield
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), "")
+        raise FileRefused(
+            f"cannot read {folder}: transformers does not take its settings, {type(error).__name__}: {shown(line)}"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress and its own report of what does not fit."""
     logging = importlib.import_module("transformers.utils.logging")
-    shows = logging.is_progress_bar_enabled()
+    shows, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shows:
             logging.enable_progress_bar()
 

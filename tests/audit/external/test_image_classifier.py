@@ -46,11 +46,24 @@ class TinyForImageClassification(nn.Module):
         return cls(config)
 
     @classmethod
-    def from_pretrained(cls, place, *, config, state_dict, output_loading_info, attn_implementation):
-        assert place is None and output_loading_info and attn_implementation == "eager"
+    def from_pretrained(
+        cls, place, *, config, state_dict, attn_implementation, output_loading_info, ignore_mismatched_sizes
+    ):
+        assert place is None
+        assert output_loading_info
+        assert ignore_mismatched_sizes
+        assert attn_implementation == "eager"
         model = cls(config)
-        outcome = model.load_state_dict(state_dict, strict=False)
-        return model, {"missing_keys": outcome.missing_keys, "unexpected_keys": outcome.unexpected_keys}
+        own = model.state_dict()
+        same = {name: value for name, value in state_dict.items() if name not in own or own[name].shape == value.shape}
+        wrong = [(name, value.shape, own[name].shape) for name, value in state_dict.items() if name not in same]
+        outcome = model.load_state_dict(same, strict=False)
+        missing = [name for name in outcome.missing_keys if name not in state_dict]
+        return model, {
+            "missing_keys": missing,
+            "unexpected_keys": outcome.unexpected_keys,
+            "mismatched_keys": wrong,
+        }
 
     def forward(self, pixel_values):
         return SimpleNamespace(logits=self.last(self.first(pixel_values.flatten(1))))
@@ -72,11 +85,14 @@ def for_model(kind, hidden_size=4, num_labels=2, num_channels=1, image_size=2):
 @pytest.fixture
 def transformers(monkeypatch):
     module, logging = ModuleType("transformers"), ModuleType("transformers.utils.logging")
-    shown = [True]
+    shown, levels = [True], [30]
     for name, value in (
         ("is_progress_bar_enabled", lambda: shown[-1]),
         ("disable_progress_bar", lambda: shown.append(False)),
         ("enable_progress_bar", lambda: shown.append(True)),
+        ("CRITICAL", 50),
+        ("get_verbosity", lambda: levels[-1]),
+        ("set_verbosity", levels.append),
     ):
         setattr(logging, name, value)
     networks = (TinyForImageClassification, ForeignForImageClassification)
@@ -90,6 +106,7 @@ def transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.utils.logging", logging)
     yield module
     assert shown[-1]
+    assert levels[-1] == 30
 
 
 @pytest.fixture
@@ -118,7 +135,7 @@ def test_a_folder_becomes_a_map_from_inputs_to_logits(folder, transformers):
 
 
 def test_settings_that_the_class_does_not_have_are_left_out_and_said(folder, transformers):
-    change(folder, _name_or_path="somebody/model", mystery=3, dtype="float16")
+    change(folder, _name_or_path="somebody/model", mystery=3, dtype="float16", return_dict=False)
     found = image_classifier(folder)
     assert found.notes == ("Settings that tiny does not have were left out: mystery.",)
     assert (found.mean, found.std) == (None, None)
@@ -141,6 +158,8 @@ REFUSED = {
     "long_list": ({"depths": [1] * 65}, "must be a number, a text or a short list"),
     "large": ({"hidden_size": 1 << 40}, "must be at most 65536"),
     "many_layers": ({"num_hidden_layers": 60000}, "must be at most 1000"),
+    "text_for_a_width": ({"hidden_size": "four"}, "transformers does not take its settings, "),
+    "negative_width": ({"hidden_size": -4}, "transformers does not take its settings, RuntimeError"),
     "wider_than_the_file": ({"hidden_size": 60000}, "asks for a network of 480003 entries"),
     "labels_with_a_gap": ({"id2label": {"0": "a", "2": "b"}}, "must map 0, 1, ... to texts"),
     "no_network": ({"architectures": None}, "must name one image classifier"),
@@ -180,6 +199,12 @@ def test_weights_that_do_not_fit_are_an_error_that_names_them(folder, transforme
     state["other"] = state.pop("last.bias")
     save_file(state, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"missing keys: 'last.bias'; unexpected keys: 'other'"):
+        image_classifier(folder)
+
+
+def test_weights_of_another_shape_are_an_error_that_names_them(folder, transformers):
+    change(folder, id2label={"0": "a", "1": "b"})
+    with pytest.raises(ValueError, match=r"mismatched keys: .*'last.bias'.*\[3\].*\[2\]"):
         image_classifier(folder)
 
 
