@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attacks.core import Examples, Knows, Requirements
+from attacks.core import Examples
 from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
@@ -29,6 +29,7 @@ from .files import read_tensors
 from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest, verdict
 from .gate import Rule, rules
 from .models import architecture, filled
+from .needs import applicable, way_out
 from .overlap import without_shared
 from .own_shadows import own_shadows
 from .preflight import ACCEPTABLE, preflight, sentences
@@ -170,30 +171,15 @@ def describe(asked: Asked) -> dict[str, Any]:
     """
     sources = _sources(asked)
     sizes = {name: min(len(one.labels), asked.candidates) for name, one in sources.items() if name != "population"}
-    knows = Knows.POPULATION if "population" in sources else Knows.NOTHING
-    knows |= Knows.SHADOWS if asked.shadows else Knows.NOTHING
-    chosen = asked.settings.attacks or [(name, {}) for name in final_model_attacks()]
-    rows = []
-    for name, _ in chosen:
-        attack = catalog.attack(name)
-        why = attack.check(Requirements(access=attack.requires.access, knows=knows))
-        rows.append(
-            {"name": name, "runs": why is None, "needs": _way_out(attack.requires.knows & ~knows) if why else ""}
-        )
+    chosen = [name for name, _ in asked.settings.attacks or ()]
+    everything = [name for name in catalog.names("attacks") if catalog.attack(name).kind == "membership"]
+    rows = applicable(chosen or everything, population="population" in sources, shadows=asked.shadows > 0)
     delta = asked.settings.delta_of_bounds
     return {
         "sources": {name: {"source": one.source, "n": len(one.labels)} for name, one in sources.items()},
-        "attacks": rows,
+        "attacks": [asdict(row) for row in rows],
         "smallest_leak": smallest_leak(sizes["members"], sizes["non_members"], delta, asked.settings.level),
     }
-
-
-_OPTIONS = {Knows.POPULATION: "--population FILE", Knows.SHADOWS: "--shadows 64 --train FILE.py:FUNCTION --trust-code"}
-"""What enables an attack that needs to know this."""
-
-
-def _way_out(missing: Knows) -> str:
-    return " ".join(_OPTIONS.get(one, str(one.name)) for one in missing)
 
 
 def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
@@ -272,7 +258,7 @@ def _untested(found: ModelAudit, asked: Asked) -> list[str]:
     lacking: dict[str, list[str]] = {}
     for one in found.outcomes:
         if one.missing:
-            lacking.setdefault(_way_out(one.missing), []).append(one.name)
+            lacking.setdefault(way_out(one.missing), []).append(one.name)
     told = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
     told += [one.why_not for one in found.outcomes if one.scores is None and not one.missing]
     told.append("updates as they were shared in training: no transcript was given")

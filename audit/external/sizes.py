@@ -47,7 +47,10 @@ def smallest_leak(members: int, non_members: int, delta: float = 1e-5, level: fl
 
 
 def _least_tpr(members: int, non_members: int, fpr: float) -> float | None:
-    """The least TPR whose interval is above the FPR in four audits of five; None where no number of hits would do."""
+    """The least TPR whose interval is above the FPR in four audits of five; None where no number of hits would do.
+
+    Of members above all non-members, the clearest that a TPR can be: one that begins nearer the FPR has to be larger.
+    """
     if not members or non_members * fpr < 1 - 1e-9:
         return None
     ranks = np.arange(non_members, dtype=float)

@@ -1,5 +1,6 @@
 """The pre-flight: each mistake that makes an audit meaningless is said, and an honest model passes."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from attacks.core import Examples
 from audit.external.data import Groups, Preprocess
 from audit.external.preflight import preflight
 from audit.external.sizes import smallest_leak
+
+from ... import pretend_device
 
 
 def _groups(members, non_members, population=None):
@@ -268,3 +271,16 @@ def test_answers_that_are_infinite_and_inputs_that_hold_nothing(overfitted):
     some[:4] = torch.tensor([0.1, 0.2, 0.3, 0.4]).view(4, 1, 1, 1)
     said = {one.kind: one.sentence for one in preflight(overfitted.model, _groups((some, members[1]), outside)).remarks}
     assert said["blank"] == "4 of 1200 inputs have one value everywhere"
+
+
+def test_everything_is_looked_at_on_the_device_of_the_examples(overfitted):
+    with pretend_device.device() as pretend:
+        model = copy.deepcopy(overfitted.model).to(pretend)
+        moved = [(inputs.to(pretend), labels.to(pretend)) for inputs, labels in _pairs(overfitted)]
+        made = []
+        for first, (inputs, labels) in zip((0, 600), moved, strict=True):
+            made.append(Examples(ids=torch.arange(first, first + 600).to(pretend), inputs=inputs, labels=labels))
+        groups = Groups(members=made[0], non_members=made[1], population=None)
+        assert preflight(model, groups).remarks == ()
+        turned = replace(groups, non_members=replace(made[1], labels=(made[1].labels + 1) % 10))
+        assert preflight(model, turned).remarks != ()
