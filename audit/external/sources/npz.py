@@ -80,14 +80,16 @@ def _array(
                 f"{name} of {source} must be plain numbers, got pickled Python objects, which can run any program when "
                 "they are read; save it as an array of numbers"
             )
-        if dtype.names is not None or dtype.subdtype is not None:
-            raise ValueError(f"{name} of {source} must be plain numbers, got records {dtype}")
+        if dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
+            raise ValueError(f"{name} of {source} must be plain numbers, got {dtype}")
         if any(side < 0 for side in shape):
             raise ValueError(f"{name} of {source} must have a shape of whole numbers from 0, got {list(shape)}")
         values = math.prod(shape)
+        if not shape:
+            raise ValueError(f"{name} of {source} must be an array [examples, ...], got one {dtype}")
         if examples is None:
             reading.refuse_large(values, dtype.itemsize, source)
-        elif not shape or shape[0] != examples or values * dtype.itemsize > examples * _SMALL:
+        elif shape[0] != examples or values * dtype.itemsize > examples * _SMALL:
             raise ValueError(
                 f"{name} of {source} must have one small entry for each of {examples} inputs, got {dtype} of shape "
                 f"{list(shape)}"

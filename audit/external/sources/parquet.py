@@ -52,10 +52,18 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
         )
     # Before a row is read: a column of one number takes nothing in the file, whatever its length.
     reading.refuse_large(rows * len(columns), 8, source)
-    packed = sum(table.metadata.row_group(i).total_byte_size for i in range(table.metadata.num_row_groups))
+    # Lists are as long as the metadata say, before any is unpacked: one value may stand for millions of them.
+    groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    long = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
+    reading.refuse_large(long, 4, source)
+    packed = sum(group.total_byte_size for group in groups)
     reading.refuse_large(packed // 8, 8, source)
     labels, names, inputs, taken, start = [], [], [], 0, 0
-    for batch in table.iter_batches(batch_size=_ROWS, columns=[*columns, label, *([ids] if ids else [])]):
+    for batch in table.iter_batches(
+        batch_size=max(1, min(_ROWS, _ROWS**2 * rows // max(1, long))),
+        columns=[*columns, label, *([ids] if ids else [])],
+    ):
         for name in batch.schema.names:
             column = batch.column(name)
             if column.null_count:

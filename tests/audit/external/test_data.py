@@ -95,6 +95,8 @@ def test_a_folder_has_a_folder_a_class(tmp_path):
             "NaN or infinity in 2 of 2 examples, first in number 0",
         ),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, dtype=int)}, "not empty"),
+        ({"x": np.float64(3), "y": np.int64(3)}, r"must be an array \[examples, ...\], got one float64"),
+        ({"x": np.zeros((3, 2), dtype="V0"), "y": np.arange(3)}, "must be plain numbers"),
         ({"x": np.zeros(3), "y": np.zeros(3, dtype=int)}, r"must be \[examples, ...\]"),
         (
             {"x": np.array([{}, {}], dtype=object), "y": np.array([0, 1])},

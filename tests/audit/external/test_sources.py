@@ -83,7 +83,7 @@ def test_damaged_and_odd_archives_are_refused(tmp_path):
     with pytest.raises(ValueError, match="two of one name"):
         read_examples(str(path))
     np.savez(path, x=np.zeros((2, 3), dtype=[("a", "f4")]), y=np.array([0, 1]))
-    with pytest.raises(ValueError, match="got records"):
+    with pytest.raises(ValueError, match="must be plain numbers, got"):
         read_examples(str(path))
 
 
@@ -186,6 +186,12 @@ def test_a_parquet_of_one_number_a_billion_times_is_not_read(tmp_path):
     assert path.stat().st_size < 2**17
     with pytest.raises(ValueError, match=r"must fit into 0.03 GB, got 2700000 numbers"):
         read_examples(str(path), reading=Reading(memory=30_000_000))
+    # One value of a dictionary stands for all that lists hold.
+    pq.write_table(pa.table({"label": np.arange(40), "x": [[0.0] * 50_000] * 40}), path)
+    assert path.stat().st_size < 2**14
+    with pytest.raises(ValueError, match=r"must fit into 0.01 GB, got 2000000 numbers"):
+        read_examples(str(path), reading=Reading(memory=10_000_000))
+    assert read_examples(str(path)).inputs.shape == (40, 50_000)
     pq.write_table(pa.table({"label": [], "x": pa.array([], pa.list_(pa.float32()))}), path)
     with pytest.raises(ValueError, match="got no row"):
         read_examples(str(path))
