@@ -99,6 +99,7 @@ class _Follower:
         self.outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, _Storage] = {}
+        self.copies = 0
 
     def result(self) -> Any:
         """Follows the pickle to its end."""
@@ -135,6 +136,11 @@ class _Follower:
             stack.append(argument)
         elif name in constants:
             stack.append(constants[name])
+        elif name == "SHORT_BINSTRING":
+            # Text of Python 2, which loaders decode in one way or another; of ASCII, all in the same.
+            if not argument.isascii():
+                raise FileRefused(f"texts of Python 2 in its pickle must be ASCII, got {shown(argument)}")
+            stack.append(argument)
         elif name in _MAKES:
             stack.append(_MAKES[name]())
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
@@ -233,19 +239,37 @@ class _Follower:
         match (str(function), *arguments):
             case (name,) if name == _ORDERED:
                 return _Ordered()
+            # As Python 2 wrote it: a list of [key, value].
+            case (name, list() as pairs) if name == _ORDERED:
+                self._copied(len(pairs))
+                if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+                    self.stack.append(_Ordered())
+                    self._set([item for pair in pairs for item in pair], "REDUCE")
+                    return self.stack.pop()
             case (name, dict() as counts) if name == _COUNTER:
+                self._copied(len(counts))
                 return dict(counts)
             case (name, tuple() as shape) if name == _SIZE:
                 return shape_of(shape, "torch.Size")
             case (name, str() as text, "latin1") if name == _ENCODE:
+                self._copied(1 + len(text) // 256)
                 return text.encode("latin1")
             case (name, StoredTensor() as tensor, bool(), _Ordered() as hooks) if name == _PARAMETER and not hooks:
                 if not isinstance(tensor, _Storage):
                     return tensor
-            case (name, _Storage() as storage, offset, shape, stride, bool(), _Ordered() as hooks, *metadata):
+            case (name, _Storage() as storage, offset, shape, stride, bool(), None | _Ordered() as hooks, *metadata):
                 if name == _TENSOR and not hooks and metadata in ([], [None], [{}]):
                     return self._tensor(storage, offset, shape, stride)
         raise FileRefused(f"its pickle calls {function.replace(' ', '.')} with other arguments than torch.save writes")
+
+    def _copied(self, count: int) -> None:
+        """Counts entries that a call copies: calls on the same again and again copy it each time.
+
+        An entry that is copied once took an instruction, so that no pickle needs more than it may have of these.
+        """
+        self.copies += count
+        if self.copies > MAX_INSTRUCTIONS:
+            raise FileRefused(f"the calls of its pickle copy more than {MAX_INSTRUCTIONS} entries")
 
     def _tensor(self, storage: _Storage, offset: Any, shape: Any, stride: Any) -> StoredTensor:
         tensor = StoredTensor(storage.dtype, shape_of(shape, "a tensor"))

@@ -247,7 +247,50 @@ PROGRAMS = {
     "call_of_text": (program(text("os.system"), b")R"), "calls 'os.system'"),
     "call_without_a_tuple": (program(b"ccollections\nOrderedDict\n]R"), "with a list"),
     "call_of_a_storage_type": (program(b"ctorch\nFloatStorage\n(K\x05tR"), "calls 'torch.FloatStorage'"),
-    "ordered_of_pairs": (program(b"ccollections\nOrderedDict\n(]tR"), "other arguments"),
+    "ordered_of_texts": (
+        program(b"ccollections\nOrderedDict\n(](", text("ab"), b"etR"),
+        "other arguments",
+    ),
+    "ordered_of_threes": (program(b"ccollections\nOrderedDict\n(](](K\x01K\x02K\x03eetR"), "other arguments"),
+    "ordered_of_pairs_with_a_list_for_a_key": (
+        program(b"ccollections\nOrderedDict\n(](](]K\x02eetR"),
+        "must be text or numbers",
+    ),
+    "ordered_of_pairs_with_a_key_twice": (
+        program(b"ccollections\nOrderedDict\n(](](K\x01K\x02e](K\x01K\x02eetR"),
+        "two entries 1 in one dictionary",
+    ),
+    "counts_of_the_same_again_and_again": (
+        program(
+            *(b"ccollections\nCounter\nq\x01", b"}(", *(number(n) + b"N" for n in range(50_000)), b"uq\x02"),
+            b"h\x01h\x02\x85R" * 40_000,
+        ),
+        "copy more than 300000 entries",
+    ),
+    "pairs_of_the_same_again_and_again": (
+        program(
+            *(
+                b"ccollections\nOrderedDict\nq\x01",
+                b"](",
+                *(b"](" + number(n) + b"Ne" for n in range(40_000)),
+                b"eq\x02",
+            ),
+            b"h\x01h\x02\x85R" * 10_000,
+        ),
+        "copy more than 300000 entries",
+    ),
+    "bytes_of_the_same_again_and_again": (
+        program(
+            b"c_codecs\nencode\nq\x01",
+            text("a" * (4 << 20)),
+            b"q\x02h\x01h\x02",
+            text("latin1"),
+            b"q\x03\x86R",
+            b"h\x01h\x02h\x03\x86R" * 50_000,
+        ),
+        "copy more than 300000 entries",
+    ),
+    "text_of_python_2_beyond_ascii": (program(b"U\x02\xc3\xa4"), "must be ASCII"),
     "other_codec": (program(b"c_codecs\nencode\n(", text("a"), text("zlib"), b"tR"), "other arguments"),
     "hooks": (state(("a", tensor(hooks=HOOKS + b"(" + text("x") + b"K\x01u"))), "other arguments"),
     "metadata_of_a_tensor": (state(("a", tensor(hooks=HOOKS + b"}" + text("x") + b"K\x01s"))), "other arguments"),

@@ -65,6 +65,22 @@ def test_every_tensor_comes_back_as_it_was(tmp_path):
     assert "'epoch', 'optimizer'" in found.notes[0]
 
 
+def test_what_python_2_wrote_is_what_it_was():
+    """Texts of bytes, dictionaries of a list of pairs, no hooks; put together by hand, as no Python 2 is there."""
+
+    def old(value):
+        return b"U" + bytes([len(value)]) + value.encode()
+
+    machine = b"\x80\x02}(" + old("protocol_version") + b"M\xe9\x03" + old("little_endian") + b"\x88u."
+    storage = b"(" + old("storage") + b"ctorch\nFloatStorage\n" + old("17") + old("cuda:0") + b"\x8a\x01\x02NtQ"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00(K\x02t(K\x01t\x89NtR"
+    made = b"\x80\x02ccollections\nOrderedDict\n](](" + old("a.weight") + tensor + b"ee\x85R."
+    content = START + machine + made + b"\x80\x02](" + old("17") + b"e." + struct.pack("<qff", 2, 1.5, -2.5)
+    assert check(io.BytesIO(content)).tensors.keys() == {"a.weight"}
+    loaded = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    assert torch.equal(loaded["a.weight"], torch.tensor([1.5, -2.5]))
+
+
 def test_shapes_are_known_before_a_loader_sees_it():
     found = check(io.BytesIO(HONEST))
     assert {name: tensor.shape for name, tensor in found.tensors.items()} == {
