@@ -85,6 +85,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
         if len({part.shape[1:] for part in inputs}) > 1:
             raise ValueError(f"inputs of {source} must be of one shape, got rows of several lengths")
         stored, notes = np.concatenate(inputs), ()
+        inputs.clear()
     if len(columns) > 1:
         notes = (*notes, f"inputs of {source} are its columns {columns[0]} to {columns[-1]}, {len(columns)} of them")
     return checked(

@@ -86,7 +86,7 @@ class Reading:
             source: for the error.
         """
         limit = memory_bytes() // 3 if self.memory is None else self.memory
-        needed = values * (size + 4)  # as stored, and as float32
+        needed = 2 * values * (size + 4)  # as stored and as float32, each with a copy on the way
         if needed > limit:
             raise ValueError(
                 f"inputs of {source} must fit into {_gigabytes(limit)}, got {values} numbers that take "
