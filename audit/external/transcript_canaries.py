@@ -11,7 +11,7 @@ before a linear layer, has weights that no other example moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,6 +89,7 @@ class CanaryScores:
         *,
         sample_rate: float,
         loss: Loss = cross_entropy,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Fits the model to the transcript.
 
@@ -98,13 +99,15 @@ class CanaryScores:
             header: of the transcript.
             sample_rate: chance that a record takes part in a step.
             loss: per-example, as in the training.
+            device: on which gradients are computed.
 
         Raises:
             ValueError: the model does not fit.
         """
-        self._inputs, self._labels = canaries.inputs, canaries.labels
+        self._inputs, self._labels = canaries.inputs.to(device), canaries.labels.to(device)
         self._header, self._rate, self._loss = header, sample_rate, loss
-        self._layout, self._model = fitted(header, model)
+        self._layout, bare = fitted(header, model)
+        self._model, self._device = bare.to(device), device
         self.scores = torch.zeros(len(canaries), dtype=torch.float64)
 
     def add(self, step: WatchedStep) -> None:
@@ -115,14 +118,19 @@ class CanaryScores:
         """
         if step.noise_std == 0:
             return
-        seen = Observed(executed(step, self._header, self._rate), self._model, self._layout, self._loss)
+        here = replace(
+            step,
+            released=step.released.to(self._device),
+            parameters=None if step.parameters is None else step.parameters.to(self._device),
+        )
+        seen = Observed(executed(here, self._header, self._rate), self._model, self._layout, self._loss)
         whitened = seen.sums.double() / step.noise_std**2
         at_once = max(1, _NUMBERS // self._layout.dim)
         found = []
         for inputs, labels in zip(self._inputs.split(at_once), self._labels.split(at_once), strict=True):
             own = seen.contributions(inputs, labels).double()
             found.append(own @ whitened - own.square().sum(1) / (2 * step.noise_std**2))
-        self.scores += subsampled(torch.cat(found), self._rate)
+        self.scores += subsampled(torch.cat(found), self._rate).cpu()
 
     def bound(
         self, included: Bool[Tensor, " m"], *, delta: float, relation: Relation, full: bool, level: float

@@ -115,6 +115,7 @@ class _Stated:
                 f"step {step.step} states a noise multiplier of {sigma:g} and a clip norm of {clip_norm:g}, and noise "
                 f"of {step.noise_std:g}, which is less"
             )
+            sigma = step.noise_std / clip_norm
         self.multipliers[sigma] += 1
         self.divisors.add(step.expected_batch)
         before = self.last
@@ -139,6 +140,7 @@ def judge_transcript(
     expected_batch: float | None = None,
     loss: Loss = cross_entropy,
     level: float = 0.95,
+    device: torch.device | str = "cpu",
 ) -> TranscriptVerdict:
     """Holds a claim against a transcript; reads every step once.
 
@@ -154,6 +156,7 @@ def judge_transcript(
         expected_batch: the divisor that the owner states; None where none is.
         loss: per-example, as in the training.
         level: confidence of all tests together.
+        device: on which canaries' gradients are computed.
 
     Raises:
         FileRefused: a step's file is damaged, or holds NaN.
@@ -169,7 +172,7 @@ def judge_transcript(
     # Three kinds of tests: of the scale of the noise, of its independence, and by canaries.
     share = (1 - level) / (1 + (zero is not None) + (canaries is not None))
     tests, stated = NoiseTests(header, zero), _Stated()
-    scores = _scores(transcript, claim, model, canaries, loss, skipped)
+    scores = _scores(transcript, claim, model, canaries, loss, skipped, device)
     for step in transcript:
         tests.add(step)
         stated.add(step, header.clip_norm)
@@ -185,8 +188,8 @@ def judge_transcript(
     epsilon = _proved(claim, transcript, stated, 1.0)
     if epsilon is None:
         skipped.append(
-            "epsilon of the stated noise: the claim must say sampling=poisson with its sample_rate, or sampling=full, "
-            "and the transcript its noise multipliers"
+            "epsilon of the stated noise: the claim must be of add_remove and say sampling=poisson with its "
+            "sample_rate, or sampling=full, and the transcript its noise multipliers"
         )
     elif epsilon > claim.epsilon * (1 + _SLACK):
         refuted.append(
@@ -195,7 +198,8 @@ def judge_transcript(
         )
     found = tests.found(1 - share)
     if (least := lowest(found, share)) is not None:
-        refuted.append(_too_little(least, claim, transcript, stated))
+        matters, told = _too_little(least, claim, transcript, stated)
+        (refuted if matters else problems).append(told)
     z = tests.between_steps
     if zero is not None and not independent(z, share):
         refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
@@ -249,6 +253,7 @@ def _scores(
     canaries: GradientCanaries | None,
     loss: Loss,
     skipped: list[str],
+    device: torch.device | str,
 ) -> CanaryScores | None:
     if canaries is None:
         return None
@@ -256,14 +261,14 @@ def _scores(
         skipped.append("canaries: they need the model")
         return None
     rate = claim.sample_rate if claim.sampling == "poisson" and claim.sample_rate is not None else 1.0
-    return CanaryScores(canaries, model, transcript.header, sample_rate=rate, loss=loss)
+    return CanaryScores(canaries, model, transcript.header, sample_rate=rate, loss=loss, device=device)
 
 
 def _against_itself(
     claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, expected_batch: float | None
 ) -> list[str]:
     """What is wrong before anything is measured."""
-    found = [*claim.errors, *stated.odd[:1]]
+    found = [*claim.errors]
     if claim.steps is not None and transcript.steps_counted > claim.steps:
         found.append(f"{transcript.steps_counted} updates were released, and the claim is about {claim.steps}")
     least = min((sigma for sigma in stated.multipliers if not math.isnan(sigma)), default=None)
@@ -302,7 +307,7 @@ def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated)
 
 def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str, Any] | None) -> list[str]:
     """Where the transcript contradicts itself or the finished model."""
-    found = []
+    found = stated.odd[:1]
     if stated.broken:
         found.append(
             f"parameters before step {stated.broken[0]} do not follow from the step before it by plain SGD, nor at "
@@ -331,7 +336,8 @@ def _same(expected: Tensor, found: Tensor | None, step: WatchedStep) -> bool:
 def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, ratio: float) -> float | None:
     """Epsilon of all steps at their stated noise times a ratio; None where too little is said."""
     rate = 1.0 if claim.sampling == "full" else claim.sample_rate if claim.sampling == "poisson" else None
-    if rate is None or any(math.isnan(sigma) for sigma in stated.multipliers):
+    # The accountants' epsilon is of records that are there or not.
+    if rate is None or claim.relation != "add_remove" or any(math.isnan(sigma) for sigma in stated.multipliers):
         return None
     if 0 in stated.multipliers:
         return math.inf
@@ -342,18 +348,27 @@ def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, 
     return proved_epsilon(events, claim.delta).value
 
 
-def _too_little(least: NoiseFound, claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated) -> str:
+def _too_little(
+    least: NoiseFound, claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated
+) -> tuple[bool, str]:
+    """Whether too little noise refutes the claim, and what was found.
+
+    A transcript may state more noise than its owner claims, and the noise that is there be enough for the claim.
+    """
     where = least.where + (", less the mean of the releases before," if least.centred else "")
     told = (
         f"the noise on {where} is at most {least.high:.3g} times what is stated (found {least.ratio:.3g}, "
         f"z = {least.z:.1f} over {least.coordinates} numbers)"
     )
     if least.high < _LEAST_RATIO:
-        return f"{told}: next to none"
+        return True, f"{told}: next to none"
     epsilon = _proved(claim, transcript, stated, least.high)
-    if epsilon is not None and math.isfinite(epsilon):
-        told += f"; so much noise everywhere would prove an epsilon of {epsilon:.3g} and not {claim.epsilon:g}"
-    return told
+    if epsilon is None or math.isinf(epsilon):
+        return True, told
+    most = min(stated.multipliers) * least.high
+    if epsilon <= claim.epsilon and (claim.noise_multiplier is None or claim.noise_multiplier <= most):
+        return False, f"{told}, although so much would still prove an epsilon of {epsilon:.3g}"
+    return True, f"{told}; so much noise everywhere would prove an epsilon of {epsilon:.3g} and not {claim.epsilon:g}"
 
 
 def _asked(

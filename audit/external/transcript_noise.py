@@ -194,6 +194,7 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
 
     handles = [layer.register_forward_pre_hook(look) for layer in layers]
     training = model.training
+    device = next((parameter.device for parameter in model.parameters()), inputs.device)
     zero: Tensor | None = None
     first: nn.Module | None = None
     try:
@@ -201,7 +202,7 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
         with torch.no_grad():
             for part in inputs.split(1024):
                 reached.clear()
-                model(part)
+                model(part.to(device))
                 if not reached:
                     return "no layer with parameters is reached"
                 first, given = reached[0]

@@ -75,7 +75,7 @@ class TranscriptView:
 
     def seen(self) -> SeenTranscript:
         """`Access.ALL_STEPS`: every release, and queries to the model that was given."""
-        model = copy.deepcopy(self.model).eval()
+        model = copy.deepcopy(self.model).cpu().eval()
         final = ModelAccess(
             logits=lambda inputs: logits_of(model, inputs),
             input_shape=self.world.input_shape,
@@ -116,7 +116,7 @@ def fitted(header: TranscriptHeader, model: nn.Module) -> tuple[Layout, nn.Modul
 
     Args:
         header: whose names are the model's, or numbers, which are taken in the model's order.
-        model: left as it is.
+        model: left as it is; the copy is on the CPU, as what is read from disk.
 
     Raises:
         ValueError: a name or a shape that does not fit.
@@ -137,7 +137,7 @@ def fitted(header: TranscriptHeader, model: nn.Module) -> tuple[Layout, nn.Modul
                 f"the model must have the transcript's parameter {name!r} of shape {list(shape)}, got "
                 f"{'none' if name not in shapes else list(shapes[name])}"
             )
-    own = copy.deepcopy(model).eval()
+    own = copy.deepcopy(model).cpu().eval()
     for name, parameter in own.named_parameters():
         parameter.requires_grad_(name in names)
     return Layout(names, header.shapes), own

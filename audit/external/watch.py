@@ -113,7 +113,13 @@ class Watch:
                 stacklevel=3,
             )
             return
-        write_bytes(self.folder / step_file(number), content)
+        path = self.folder / step_file(number)
+        if path.exists():
+            raise TranscriptRefused(
+                f"a step must be written once, and {path} is there: another process watches into this folder; watch in "
+                "the first one alone"
+            )
+        write_bytes(path, content)
         self._bytes += len(content)
         self._opens = False
 

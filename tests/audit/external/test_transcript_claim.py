@@ -184,7 +184,10 @@ FORGERIES = {
         lambda s, t: t | {k: 1.5 * t[k] for k in ("noise_std", "noise_multiplier")},
         "times what is stated",
     ),
-    "less noise than its own multiplier": (lambda s, t: t | {"noise_std": 0.5 * t["noise_std"]}, "which is less"),
+    "less noise than its own multiplier": (
+        lambda s, t: t | {"noise_std": 0.5 * t["noise_std"]},
+        "states a noise multiplier of 0.5",
+    ),
     "scaled down": (lambda s, t: t | {"released": 0.4 * t["released"]}, "times what is stated"),
     "scaled up": (lambda s, t: t | {"released": 2 * t["released"]}, "do not follow from the step before"),
     "a step left out": (lambda s, t: None if s == 4 else t, "do not follow from the step before"),
@@ -199,6 +202,28 @@ def test_a_forged_transcript_is_found_out(honest, half, tmp_path, name):
     there = forged(folder, tmp_path / "run", change)
     found = judge_transcript(there, claimed(), model=model, members=digits()[0], final=model.state_dict(), level=0.99)
     assert found.word in ("violation", "no verdict") and sentence in found.sentence
+
+
+def test_a_step_left_out_where_first_parameters_alone_are_kept_is_found_by_the_finished_model(tmp_path):
+    model = trained(tmp_path / "run", sigma=1.0, parameters="first")
+    whole = judge_transcript(read_transcript(tmp_path / "run"), claimed(), final=model.state_dict())
+    assert whole.word == "no violation found"
+    there = forged(tmp_path / "run", tmp_path / "less", lambda s, t: None if s == 4 else t)
+    found = judge_transcript(there, claimed(), final=model.state_dict())
+    assert found.word == "no verdict" and "the finished model does not follow" in found.sentence
+
+
+def test_more_noise_stated_than_there_is_and_enough_for_the_claim_is_no_violation_and_no_verdict(honest, tmp_path):
+    change = FORGERIES["more noise stated"][0]
+    there = forged(honest[0], tmp_path / "run", change)
+    found = judge_transcript(there, claimed(epsilon=2 * epsilon_of(1.0), noise_multiplier=None))
+    assert found.word == "no verdict" and "would still prove an epsilon of" in found.sentence
+
+
+def test_of_a_claim_about_replacement_no_epsilon_is_computed(honest):
+    claim = claimed(epsilon=0.01, relation="replace_one", noise_multiplier=None)
+    found = judge_transcript(read_transcript(honest[0]), claim)
+    assert found.epsilon is None and found.word == "no violation found"
 
 
 def test_the_same_noise_in_every_step_is_found_where_there_is_no_gradient(honest, tmp_path):

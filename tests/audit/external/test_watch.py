@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import audit
+from audit.external.claim import StatedClaim
 from audit.external.transcript import TranscriptRefused, read_transcript, step_file
+from audit.external.transcript_claim import judge_transcript
 
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 
@@ -267,6 +269,34 @@ def test_adaptive_ghost_and_per_layer_clipping_of_opacus_are_written_as_they_are
     model, _ = of_opacus(tmp_path / "ghost", ghost=True)
     assert torch.equal(flat(alone.parameters()), flat(model.parameters()))
     assert len(read_transcript(tmp_path / "ghost")) == 4
+
+
+@pytest.mark.peers
+def test_half_the_noise_that_opacus_was_asked_for_is_found_in_its_transcript(tmp_path, monkeypatch):
+    optimizers = pytest.importorskip("opacus.optimizers.optimizer", reason="opacus is of leakbench[engines]")
+    claim = StatedClaim(epsilon=50.0, sampling="poisson", sample_rate=1 / 7, noise_multiplier=0.8)
+    model, _ = of_opacus(tmp_path / "right")
+    given: dict[str, Any] = {"model": model, "members": digits()[0], "final": model.state_dict()}
+    assert judge_transcript(read_transcript(tmp_path / "right"), claim, **given).word == "no violation found"
+    whole = optimizers._generate_noise
+    monkeypatch.setattr(
+        optimizers, "_generate_noise", lambda std, reference, **others: whole(std / 2, reference, **others)
+    )
+    model, _ = of_opacus(tmp_path / "half")
+    given = {"model": model, "members": digits()[0], "final": model.state_dict()}
+    found = judge_transcript(read_transcript(tmp_path / "half"), claim, **given)
+    assert found.word == "violation" and "times what is stated" in found.sentence and not found.problems
+
+
+def test_two_that_watch_into_one_folder_are_told_apart(tmp_path):
+    first, second = perceptron(), perceptron()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    watches = [audit.watch(optimizer, tmp_path / "run", **STATED) for optimizer in optimizers]
+    private_steps(first, optimizers[0], digits(), sigma=1.0, steps=1)
+    with pytest.raises(TranscriptRefused, match="another process watches into this folder"):
+        private_steps(second, optimizers[1], digits(), sigma=1.0, steps=1)
+    for watch in watches:
+        watch._handle.remove()
 
 
 @pytest.mark.long
