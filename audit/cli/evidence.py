@@ -12,7 +12,7 @@ from .options import FAILED, OK, Json, print_json
 # Imported where they are used, so that `--help` does not wait: a `DataFrame` of pandas.
 Table = Any
 
-TRIALS = ("runs", "canaries", "random-split")
+TRIALS = ("runs", "canaries", "random-split", "labels")
 
 
 def evidence(
@@ -21,7 +21,7 @@ def evidence(
         str,
         typer.Option(
             help="runs: independent trainings; canaries: one training, each by a fair coin; random-split: one training "
-            "on a set that was drawn at random."
+            "on a set that was drawn at random; labels: one training, each record shown with its label or a proxy's."
         ),
     ],
     method: Annotated[
@@ -38,7 +38,7 @@ def evidence(
     guesses: Annotated[
         str | None,
         typer.Option(
-            help="Of canaries: HIGHEST+LOWEST guesses, as 100+100; of a random split: pairs that are answered. "
+            help="Of canaries and labels: HIGHEST+LOWEST guesses, as 100+100; of a random split: pairs answered. "
             "Declared before scores were looked at; several, with commas, share the level."
         ),
     ] = None,
@@ -56,11 +56,15 @@ def evidence(
     ] = None,
     sample_rate: Annotated[float | None, typer.Option(help="Of the mechanism, for pld.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of the mechanism, for pld.")] = None,
+    proxy_error: Annotated[
+        float | None,
+        typer.Option(help="Of labels: the proxy's largest distance from the truth in total variation, a mean."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of random splits and matchings.")] = 0,
     as_json: Json = False,
 ) -> int:
     """The least epsilon that scores prove, with what it assumes; and whether it refutes a claim."""
-    from ..evidence.audit import audit_canaries, audit_random_split, audit_runs
+    from ..evidence.audit import audit_canaries, audit_labels, audit_random_split, audit_runs
     from ..evidence.estimate import judge, of_replacement
     from ..evidence.pairs import seed_of_split
 
@@ -72,9 +76,13 @@ def evidence(
     if claim is not None and not claim >= 0:
         raise ValueError(f"--claim must be at least 0, got {claim}")
     own: Any = relation or "add_remove"
+    if (trials == "labels") == (proxy_error is None):
+        raise ValueError("--proxy-error is of labels, and must be given there: what they prove is proved up to it")
     if trials == "random-split" and relation == "add_remove":
         raise ValueError("--relation of a random split is replace_one: each pair exchanges two records")
-    if trials == "random-split":
+    if trials == "labels" and relation == "add_remove":
+        raise ValueError("--relation of labels is replace_one: one label takes the place of another")
+    if trials in ("random-split", "labels"):
         own = "replace_one"
     implied = None
     if claim is not None and claim_relation == "add_remove" and own == "replace_one":
@@ -88,7 +96,7 @@ def evidence(
     at = delta if implied is None else implied[1]
     choice = _choice(threshold, seed) if trials == "runs" else None
     if (trials == "runs") == (guesses is not None):
-        raise ValueError("--threshold is of runs, and --guesses of canaries and random splits; give the one that fits")
+        raise ValueError("--threshold is of runs, and --guesses of the others; give the one that fits")
     if choice is None and threshold is not None:
         raise ValueError(f"--threshold is of runs, got trials {trials!r}")
     table = _read(scores, truth)
@@ -110,6 +118,11 @@ def evidence(
     elif trials == "canaries":
         pairs = [_pair(text) for text in str(guesses).split(",")]
         found = audit_canaries(values, member, method=method, guesses=pairs, delta=at, level=level, relation=own)
+    elif proxy_error is not None:
+        pairs = [_pair(text) for text in str(guesses).split(",")]
+        found = audit_labels(
+            values, member, method=method, guesses=pairs, proxy_error=proxy_error, delta=at, level=level
+        )
     else:
         answered = [_count(text) for text in str(guesses).split(",")]
         matching = seed_of_split(table["id"].to_numpy(), member, seed)
@@ -167,7 +180,7 @@ def _choice(text: str | None, seed: int) -> Any:
 def _pair(text: str) -> tuple[int, int]:
     highest, plus, lowest = text.partition("+")
     if not plus:
-        raise ValueError(f"--guesses of canaries must be HIGHEST+LOWEST, as 100+100, got {text!r}")
+        raise ValueError(f"--guesses of canaries and labels must be HIGHEST+LOWEST, as 100+100, got {text!r}")
     return _count(highest, least=0), _count(lowest, least=0)
 
 

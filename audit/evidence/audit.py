@@ -1,15 +1,15 @@
 """Audits by name: from scores and the truth of their trials to a lower bound on epsilon, with all that it assumes.
 
-Three kinds of trials give scores. `runs`: independent trainings with the record and without it, a score each.
+Four kinds of trials give scores. `runs`: independent trainings with the record and without it, a score each.
 `canaries`: one training, in which each canary was put by a fair coin. `random split`: one training on a set that was
-drawn at random from a pool.
+drawn at random from a pool. `labels`: one training, each record shown with its label or a proxy's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,11 +18,12 @@ from numpy import ndarray
 from . import counts, one_run
 from .counts import CountBound, Errors
 from .estimate import EpsilonEstimate, Kind, Relation, check_level
+from .label_trials import given_away
 from .one_run import GuessBound, Guesses
 from .pairs import canary_guesses, pair_guesses
 from .thresholds import Choice, judged
 
-Trials = Literal["runs", "canaries", "random split"]
+Trials = Literal["runs", "canaries", "random split", "labels"]
 
 _GAUSSIAN = "the mechanism is a composition of Gaussians, without sampling"
 
@@ -53,6 +54,8 @@ _TRIALS: dict[Trials, str] = {
     "runs": "trials are independent, and each is of the mechanism that the claim is about",
     "canaries": "each canary was put in by a fair coin of its own",
     "random split": "the training set was drawn uniformly from the pool, and nothing else of it was seen",
+    "labels": "each label shown was the training label or the proxy's by a fair coin, labels are independent given the "
+    "inputs, and the proxy saw none of them",
 }
 
 
@@ -187,6 +190,56 @@ def audit_random_split(
     ]
     sizes = len(members), len(non_members)
     return _of_guesses(found, declared, method, "random split", delta, level, "replace_one", sizes)
+
+
+def audit_labels(
+    scores: ndarray,
+    included: ndarray,
+    *,
+    method: str,
+    guesses: Sequence[tuple[int, int]],
+    proxy_error: float,
+    delta: float,
+    level: float = 0.95,
+) -> EpsilonEstimate:
+    """A lower bound on the epsilon of labels, from records that were shown with their label or a proxy's; replace-one.
+
+    Args:
+        scores: [m], larger for the training label; `label_scores`.
+        included: bool [m], the coins; `shown_labels`.
+        method: `one_run`. Others assume a mechanism of which the proxy's error leaves nothing known.
+        guesses: as for `audit_canaries`.
+        proxy_error: largest distance in total variation between the proxy and the truth, the mean over records; there
+            is no default, because no data show it: what is proved is proved up to it.
+        delta: of the claim.
+        level: confidence; half of the error rate goes to the proxy where it errs.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    check_level(level)
+    if method != "one_run":
+        raise ValueError(f"method must be one_run for trials at labels, got {method!r}")
+    declared = _declared(guesses)
+    rate = 1 - level
+    spent = 0.0 if proxy_error == 0 else rate / 2
+    lost = given_away(len(np.asarray(scores)), proxy_error, 1 - spent) if spent else given_away(1, proxy_error, level)
+    found = [canary_guesses(scores, included, highest=high, lowest=low) for high, low in declared]
+    kept = [Guesses(one.canaries, one.guessed, max(0, one.correct - lost)) for one in found]
+    flags = np.asarray(included)
+    sizes = int(flags.sum()), int((~flags).sum())
+    bound = _of_guesses(kept, declared, method, "labels", delta, 1 - (rate - spent), "replace_one", sizes)
+    chosen = max(0, bound.detail["guessed"] - lost)
+    largest = one_run.one_run(
+        Guesses(bound.detail["coins"], bound.detail["guessed"], chosen), delta, 1 - (rate - spent) / bound.looks
+    )
+    return replace(
+        bound,
+        level=level,
+        ceiling=largest,
+        assumption=f"{bound.assumption}, and the proxy errs by at most {proxy_error:g} in total variation",
+        detail=bound.detail | {"given_away": lost, "proxy_error": proxy_error},
+    )
 
 
 def _of_guesses(

@@ -10,6 +10,7 @@ from audit.cli import app as cli
 
 RUNS = ("--trials", "runs", "--method", "clopper_pearson", "--threshold", "fixed:1", "--delta", "1e-5")
 CANARIES = ("--trials", "canaries", "--method", "one_run", "--delta", "1e-5")
+LABELS = ("--trials", "labels", "--method", "one_run", "--guesses", "60+60", "--delta", "1e-5")
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def test_a_random_split_is_held_against_what_the_claim_implies_of_replacement(co
     assert json.loads(out)["bound"]["delta"] == 1e-5 and "implies" not in json.loads(out)["claim"]
 
 
+def test_labels_are_judged_up_to_the_error_of_the_proxy_which_is_printed(command):
+    claim = ("--claim", "0.5", "--claim-relation", "replace_one")
+    code, out, _ = command("scores.csv", *LABELS, "--proxy-error", "0", *claim)
+    assert code == 1 and "replace_one" in out and "proxy_error 0.0" in out
+    code, out, _ = command("scores.csv", *LABELS, "--proxy-error", "0.1", *claim)
+    assert code == 0 and out.startswith("epsilon is at least 0 ")
+    assert "proxy_error 0.1" in out and "the proxy errs by at most 0.1 in total variation" in out
+
+
 def test_scores_and_truth_of_two_files_are_joined_by_id(command):
     table = [line.split(",") for line in Path("scores.csv").read_text().splitlines()]
     Path("only.csv").write_text("\n".join(",".join(row[:2]) for row in table))
@@ -87,11 +97,11 @@ def test_files_that_prove_nothing_are_refused(command, text, sentence):
         ((*RUNS[:4], "--delta", "0"), "--threshold must be given for runs"),
         ((*RUNS[:4], "--delta", "0", "--threshold", "best"), "--threshold must be fixed:T, declared:T1,T2"),
         ((*RUNS, "--guesses", "5"), "give the one that fits"),
-        ((*CANARIES, "--guesses", "100"), "--guesses of canaries must be HIGHEST+LOWEST"),
+        ((*CANARIES, "--guesses", "100"), "--guesses of canaries and labels must be HIGHEST+LOWEST"),
         ((*CANARIES, "--guesses", "a+b"), "must be whole and at least 0, got 'a'"),
         ((*CANARIES, "--guesses", "5+5", "--threshold", "fixed:1"), "--threshold is of runs"),
         ((*CANARIES, "--guesses", "5+5", "--steps", "3"), "--sample-rate and --steps are of method pld"),
-        (("--trials", "walks", *RUNS[2:]), "--trials must be one of runs, canaries, random-split, got 'walks'"),
+        (("--trials", "walks", *RUNS[2:]), "--trials must be one of runs, canaries, random-split, labels, got 'walks'"),
         ((*RUNS[:5], "fixed:nan", "--delta", "0"), "a threshold must be a number, got NaN"),
         (
             ("--trials", "random-split", *CANARIES[2:], "--guesses", "5", "--claim", "20"),
@@ -104,6 +114,10 @@ def test_files_that_prove_nothing_are_refused(command, text, sentence):
             ("--trials", "random-split", *CANARIES[2:], "--guesses", "5", "--relation", "add_remove"),
             "--relation of a random split is replace_one",
         ),
+        (("--trials", "labels", *CANARIES[2:], "--guesses", "5+5"), "--proxy-error is of labels, and must be given"),
+        ((*CANARIES, "--guesses", "5+5", "--proxy-error", "0.1"), "--proxy-error is of labels"),
+        ((*LABELS, "--proxy-error", "2"), "proxy_error must be a distance in total variation, in [0, 1], got 2.0"),
+        ((*LABELS, "--proxy-error", "0", "--relation", "add_remove"), "--relation of labels is replace_one"),
     ],
 )
 def test_mistakes_are_one_sentence(command, arguments, sentence):
