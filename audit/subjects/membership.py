@@ -145,6 +145,9 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     dependent = participation(model.sampling[0]) == "dependent" or any(plan.correlated or plan.trial for plan in plans)
     if informed and dependent:
         flags.append("not_most_powerful")
+    # As DP-SNIP's scores, by which its mask was chosen: charged to the claim, and no part of any step.
+    if row.reads != "nothing" and any(entry.one_off for entry in model.run.ledger.entries):
+        flags.append("one_off_not_attacked")
     return flags
 
 

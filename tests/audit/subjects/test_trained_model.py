@@ -355,6 +355,15 @@ def test_correlated_noise_and_trials_leave_no_ratio_the_most_powerful_test(suite
     assert "not_most_powerful" not in found["one_step_likelihood_ratio"].flags
 
 
+@pytest.mark.parametrize(("name", "flagged"), [("dp_snip", True), ("random_sparsification", False)])
+def test_a_release_before_the_steps_that_no_attack_reads_is_said(suite_of, name, flagged):
+    text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    found = outcomes(suite_of(text.replace('"dp_sgd"', f'"{name}"')), name)
+    for attack in ("likelihood_ratio", "one_step_likelihood_ratio"):
+        assert ("one_off_not_attacked" in found[attack].flags) == flagged
+    assert "one_off_not_attacked" not in found[None].flags
+
+
 def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as_one_gaussian_a_step(suite_of):
     text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
     entries = ['"random_sparsification"', '"random_sparsification", bound = "adaptive"']
