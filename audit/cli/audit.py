@@ -60,9 +60,26 @@ def audit(
         typer.Option(help="As 'tpr_at_1pct_fpr>0.05', by its lower end; 'auc.high>0.6' by the upper; repeat it."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the report.")] = None,
-    candidates: Annotated[
+    most: Annotated[
         int, typer.Option(min=1, help="Most members, and most non-members, that are asked about.")
     ] = 10_000,
+    update: Annotated[
+        Path | None,
+        typer.Option(help="Instead of members: one shared gradient of this model, safetensors."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Of --update: examples behind it.")] = None,
+    public: Annotated[
+        str | None, typer.Option(help="Of --update: public examples; candidates are compared with half.")
+    ] = None,
+    candidates: Annotated[
+        str | None, typer.Option(help="Of --update: examples that may have been in the batch.")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="Of --update: labels of the batch, as 3,5,5, where known.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Of --update: it holds the weights after one step of SGD at this rate.")
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Of --update: of each example.")] = None,
+    noise_multiplier: Annotated[float, typer.Option(help="Of --update: noise / clip norm, on the sum.")] = 0.0,
     level: Annotated[float, typer.Option(help="Confidence of the bound on epsilon.")] = 0.95,
     delta: Annotated[float, typer.Option(help="Of the bound on epsilon, where nothing is claimed.")] = 1e-5,
     gradients: Annotated[bool, typer.Option(help="Also attack shared gradients of this architecture.")] = True,
@@ -85,6 +102,47 @@ def audit(
 
     if split not in ("random", "unknown"):
         raise ValueError(f"--split must be random or unknown, got {split!r}")
+    if update is not None:
+        from ..external import update_command
+
+        if checkpoint is None or model is None or batch_size is None:
+            raise ValueError("--update needs the checkpoint before the step, --model and --batch-size")
+        if members or non_members or scores or shadows or claim or fail_if:
+            raise ValueError("--update asks about one step alone: give no members, scores, shadows, claim or rules")
+        told = update_command.audit_update(
+            update_command.AskedUpdate(
+                checkpoint=checkpoint,
+                model=model,
+                update=update,
+                batch_size=batch_size,
+                public=public,
+                candidates=candidates,
+                labels=labels,
+                lr=lr,
+                clip_norm=clip_norm,
+                noise_multiplier=noise_multiplier,
+                attacks=attacks,
+                preprocess=Preprocess.parse(preprocess),
+                reading=Reading.parse(reading),
+                seed=seed,
+                out=out,
+                device=pick_device(device),
+                allow_pickle_tensors=allow_pickle_tensors,
+                trust_code=trust_code,
+            ),
+            say,
+        )
+        if out is not None:
+            _pictures(out, told)
+        if as_json:
+            print_json(told)
+        else:
+            print(update_command.words(told))
+        return OK
+    if batch_size or public or candidates or labels or lr or clip_norm or noise_multiplier:
+        raise ValueError(
+            "--batch-size, --public, --candidates, --labels, --lr, --clip-norm and --noise-multiplier are of --update"
+        )
     settings = AuditSettings(
         attacks=command.attacks_asked(attacks),
         split=split,
@@ -114,7 +172,7 @@ def audit(
         reading=Reading.parse(reading),
         drop_overlap=drop_overlap,
         accept=accept or [],
-        candidates=candidates,
+        most=most,
         shadows=shadows,
         train=train,
         rules=command.rules_asked(fail_if or []),
@@ -132,6 +190,27 @@ def audit(
             _described(told)
         return OK
     return _end(command.run_audit(asked, say), out, as_json)
+
+
+def _pictures(out: Path, told: dict[str, Any]) -> None:
+    """Writes what was reconstructed of an update as pictures, where it is images."""
+    import base64
+
+    import numpy as np
+
+    # Here, because the board's packages are the command's to bring together.
+    from leaderboard.page.images import png, unit_images
+    from leaderboard.records.files import write_bytes
+
+    shape, (low, high) = told["input_shape"], told["input_range"]
+    if len(shape) != 3 or shape[0] not in (1, 3) or not high > low:
+        return
+    with np.load(out / "reconstructions.npz", allow_pickle=False) as arrays:
+        for name in arrays.files:
+            for place, image in enumerate(unit_images(arrays[name], low, high)):
+                content = base64.b64decode(png(image).partition(",")[2])
+                write_bytes(out / f"{name}_{place}.png", content)
+    say(f"report: {out}")
 
 
 def _end(answer: Any, out: Path | None, as_json: bool) -> int:

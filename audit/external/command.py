@@ -62,7 +62,7 @@ class Asked:
         reading: what is said of how examples are stored.
         drop_overlap: whether examples of two groups are left out, instead of an end of the audit.
         accept: kinds of remarks of the pre-flight that are not to end it.
-        candidates: most members, and most non-members, that are asked about.
+        most: members, and non-members, that are asked about.
         shadows: models; 0 for none.
         train: the owner's training function.
         rules: that the audit has to keep.
@@ -85,7 +85,7 @@ class Asked:
     reading: Reading = AS_IS
     drop_overlap: bool = False
     accept: Sequence[str] = ()
-    candidates: int = 10_000
+    most: int = 10_000
     shadows: int = 0
     train: str | None = None
     rules: Sequence[Rule] = ()
@@ -170,7 +170,7 @@ def describe(asked: Asked) -> dict[str, Any]:
     Reads the examples, to count them; the model is not loaded and nothing is computed.
     """
     sources = _sources(asked)
-    sizes = {name: min(len(one.labels), asked.candidates) for name, one in sources.items() if name != "population"}
+    sizes = {name: min(len(one.labels), asked.most) for name, one in sources.items() if name != "population"}
     chosen = [name for name, _ in asked.settings.attacks or ()]
     everything = [name for name in catalog.names("attacks") if catalog.attack(name).kind == "membership"]
     rows = applicable(chosen or everything, population="population" in sources, shadows=asked.shadows > 0)
@@ -203,7 +203,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     labels = [group.labels for group in (groups.members, groups.non_members)]
     shape = tuple(groups.members.inputs.shape[1:])
     classes = 1 + int(torch.cat(labels).max())
-    model = _built(asked, named.tensors, shape, max(2, classes))
+    model = fitting(asked.model, named.tensors, input_shape=shape, least=max(2, classes), trust_code=asked.trust_code)
     model = filled(model, named.tensors).to(asked.device).eval()
     report("pre-flight")
     delta = asked.settings.delta_of_bounds
@@ -282,9 +282,9 @@ def _limited(groups: Groups, asked: Asked) -> Groups:
     coins = torch.Generator().manual_seed(asked.settings.seed)
 
     def some(examples: Examples) -> Examples:
-        if len(examples) <= asked.candidates:
+        if len(examples) <= asked.most:
             return examples
-        return pick(examples, torch.randperm(len(examples), generator=coins)[: asked.candidates].sort().values)
+        return pick(examples, torch.randperm(len(examples), generator=coins)[: asked.most].sort().values)
 
     return replace(groups, members=some(groups.members), non_members=some(groups.non_members))
 
@@ -299,18 +299,33 @@ def _moved(groups: Groups, device: torch.device) -> Groups:
     return replace(groups, members=there(groups.members), non_members=there(groups.non_members), population=population)
 
 
-def _built(asked: Asked, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...], least: int) -> torch.nn.Module:
-    """The architecture with as many classes as the checkpoint has: labels need not name all, as where one is rare."""
+def fitting(
+    name: str,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    input_shape: tuple[int, ...],
+    least: int,
+    trust_code: bool,
+) -> torch.nn.Module:
+    """The architecture with as many classes as a checkpoint has: labels need not name all, as where one is rare.
+
+    Args:
+        name: of the architecture.
+        tensors: of the checkpoint.
+        input_shape: of one example.
+        least: classes, and those of the answer where no number fits.
+        trust_code: whether the owner's file may run.
+    """
     counts = {int(tensor.shape[0]) for tensor in tensors.values() if tensor.ndim in (1, 2)}
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes = {key: tensor.shape for key, tensor in tensors.items()}
 
     def made(classes: int) -> torch.nn.Module:
-        return architecture(asked.model, input_shape=shape, classes=classes, trust_code=asked.trust_code)
+        return architecture(name, input_shape=input_shape, classes=classes, trust_code=trust_code)
 
     first = made(least)
     for classes in [least, *sorted(count for count in counts if count > least)[:_MOST_COUNTS]]:
         model = first if classes == least else made(classes)
-        if {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes:
+        if {key: tensor.shape for key, tensor in model.state_dict().items()} == shapes:
             return model
     return first
 

@@ -65,7 +65,7 @@ class SharedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class UpdateFinding:
     """What one attack made of an update.
 
     Attributes:
@@ -191,7 +191,7 @@ def attack_update(
     *,
     candidates: Examples | None = None,
     seed: int = 0,
-) -> list[Found]:
+) -> list[UpdateFinding]:
     """Runs attacks on an update, one after another; what one cannot do ends none of the others.
 
     Args:
@@ -215,13 +215,13 @@ def attack_update(
             target = observed(shared, own, everybody)
             result = attack(target, coins, **copy.deepcopy(settings))
         except (NotApplicable, AccessError) as error:
-            found.append(Found(**about, why_not=f"{name} does not apply: {error}"))
+            found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}"))
         except (ValueError, RuntimeError, NotImplementedError) as error:
-            found.append(Found(**about, why_not=f"{name} failed: {in_one_line(error)}"))
+            found.append(UpdateFinding(**about, why_not=f"{name} failed: {in_one_line(error)}"))
         else:
             values = _p_values(result, candidates) if attack.kind == "membership" and candidates is not None else ()
             corrected = tuple(map(float, stats.false_discovery_control(values))) if values else ()
-            found.append(Found(**about, result=result, p_values=values, q_values=corrected))
+            found.append(UpdateFinding(**about, result=result, p_values=values, q_values=corrected))
     return found
 
 

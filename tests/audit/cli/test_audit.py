@@ -151,3 +151,79 @@ def test_mistakes_are_one_sentence_before_any_compute(leakbench, arguments, told
     assert told in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def shared(overfitted, folder):
+    """The mean gradient of eight public digits, at weights before any training."""
+    import torch
+    from safetensors.torch import save_file
+
+    from benchmarks import models
+
+    model = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)
+    inputs, labels = overfitted.public
+    np.savez(folder / "batch.npz", x=inputs[:20].numpy(), y=labels[:20].numpy())
+    np.savez(folder / "known.npz", x=inputs[20:420].numpy(), y=labels[20:420].numpy())
+    save_file(model.state_dict(), str(folder / "before.safetensors"))
+    for size, name in ((1, "one"), (8, "eight")):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[:size]), labels[:size]).backward()
+        gradient = {
+            key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None
+        }
+        save_file(gradient, str(folder / f"{name}.safetensors"))
+    with torch.no_grad():
+        after = {key: parameter - 0.1 * gradient[key] for key, parameter in model.named_parameters()}
+    save_file(after, str(folder / "after.safetensors"))
+    return inputs, labels
+
+
+UPDATE = ("before.safetensors", "--model", "mlp", "--public", "known.npz")
+
+
+def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_path):
+    code, out, _ = leakbench(*UPDATE, "--update", "one.safetensors", "--batch-size", "1", "--out", str(tmp_path))
+    assert code == 0
+    assert "bias_division: 1 input(s) reconstructed (ok, 1 of them proved to be in the batch)" in out
+    with np.load(tmp_path / "reconstructions.npz") as found:
+        np.testing.assert_allclose(found["bias_division"], shared[0][:1].numpy(), atol=1e-6)
+    assert (tmp_path / "bias_division_0.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((tmp_path / "update.json").read_text())
+    (named,) = [one for one in told["attacks"] if one["kind"] == "labels"]
+    assert named["labels"] == {str(int(shared[1][0])): 1}
+
+
+@pytest.mark.parametrize("form", [("eight.safetensors",), ("after.safetensors", "--lr", "0.1")])
+def test_candidates_of_a_batch_are_told_from_others(leakbench, shared, form):
+    asked = ("--batch-size", "8", "--candidates", "batch.npz", "--attacks", "gaussian_others", "--json")
+    code, out, _ = leakbench(*UPDATE, "--update", *form, *asked)
+    assert code == 0
+    values = [one["q_value"] for one in json.loads(out)["attacks"][0]["candidates"]]
+    assert sum(value <= 0.05 for value in values[:8]) >= 6
+    assert sum(value <= 0.05 for value in values[8:]) <= 2
+
+
+ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (ONE[:-1], "--batch-size"),
+        ((*FILES, "--batch-size", "3"), "are of --update"),
+        ((*ONE, "1", "--labels", "a"), "--labels must be class numbers"),
+        ((*ONE, "2", "--labels", "1"), "one an example of the batch"),
+        ((*ONE, "1", "--noise-multiplier", "1"), "give --clip-norm"),
+        ((*UPDATE[:3], *ONE[5:], "1", "--candidates", "batch.npz"), "give --public"),
+        ((*UPDATE, "--update", "members.npz", "--batch-size", "1"), "members.npz"),
+        ((*ONE, "1", "--attacks", "lira"), "no attack on an update"),
+        ((*ONE, "1", "--claim", "epsilon=1"), "one step alone"),
+    ],
+)
+def test_mistakes_about_an_update_are_one_sentence(leakbench, shared, arguments, told):
+    code, out, err = leakbench(*arguments)
+    assert code == 2
+    assert out == ""
+    assert told in err
+    assert err.count("\n") == 1

@@ -1,0 +1,258 @@
+"""What `leakbench audit --update` does: one shared update read, attacked, and told.
+
+Of a reconstruction the report says what the attack itself can tell, because nobody here knows the truth: whether it is
+certified, what was left unexplained, and its objective.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attacks.core import Access, Examples, LabelEstimate, MembershipScores, Reconstruction
+from benchmarks import models
+from leaderboard.records.files import write_bytes
+
+from ..catalog import methods as catalog
+from ..catalog.messages import no_such
+from ..observe import World
+from .audit import gradient_attacks
+from .command import fitting
+from .data import DataFile, Preprocess, Reading, read_examples
+from .files import read_tensors
+from .identity import content_ids
+from .models import filled
+from .update import UpdateFinding, attack_update, read_update
+
+SCHEMA = "leakbench-update/1"
+DOCUMENT, ARRAYS = "update.json", "reconstructions.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedUpdate:
+    """What was asked; `leakbench audit --help` says what each is.
+
+    Attributes:
+        checkpoint: the model before the step.
+        model: its architecture.
+        update: the shared tensors.
+        batch_size: examples behind them.
+        public: source of public examples; None for none.
+        candidates: source of examples that may have been in the batch; None for no such question.
+        labels: of the batch, as `3,5,5`; None where they are not known.
+        lr: of the step, where the update holds the weights after it.
+        clip_norm: of each example; None where nothing was clipped.
+        noise_multiplier: noise over clip norm.
+        attacks: names with commas between; None for those of the quick suite, of labels, and of candidates.
+        preprocess: what examples go through.
+        reading: what is said of how examples are stored.
+        seed: of coins.
+        out: folder of the report; None for none.
+        device: where to compute.
+        allow_pickle_tensors: whether PyTorch's restricted loader may be used.
+        trust_code: whether the owner's Python files may run.
+    """
+
+    checkpoint: Path
+    model: str
+    update: Path
+    batch_size: int
+    public: str | None = None
+    candidates: str | None = None
+    labels: str | None = None
+    lr: float | None = None
+    clip_norm: float | None = None
+    noise_multiplier: float = 0.0
+    attacks: str | None = None
+    preprocess: Preprocess
+    reading: Reading
+    seed: int = 0
+    out: Path | None = None
+    device: torch.device
+    allow_pickle_tensors: bool = False
+    trust_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.candidates is not None and self.public is None:
+            raise ValueError("--candidates are compared with public examples that were not in the batch; give --public")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out must be a folder, got the file {self.out}")
+
+
+def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str, Any]:
+    """Attacks one update.
+
+    Args:
+        asked: the request.
+        report: told what is being done.
+
+    Returns:
+        What was found, as plain JSON values; with a folder it is written there, and what was reconstructed beside it.
+
+    Raises:
+        ValueError: a file or an option that is not as it must be.
+    """
+    attacks, labels = _attacks(asked), _labels(asked.labels)
+    sources = {
+        name: read_examples(source, reading=asked.reading)
+        for name, source in (("public", asked.public), ("candidates", asked.candidates))
+        if source is not None
+    }
+    groups = {name: _examples(one, asked) for name, one in sources.items()}
+    shape, least = _shape(asked, groups, labels)
+    before = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
+    shared_file = read_tensors(asked.update, allow_pickle_tensors=asked.allow_pickle_tensors)
+    model = fitting(asked.model, before.tensors, input_shape=shape, least=least, trust_code=asked.trust_code)
+    model = filled(model, before.tensors).to(asked.device).eval()
+    shared = read_update(
+        model,
+        shared_file.tensors,
+        batch_size=asked.batch_size,
+        lr=asked.lr,
+        clip_norm=asked.clip_norm,
+        noise_multiplier=asked.noise_multiplier,
+        labels=labels,
+    )
+    public = groups.get("public")
+    low, high = (0.0, 1.0) if public is None else (float(public.inputs.min()), float(public.inputs.max()))
+    with torch.no_grad():
+        classes = int(model(torch.zeros(1, *shape, device=asked.device)).shape[1])
+    world = World(input_shape=shape, classes=classes, low=low, high=high, population=public)
+    found = []
+    for one in attacks:
+        report(one[0])
+        found += attack_update(shared, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
+    names = sources["candidates"].names if "candidates" in sources else ()
+    told = {
+        "schema": SCHEMA,
+        "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
+        "update": {
+            "file": asked.update.name,
+            "sha256": shared_file.sha256,
+            "batch_size": asked.batch_size,
+            "lr": asked.lr,
+            "clip_norm": asked.clip_norm,
+            "noise_multiplier": asked.noise_multiplier,
+        },
+        "data": {
+            name: {"source": one.source, "sha256": one.sha256, "n": len(one.labels)} for name, one in sources.items()
+        },
+        "input_shape": list(shape),
+        "input_range": [low, high],
+        "seed": asked.seed,
+        "attacks": [_told(one, names) for one in found],
+    }
+    if asked.out is not None:
+        arrays = {one.name: one.result.inputs for one in found if isinstance(one.result, Reconstruction)}
+        _write(asked.out, told, {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()})
+    return told
+
+
+def words(told: Mapping[str, Any]) -> str:
+    """What was found, a few lines an attack."""
+    lines = []
+    for one in told["attacks"]:
+        if one["why_not"]:
+            lines.append(f"not tested: {one['why_not']}")
+        elif one["kind"] == "reconstruction":
+            proved = "" if one["certified"] is None else f", {one['certified']} of them proved to be in the batch"
+            lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
+        elif one["kind"] == "labels":
+            lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")
+        else:
+            sure = [c["name"] for c in one["candidates"] if c["q_value"] <= 0.05]
+            shown = ", ".join(sure[:20]) + (" ..." if len(sure) > 20 else "")
+            lines.append(
+                f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates were in the batch, at a false "
+                f"discovery rate of 5 %{': ' + shown if sure else ''}"
+            )
+    return "\n".join(lines)
+
+
+def _told(one: UpdateFinding, names: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": one.name,
+        "settings": dict(one.settings),
+        "kind": one.kind,
+        "why_not": one.why_not,
+    }
+    match one.result:
+        case Reconstruction() as result:
+            certified = None if result.certified is None else int(result.certified.sum())
+            found |= {
+                "images": len(result.inputs),
+                "labels": result.labels.tolist(),
+                "status": result.status,
+                "certified": certified,
+                "objective": result.objective if np.isfinite(result.objective) else None,
+                "residual_ratio": result.residual_ratio,
+            }
+        case LabelEstimate() as result:
+            found["labels"] = {str(kind): int(count) for kind, count in enumerate(result.counts.tolist()) if count}
+            found["status"] = result.status
+        case MembershipScores() as result:
+            rows = zip(names, one.p_values, one.q_values, strict=True)
+            found["candidates"] = [{"name": name, "p_value": p, "q_value": q} for name, p, q in rows]
+        case None:
+            pass
+    return found
+
+
+def _attacks(asked: AskedUpdate) -> list[tuple[str, Mapping[str, Any]]]:
+    on_updates = {
+        name: catalog.attack(name).kind
+        for name in catalog.names("attacks")
+        if catalog.attack(name).requires.access == Access.UPDATE
+    }
+    if asked.attacks is not None:
+        chosen = [name.strip() for name in asked.attacks.split(",") if name.strip()]
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise ValueError(f"--attacks must be names with commas between, each once, got {asked.attacks!r}")
+        for name in chosen:
+            if name not in on_updates:
+                raise ValueError(no_such("attack on an update", name, sorted(on_updates)))
+        return [(name, {}) for name in chosen]
+    wanted = {"labels"} | ({"membership"} if asked.candidates is not None else set())
+    return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in wanted)]
+
+
+def _labels(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"--labels must be class numbers with commas between, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _examples(one: DataFile, asked: AskedUpdate) -> Examples:
+    inputs = asked.preprocess(one.inputs)
+    ids = content_ids(inputs, one.labels)
+    return Examples(ids=ids.to(asked.device), inputs=inputs.to(asked.device), labels=one.labels.to(asked.device))
+
+
+def _shape(asked: AskedUpdate, groups: Mapping[str, Examples], labels: list[int] | None) -> tuple[tuple[int, ...], int]:
+    """Shape of one input, and classes that there are at least; of the model's own data where no examples say."""
+    least = max([2, *(1 + int(one.labels.max()) for one in groups.values()), *(1 + label for label in labels or ())])
+    shapes = {name: tuple(one.inputs.shape[1:]) for name, one in groups.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"--candidates must have inputs of the shape of --public, {shapes['public']}, got {shapes}")
+    if shapes:
+        return next(iter(shapes.values())), least
+    if asked.model not in models.names():
+        raise ValueError(f"--public must be given for {asked.model}: nothing else says the shape of its inputs")
+    return tuple(models.natural(asked.model).input_shape), least
+
+
+def _write(folder: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] -- names of arrays
+    write_bytes(folder / ARRAYS, file.getvalue())
+    write_bytes(folder / DOCUMENT, (json.dumps(told, indent=1, allow_nan=False) + "\n").encode())
