@@ -37,7 +37,7 @@ PLAIN = ("input", "flatten", "identity")
 """Operations behind which a layer's inputs are still pixels."""
 
 HOPELESS = 0.5
-"""Mean distance of unit columns, implied by the network and by the gradient, above which nothing was matched."""
+"""Distance of unit columns, implied by the network and by the gradient, above which an input was not matched."""
 
 MEMORY = 8
 """Earlier steps that the acceleration combines."""
@@ -79,11 +79,13 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
 
     Returns:
         As many inputs as the batch has, the labels that explain their columns of D best, and as the objective the mean
-        distance of unit columns of D that the inputs and the gradient imply. Nothing is certified.
+        distance of unit columns of D that the inputs and the gradient imply. Nothing is certified. Where some input is
+        not matched the status is `degraded`, however well the others are, and `determined` says which ones are matched.
 
     Raises:
         ValueError: a setting out of range.
         NotApplicable: no linear layer comes first, or its gradient is shown in too small a part.
+        InconsistentObservation: the update is not finite, or has another length than its plan's.
         RankDeficient: the gradient has fewer directions than the batch has examples.
     """
     if iterations < 1:
@@ -93,12 +95,14 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
     layer = first_linear_layer(granted(target.structure)(), target.released, target.expected_batch)
     mixture = _mixture(layer, granted(target.batch_size), torch.finfo(target.released.dtype).eps, coins)
     start = _unit(mixture, _independent(layer, mixture, iterations, coins), target)
-    found, labels, objective = _matched(target, layer, mixture, start, steps)
+    found, labels, distances = _matched(target, layer, mixture, start, steps)
+    inputs, matched = _inputs(target, layer, mixture, found), distances < HOPELESS
     return Reconstruction(
-        inputs=_inputs(target, layer, mixture, found),
+        inputs=inputs,
         labels=labels,
-        objective=objective,
-        status="ok" if objective < HOPELESS else "degraded",
+        objective=float(distances.mean()),
+        status="ok" if bool(matched.all()) else "degraded",
+        determined=matched.view(-1, *[1] * (inputs.ndim - 1)).expand_as(inputs).clone(),
     )
 
 
@@ -186,12 +190,12 @@ def _inputs(target: Observation, layer: InputLayer, mixture: _Mixture, unmixing:
 
 def _matched(
     target: Observation, layer: InputLayer, mixture: _Mixture, start: Tensor, steps: int
-) -> tuple[Tensor, Tensor, float]:
-    """The unmixing of the step at which network and gradient agree best, its labels, and their mean distance."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The unmixing of the step at which network and gradient agree best, its labels, and each input's distance [b]."""
     batch_size = len(start)
     implied, left = _columns(target, layer, mixture)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=start.device)
-    best = (start, labels, float("inf"))
+    best = (start, labels, start.new_full((batch_size,), float("inf")))
     points, moves, first = [], [], best
     now = start
     for step in range(steps + 1):
@@ -206,9 +210,10 @@ def _matched(
             ]
             labels = torch.stack(off).nan_to_num(nan=2.0).argmin(dim=0)
         columns = implied(inputs, labels)
-        distance = float((_direction(columns) - ours).norm(dim=0).nan_to_num(nan=2.0).mean())
-        if distance < best[2]:
-            best = (now, labels, distance)
+        distances = (_direction(columns) - ours).norm(dim=0).nan_to_num(nan=2.0)
+        distance = float(distances.mean())
+        if distance < float(best[2].mean()):
+            best = (now, labels, distances)
         first = best if step == 0 else first
         settled = distance < torch.finfo(target.released.dtype).eps
         if step == steps or settled or not mixture.scaled or not bool(columns.isfinite().all()):
@@ -218,7 +223,7 @@ def _matched(
         points, moves = [*points, mixing][-MEMORY:], [*moves, torch.linalg.pinv(towards) - mixing][-MEMORY:]
         now = _unit(mixture, torch.linalg.pinv(_accelerated(points, moves)), target)
     # Of many inputs a few with weak gradients lead all astray, and a distance that is little less says nothing.
-    return best if best[2] < CONVERGED * first[2] else first
+    return best if float(best[2].mean()) < CONVERGED * float(first[2].mean()) else first
 
 
 def _accelerated(points: list[Tensor], moves: list[Tensor]) -> Tensor:

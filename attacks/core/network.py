@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .errors import NotApplicable
+from .errors import InconsistentObservation, NotApplicable
 
 LossName = Literal["cross_entropy", "logistic", "other"]
 PartKind = Literal["coordinates", "directions", "other"]
@@ -161,6 +161,19 @@ class Structure:
             raise NotApplicable(f"the operations of the model must be known: {self.why_no_network}")
         return self.network
 
+    def check_length(self, released: Tensor) -> None:
+        """Refuses numbers that are not one for each that was released.
+
+        Raises:
+            InconsistentObservation: there are fewer or more: another mask or basis than the one that is known.
+        """
+        own = max((part.stop for part in self.parts), default=0)
+        if len(released) != own:
+            raise InconsistentObservation(
+                f"released must have {own} numbers, one for each that the plan releases, got {len(released)}: another "
+                "mask, basis or model"
+            )
+
     def gradients(self, released: Tensor) -> dict[str, SharedGradient]:
         """The gradient of each trained parameter, as far as it was released.
 
@@ -173,7 +186,9 @@ class Structure:
         Raises:
             NotApplicable: a part of the update is in other numbers than coordinates of the gradient, or one of them was
                 released twice.
+            InconsistentObservation: it has another number of entries.
         """
+        self.check_length(released)
         parts = [part for part in self.parts if part.of_gradient]
         if not parts or any(part.kind != "coordinates" for part in parts):
             released_instead = " and ".join(part.words or part.kind for part in self.parts)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.cocktail import cocktail
-from attacks.core import Examples, NotApplicable, Observation, RankDeficient
+from attacks.core import AccessError, Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
 
 from . import toys
 
@@ -81,6 +81,14 @@ def test_a_known_mask_hides_nothing_while_enough_is_kept():
     assert worst(cocktail(target, toys.generator(1)).inputs, batch.inputs) < 1e-10
 
 
+@pytest.mark.parametrize("keep", [0.5, 0.3])
+def test_of_a_wide_layer_half_and_a_third_are_enough_for_every_image(keep):
+    target, batch = shared(2, keep=keep, clip_norm=0.1, seed=4, width=20 if keep == 0.5 else 40)
+    result = cocktail(target, toys.generator(1))
+    assert worst(result.inputs, batch.inputs) < 1e-10
+    assert result.determined is not None and bool(result.determined.all())
+
+
 def test_independence_alone_is_a_start_and_the_network_makes_it_exact():
     target, batch = shared(4, seed=1)
     start, end = (cocktail(target, toys.generator(2), steps=steps) for steps in (0, 30))
@@ -100,6 +108,18 @@ def test_noise_decides_how_well_images_are_found_and_much_of_it_is_told():
         found.append((worst(result.inputs, batch.inputs), result.status))
     assert found[0][0] < 1e-4 and found[0][0] < found[1][0] < found[2][0]
     assert [status for _, status in found] == ["ok", "ok", "degraded"]
+
+
+def test_one_image_that_is_not_matched_is_told_however_well_the_others_are():
+    target, _ = shared(6, activation=nn.ReLU(), seed=3)
+    result = cocktail(target, toys.generator(2))
+    assert result.determined is not None
+    matched = result.determined.flatten(1).all(dim=1)
+    # The mean alone would have called all six of them matched.
+    assert result.objective < 0.5 and int(matched.sum()) == 5 and result.status == "degraded"
+    assert torch.equal(result.determined.flatten(1).any(dim=1), matched)
+    whole = cocktail(shared(6, activation=nn.ReLU(), seed=2)[0], toys.generator(2))
+    assert whole.status == "ok" and whole.determined is not None and bool(whole.determined.all())
 
 
 def test_an_update_of_others_gives_their_images_and_none_of_the_sought():
@@ -130,6 +150,30 @@ def test_what_it_cannot_separate_is_refused_in_one_sentence():
     unknown = replace(shared(1, seed=8)[0], structure=None)
     with pytest.raises(ValueError, match="declared is empty"):
         cocktail(unknown, toys.generator(1))
+
+
+def test_labels_are_found_and_not_asked_for_and_the_size_of_the_batch_is():
+    target, batch = shared(2, seed=3, width=8)
+    assert target.labels is None
+    free = cocktail(target, toys.generator(1))
+    assert sorted(free.labels.tolist()) == sorted(batch.labels.tolist())
+    granted = cocktail(replace(target, labels=batch.labels), toys.generator(1))
+    assert torch.equal(granted.labels, free.labels) and torch.equal(granted.inputs, free.inputs)
+    with pytest.raises(AccessError, match="cocktail needs the number of examples in the batch"):
+        cocktail(replace(target, batch_size=None), toys.generator(1))
+
+
+def test_an_update_that_is_not_finite_or_of_another_length_is_a_named_error():
+    target, _ = shared(2, seed=5, width=8)
+    broken = target.released.clone()
+    broken[7] = float("nan")
+    with pytest.raises(InconsistentObservation, match="released must be finite, got NaN or infinity"):
+        cocktail(replace(target, released=broken), toys.generator(1))
+    for other in (target.released[:-1], torch.cat([target.released, target.released[:1]])):
+        with pytest.raises(
+            InconsistentObservation, match=rf"released must have {len(broken)} numbers.*got {len(other)}"
+        ):
+            cocktail(replace(target, released=other), toys.generator(1))
 
 
 @pytest.mark.parametrize(

@@ -78,16 +78,20 @@ def shown(
 
     Raises:
         NotApplicable: a part is neither coordinates of a gradient nor coefficients of single layers.
+        InconsistentObservation: the update has another number of entries than its parts.
     """
-    entries = tuple(part for part in structure.parts if part.of_gradient and part.kind == "coordinates")
+    structure.check_length(released)
+    # Parts of other kinds stay where they are, and say nothing of entries.
+    entries = tuple(replace(p, of_gradient=p.of_gradient and p.kind == "coordinates") for p in structure.parts)
     mixed = [part for part in structure.parts if part.of_gradient and part.kind == "other"]
     if mixed or not any(part.of_gradient for part in structure.parts):
         # The structure's own sentence about what is released instead.
         structure.gradients(released)
     empty = dict.fromkeys(structure.names)
     seen = replace(structure, parts=entries)
-    values = seen.gradients(released) if entries else empty
-    noise = seen.gradients(noise_std) if entries else empty
+    any_entries = any(part.of_gradient for part in entries)
+    values = seen.gradients(released) if any_entries else empty
+    noise = seen.gradients(noise_std) if any_entries else empty
     found = {}
     spans = _spans(structure)
     directions = {one.name: _directions(structure, one, spans, released, noise_std) for one in layers}
