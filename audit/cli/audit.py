@@ -37,6 +37,12 @@ def audit(
         str | None,
         typer.Option(help="As epsilon=3,delta=1e-5; noise_multiplier, sample_rate, sampling and steps are checked."),
     ] = None,
+    transcript: Annotated[
+        Path | None, typer.Option(help="Of the training, as `audit.watch` writes it; held against --claim.")
+    ] = None,
+    canaries: Annotated[
+        Path | None, typer.Option(help="Of --transcript: safetensors with inputs, labels and included.")
+    ] = None,
     attacks: Annotated[str | None, typer.Option(help="Names with commas between; all that apply if not given.")] = None,
     shadows: Annotated[int, typer.Option(min=0, help="Shadow models, an even number; needs --train.")] = 0,
     train: Annotated[
@@ -157,12 +163,12 @@ def audit(
             raise ValueError("--scores is instead of a checkpoint and its examples, got both")
         rules = command.rules_of_scores(fail_if or [])
         return _end(command.audit_scores(scores, settings, rules), None, as_json)
-    if checkpoint is None or model is None:
+    if checkpoint is None or (model is None and not checkpoint.is_dir()):
         raise ValueError("a checkpoint and --model must be given, or --scores; see leakbench audit --help")
     asked = command.Asked(
         settings=settings,
         checkpoint=checkpoint,
-        model=model,
+        model=model or "",
         members=members,
         non_members=non_members,
         population=population,
@@ -173,6 +179,8 @@ def audit(
         drop_overlap=drop_overlap,
         accept=accept or [],
         most=most,
+        transcript=transcript,
+        canaries=canaries,
         shadows=shadows,
         train=train,
         rules=command.rules_asked(fail_if or []),
@@ -252,6 +260,8 @@ def _text(told: dict[str, Any]) -> str:
         )
         if bound["claimed"] is not None:
             lines.append(f"claim:   allows {bound['claimed']:.2f}: {'refuted' if bound['refutes'] else _power(bound)}")
+    for sentence in (told.get("transcript") or {}).get("sentences", ()):
+        lines.append(f"transcript: {sentence}")
     for one in told.get("not_tested", ()):
         lines.append(f"not tested: {one}")
     return "\n".join(lines)

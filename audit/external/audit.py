@@ -271,6 +271,8 @@ def audit_groups(
         name: score_utility(logits_of(audited.model, group.inputs), group.labels)["accuracy"]
         for name, group in (("members", audited.members), ("non_members", audited.non_members))
     }
+    # Each once: a transcript's sentences have those of the claim by itself among them.
+    against = list(dict.fromkeys([*refuted, *(claim.errors if claim else ())]))
     return ModelAudit(
         audited=audited,
         settings=settings,
@@ -283,7 +285,7 @@ def audit_groups(
         ranks=equations,
         shared=shared,
         shared_inputs=inputs,
-        verdict=verdict(by, bound, shift, [*refuted, *(claim.errors if claim else ())], _detectable(outcomes)),
+        verdict=verdict(by, bound, shift, against, _detectable(outcomes)),
     )
 
 

@@ -28,6 +28,7 @@ from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_n
 from .files import read_tensors
 from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest, verdict
 from .gate import Rule, rules
+from .image_classifier import image_classifier
 from .models import architecture, filled
 from .needs import applicable, way_out
 from .overlap import without_shared
@@ -37,6 +38,9 @@ from .report import document, write_report
 from .score_files import COLUMNS, read_scores
 from .sizes import smallest_leak
 from .sources.raw import AS_IS, Reading
+from .transcript import read_transcript
+from .transcript_canaries import read_canaries
+from .transcript_claim import TranscriptVerdict, judge_transcript
 
 Tell = Callable[[str], None]
 
@@ -52,7 +56,7 @@ class Asked:
     Attributes:
         settings: of the audit.
         checkpoint: file of the model.
-        model: its architecture.
+        model: its architecture; empty for a folder that names its own.
         members: source of the examples that it was trained on.
         non_members: source of examples that it was not trained on.
         population: source of public examples; None for none.
@@ -63,6 +67,8 @@ class Asked:
         drop_overlap: whether examples of two groups are left out, instead of an end of the audit.
         accept: kinds of remarks of the pre-flight that are not to end it.
         most: members, and non-members, that are asked about.
+        transcript: folder that `audit.watch` wrote of the training; None for none.
+        canaries: file of canaries that were in it by coins; None for none.
         shadows: models; 0 for none.
         train: the owner's training function.
         rules: that the audit has to keep.
@@ -86,6 +92,8 @@ class Asked:
     drop_overlap: bool = False
     accept: Sequence[str] = ()
     most: int = 10_000
+    transcript: Path | None = None
+    canaries: Path | None = None
     shadows: int = 0
     train: str | None = None
     rules: Sequence[Rule] = ()
@@ -103,6 +111,10 @@ class Asked:
         for option, code in (("--train", self.train), ("--model", self.model)):
             if code is not None and plugins.is_path(code) and not self.trust_code:
                 raise ValueError(f"{option} {code} is code that would run; pass --trust-code if you trust it")
+        if self.transcript is not None and self.settings.claim is None:
+            raise ValueError("--transcript is held against a claim; give --claim epsilon=...,noise_multiplier=...")
+        if self.canaries is not None and self.transcript is None:
+            raise ValueError("--canaries are sought in the updates of a training; give --transcript")
         if self.train is not None:
             plugins.check("training function", self.train)
         if self.data is None and (self.members is None or self.non_members is None):
@@ -194,17 +206,28 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         ValueError: a file, an option or a model that is not as it must be.
     """
     sources = _sources(asked)
-    named = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
-    groups = groups_of(
-        sources["members"], sources["non_members"], sources.get("population"), preprocess=asked.preprocess
-    )
+    folder = image_classifier(asked.checkpoint) if asked.checkpoint.is_dir() else None
+    if folder is None:
+        named = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
+    else:
+        named = folder.state
+    # A folder says how its images were standardised; what the owner says goes before it.
+    own = asked.preprocess
+    if folder is not None and own == Preprocess() and folder.mean is not None and folder.std is not None:
+        own = Preprocess(folder.mean, folder.std)
+    groups = groups_of(sources["members"], sources["non_members"], sources.get("population"), preprocess=own)
     groups = without_shared(groups) if asked.drop_overlap else groups
     groups = _moved(_limited(groups, asked), asked.device)
     labels = [group.labels for group in (groups.members, groups.non_members)]
     shape = tuple(groups.members.inputs.shape[1:])
     classes = 1 + int(torch.cat(labels).max())
-    model = fitting(asked.model, named.tensors, input_shape=shape, least=max(2, classes), trust_code=asked.trust_code)
-    model = filled(model, named.tensors).to(asked.device).eval()
+    if folder is None:
+        least = max(2, classes)
+        model = fitting(asked.model, named.tensors, input_shape=shape, least=least, trust_code=asked.trust_code)
+        model = filled(model, named.tensors)
+    else:
+        model = folder.model
+    model = model.to(asked.device).eval()
     report("pre-flight")
     delta = asked.settings.delta_of_bounds
     looked = preflight(model, groups, delta=delta, level=asked.settings.level, accept=asked.accept)
@@ -222,23 +245,27 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     bank: BankOf | None = None
     if asked.train is not None:
         bank = _bank(audited, asked, asked.train, report)
-    found = audit_groups(audited, asked.settings, shift=looked.shift, bank=bank, report=report)
+    seen = _transcript(audited, asked, report)
+    found = audit_groups(
+        audited, asked.settings, shift=looked.shift, bank=bank, refuted=seen.refuted if seen else (), report=report
+    )
     judged = [{"text": rule.text, "broken": rule.broken(found.measured)} for rule in asked.rules]
     about = {
         "model": {
             "file": asked.checkpoint.name,
             "sha256": named.sha256,
             "kind": named.kind,
-            "architecture": asked.model,
+            "architecture": asked.model or "its folder's own",
             "parameters": sum(p.numel() for p in model.parameters()),
-            "notes": list(named.notes),
+            "notes": [*named.notes, *(folder.notes if folder else ())],
         },
         "data": {"name": asked.data or Path(str(asked.members)).name, **groups.sources}
-        | {"preprocess": {"mean": list(asked.preprocess.mean), "std": list(asked.preprocess.std)}},
+        | {"preprocess": {"mean": list(own.mean), "std": list(own.std)}},
         "preflight": looked.to_dict(),
         "smallest_leak": looked.sizes,
+        "transcript": None if seen is None else _of_transcript(seen),
         "rules": judged,
-        "not_tested": _untested(found, asked),
+        "not_tested": [*_untested(found, asked), *(seen.skipped if seen else ())],
         "command": list(asked.command),
     }
     told = _told(found, about, groups, asked.out)
@@ -247,6 +274,30 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         broken=tuple(one["broken"] for one in judged if one["broken"]),
         refuted=found.verdict.word == "claim refuted",
     )
+
+
+def _transcript(audited: Audited, asked: Asked, report: Tell) -> TranscriptVerdict | None:
+    """What the transcript says of the claim; None without one."""
+    claim = asked.settings.claim
+    if asked.transcript is None or claim is None:
+        return None
+    report("transcript")
+    return judge_transcript(
+        read_transcript(asked.transcript),
+        claim,
+        model=audited.model,
+        members=audited.members.inputs,
+        canaries=None if asked.canaries is None else read_canaries(asked.canaries),
+        final=audited.model.state_dict(),
+        level=asked.settings.level,
+        device=asked.device,
+    )
+
+
+def _of_transcript(seen: TranscriptVerdict) -> dict[str, Any]:
+    """As the report has it: numbers, and sentences for a reader."""
+    told = [f"The transcript of {seen.steps} updates: {seen.word}.", *seen.refuted, *seen.problems, *seen.remarks]
+    return seen.to_dict() | {"sentences": told}
 
 
 def _told(found: ModelAudit, about: Mapping[str, Any], groups: Groups, out: Path | None) -> dict[str, Any]:
@@ -261,7 +312,8 @@ def _untested(found: ModelAudit, asked: Asked) -> list[str]:
             lacking.setdefault(way_out(one.missing), []).append(one.name)
     told = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
     told += [one.why_not for one in found.outcomes if one.scores is None and not one.missing]
-    told.append("updates as they were shared in training: no transcript was given")
+    if asked.transcript is None:
+        told.append("updates as they were shared in training: pass --transcript DIR, which `audit.watch` writes")
     if asked.settings.split != "random":
         told.append("epsilon: nobody says that members were drawn at random; pass --split random where they were")
     return told

@@ -227,3 +227,53 @@ def test_mistakes_about_an_update_are_one_sentence(leakbench, shared, arguments,
     assert out == ""
     assert told in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share):
+    import torch
+
+    import audit
+    from benchmarks import models
+
+    coins = torch.Generator().manual_seed(0)
+    model = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with audit.watch(
+        optimizer, tmp_path / "steps", model=model, noise_multiplier=4.0, clip_norm=1.0, expected_batch=60
+    ):
+        for _ in range(5):
+            # Noise alone: batches that happen to hold nobody, which is all that these tests of noise can be told.
+            for parameter in model.parameters():
+                parameter.grad = share * 4.0 / 60 * torch.randn(parameter.shape, generator=coins)
+            optimizer.step()
+    stated = "epsilon=3,sampling=poisson,sample_rate=0.1,noise_multiplier=4,steps=5"
+    found, out, _ = leakbench(
+        *FILES, "--claim", stated, "--transcript", str(tmp_path / "steps"),
+        "--no-gradients", "--attacks", "loss_threshold", "--json",
+    )  # fmt: skip
+    told = json.loads(out)
+    assert any("noise" in sentence for sentence in told["transcript"]["refuted"]) == (share < 1)
+    # The finished model is another one than that of these steps, which a transcript says, and which refutes nothing.
+    assert told["transcript"]["problems"]
+    if share < 1:
+        assert found == 1
+        assert told["verdict"]["word"] == "claim refuted"
+        assert told["transcript"]["word"] == "violation"
+    else:
+        assert told["transcript"]["word"] == "no verdict"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((*FILES, "--transcript", "steps"), "--transcript is held against a claim"),
+        ((*FILES, "--canaries", "c.safetensors"), "give --transcript"),
+        ((*FILES, "--claim", "epsilon=3", "--transcript", "none"), "none"),
+    ],
+)
+def test_mistakes_about_a_transcript_are_one_sentence(leakbench, arguments, told):
+    code, out, err = leakbench(*arguments, "--no-gradients", "--attacks", "loss_threshold")
+    assert code == 2
+    assert out == ""
+    assert told in err
