@@ -7,12 +7,14 @@ pictures. Nothing is computed but the curve of the scores; every number is the d
 import io
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import UndefinedError
 from markupsafe import Markup
 from numpy import ndarray
 
@@ -71,9 +73,15 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
     """
     folder = Path(folder)
     told = read_document(folder)
-    write_bytes(folder / SUMMARY, summary(told).encode())
+    try:
+        page, words = render(told, folder), summary(told)
+    except (KeyError, TypeError, AttributeError, IndexError, UndefinedError) as error:
+        raise RecordError(
+            f"{folder / DOCUMENT} is no whole audit ({error!r} is not as it writes it); run it again"
+        ) from None
+    write_bytes(folder / SUMMARY, words.encode())
     # Last, so that a page that is there has its summary beside it.
-    return write_bytes(folder / PAGE, render(told, folder).encode())
+    return write_bytes(folder / PAGE, page.encode())
 
 
 def read_document(folder: Path) -> dict[str, Any]:
@@ -82,8 +90,9 @@ def read_document(folder: Path) -> dict[str, Any]:
     Raises:
         RecordError: there is none, or none of this version.
     """
+    content = read_bytes(folder / DOCUMENT, "audit")
     try:
-        told = json.loads(read_bytes(folder / DOCUMENT, "audit").decode())
+        told = json.loads(content.decode())
     except (UnicodeDecodeError, ValueError, RecursionError):
         raise RecordError(f"{folder / DOCUMENT} is not a whole JSON document; run the audit again") from None
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:
@@ -162,6 +171,7 @@ def render(told: dict[str, Any], folder: Path) -> str:
         "sources": [
             (name, one) for name, one in told.get("data", {}).items() if isinstance(one, dict) and "sha256" in one
         ],
+        "command": shlex.join(told["command"]),
         "versions": ", ".join(f"{name} {version}" for name, version in told["provenance"]["versions"].items()),
     }
     return environment.get_template("checkpoint.html").render(context)
@@ -214,12 +224,16 @@ def _facts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         (f"{groups['members']:,}", "members"),
         (f"{groups['non_members']:,}", "non-members"),
-        (_percent(told["accuracy"]["members"]), "accuracy on members"),
-        (_percent(told["accuracy"]["non_members"]), "accuracy on non-members"),
+        (_percent(told["accuracy"]["members"]), f"accuracy on members{_ends(told['accuracy']['members'])}"),
+        (_percent(told["accuracy"]["non_members"]), f"accuracy on non-members{_ends(told['accuracy']['non_members'])}"),
     ]
     if sizes.get("auc"):
         facts.append((f"{sizes['auc']:.3f}", "AUC that would show in four audits of five"))
     return facts
+
+
+def _ends(metric: Mapping[str, Any]) -> str:
+    return "" if metric["low"] is None else f", {metric['low']:.1%} to {metric['high']:.1%}"
 
 
 def _percent(metric: Mapping[str, Any]) -> str:
@@ -235,9 +249,9 @@ def _number(metric: Mapping[str, Any] | None) -> str:
 
 def _cell(metric: Mapping[str, Any] | None) -> dict[str, str]:
     if metric is None or metric["value"] is None:
-        return {"value": "n/a", "ends": "", "title": "not measured" if metric is None else str(metric["reason"])}
+        return {"value": "n/a", "ends": "not measured" if metric is None else str(metric["reason"]), "n": ""}
     ends = "" if metric["low"] is None else f"{metric['low']:.3f} to {metric['high']:.3f}"
-    return {"value": f"{metric['value']:.3f}", "ends": ends, "title": f"n = {metric['n']}"}
+    return {"value": f"{metric['value']:.3f}", "ends": ends, "n": f"n = {metric['n']}"}
 
 
 def _strongest(one: Mapping[str, Any]) -> str:
@@ -297,7 +311,7 @@ def _classes(told: Mapping[str, Any]) -> list[dict[str, str]]:
     if told["exposure"] is None:
         return []
     classes = sorted(told["exposure"]["classes"].items(), key=lambda pair: int(pair[0]))
-    return [{"name": name, "n": str(metric["n"] or 0), **_cell(metric)} for name, metric in classes]
+    return [{"name": name, **_cell(metric), "n": str(metric["n"] or 0)} for name, metric in classes]
 
 
 def _shared(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[dict[str, Any]]:
@@ -369,4 +383,6 @@ def _table(folder: Path, told: Mapping[str, Any], name: str) -> dict[str, ndarra
 
 def _plain(text: str) -> str:
     """Text in which Markdown finds nothing of its own."""
-    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in " ".join(str(text).split()))
+    # With a space behind, neither names anybody nor is an address.
+    words = " ".join(str(text).split()).replace("@", "@ ").replace("://", ": //")
+    return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in words)

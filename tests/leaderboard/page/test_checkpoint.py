@@ -146,13 +146,34 @@ def test_files_of_another_audit_are_refused(tmp_path):
     with pytest.raises(RecordError, match="is not the file that the audit wrote"):
         build_report(folder)
     assert not (folder / "index.html").exists()
+    assert not (folder / "SUMMARY.md").exists()
     with pytest.raises(RecordError, match="schema of"):
         build_report(_folder(tmp_path / "other", schema="leakbench-audit/9"))
     (folder / "audit.json").write_text("{")
     with pytest.raises(RecordError, match="not a whole JSON document"):
         build_report(folder)
-    with pytest.raises(RecordError):
+    with pytest.raises(RecordError, match=r"cannot read|no audit|audit\.json"):
         build_report(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["verdict", "groups", "attacks", "epsilon", "accuracy", "gradients", "provenance"])
+def test_a_document_that_lacks_a_part_is_one_sentence(tmp_path, key):
+    folder = _folder(tmp_path / "report")
+    told = json.loads((folder / "audit.json").read_text())
+    del told[key]
+    (folder / "audit.json").write_text(json.dumps(told))
+    with pytest.raises(RecordError, match="is no whole audit"):
+        build_report(folder)
+
+
+def test_a_command_can_be_pasted_and_a_summary_names_nobody(tmp_path):
+    command = ["leakbench", "audit", "--fail-if", "auc>0.9"]
+    verdict = {"word": "leaks", "sentence": "@someone https://evil.example"}
+    page = build_report(_folder(tmp_path / "report", command=command, verdict=verdict)).read_text()
+    assert "--fail-if &#39;auc&gt;0.9&#39;" in page
+    words = (tmp_path / "report" / "SUMMARY.md").read_text()
+    assert "@someone" not in words
+    assert "https://" not in words
 
 
 def test_inputs_that_are_no_images_have_no_pictures(tmp_path):
