@@ -308,11 +308,13 @@ def verdict(
         detectable: AUC that so many candidates would have told from chance in four audits of five.
     """
     told, proof = list(refuted), ""
-    if isinstance(bound, EpsilonBound) and bound.split == "random" and bound.value > 0:
-        proof = (
-            f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on, "
-            f"which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.level:.0%} confidence)"
-        )
+    if isinstance(bound, EpsilonBound) and bound.value > 0:
+        # More right answers than coins have, whatever the split; an epsilon where the split was random only.
+        proof = f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on"
+        if bound.split == "random":
+            proof += (
+                f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.level:.0%} confidence)"
+            )
         if bound.refutes:
             told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
     if told:

@@ -209,14 +209,20 @@ def test_a_bound_that_refutes_is_the_verdict():
     assert "a was right in 60 of 60 answers" in found.sentence
 
 
-def test_a_bound_of_a_random_split_is_evidence_of_a_leak_by_itself():
+def test_right_answers_to_pairs_are_evidence_of_a_leak_by_themselves():
     settings: Any = {"value": 1.5, "ceiling": 2.5, "attack": "a", "pairs": 600, "guessed": 60, "correct": 57}
     bound = EpsilonBound(**settings, looks=1, level=0.95, delta=1e-5, split="random")
     found = verdict([], bound, NO_SHIFT)
     assert found.word == "leaks"
     assert "an epsilon of at least 1.50" in found.sentence
     unknown = EpsilonBound(**settings, looks=1, level=0.95, delta=1e-5, split="unknown")
-    assert verdict([], unknown, NO_SHIFT).word == "cannot be told"
+    # Of an unknown split it is as good as any score that tells members from non-members, and no epsilon.
+    found = verdict([], unknown, NO_SHIFT)
+    assert found.word == "leaks"
+    assert "right in 57 of 60" in found.sentence
+    assert "epsilon" not in found.sentence
+    shift = Shift(p_value=1e-4, auc=0.8, members=400, non_members=400, detectable=0.6)
+    assert verdict([], unknown, shift).word == "cannot be told"
 
 
 def test_what_a_claim_allows_is_no_alarm():
