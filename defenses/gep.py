@@ -13,7 +13,7 @@ Guarantee: one Gaussian a step at the defense's multiplier, for both parts toget
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -27,7 +27,7 @@ from .core import (
     Context,
     Defense,
     StepPlan,
-    Subspace,
+    SubspaceMemory,
     bounded,
     leading_directions,
     refuse_count,
@@ -48,6 +48,7 @@ class Gep:
     share: float
     biased: bool
     project_noise: bool
+    _memory: SubspaceMemory = field(default_factory=SubspaceMemory, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("rank", "groups", "interval", "auxiliary_size"):
@@ -65,7 +66,7 @@ class Gep:
         spans = self._spans(context.dim)
         if state is None or context.step % self.interval == 0:
             state = self._directions(spans, context)
-        subspace = Subspace(state, spans, context.dim)
+        subspace = self._memory.subspace(state, spans, context.dim)
         if self.biased:
             return state, StepPlan(Block(codec=subspace, bound=self.bound))
         return state, StepPlan(

@@ -34,7 +34,7 @@ from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.streamed import Streamed
-from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, Subspaces
+from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, SubspaceMemory, Subspaces
 from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, predicted, rehearsed
 from .privacy.keys import keyed, seed_from
 from .privacy.ledger import Claim, Entry, Ledger
@@ -136,6 +136,7 @@ __all__ = [
     "Streamed",
     "Stretched",
     "Subspace",
+    "SubspaceMemory",
     "Subspaces",
     "ToyRows",
     "Transcript",

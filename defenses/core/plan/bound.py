@@ -166,9 +166,14 @@ def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
     return torch.where(good.unsqueeze(1), rows, 0.0)
 
 
-def row_norms(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
-    """L2 norms in float64; differentiable."""
-    norms = lengths(rows)
+def row_norms(rows: Float[Tensor, "rows size"], found: Float[Tensor, " rows"] | None = None) -> Float[Tensor, " rows"]:
+    """L2 norms in float64; differentiable.
+
+    Args:
+        rows: to be measured.
+        found: their `lengths`, where somebody has them already.
+    """
+    norms = lengths(rows) if found is None else found
     # A float32 square overflows above 1e19 and vanishes below 1e-22, and float64 reductions are many times as slow.
     if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):
         return norms

@@ -222,6 +222,11 @@ class Subspace:
         """Number of directions of each span."""
         return [basis.shape[1] for basis in self.bases]
 
+    @property
+    def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
+        """Inner products of each basis's directions, float64: the identity up to what `bases` may be off."""
+        return tuple((basis.T @ basis).double() for basis in self.bases)
+
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """Inner products with the directions."""
         parts = [self._inner(rows[:, a:b], v.to(rows)) for v, (a, b) in zip(self.bases, self.spans, strict=True)]

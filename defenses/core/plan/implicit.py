@@ -143,6 +143,11 @@ class ImplicitSubspace(Subspace):
         """All of them, formed."""
         return tuple(part.basis if isinstance(part, OuterDirections) else part for part in self.parts)
 
+    @cached_property
+    def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As of any subspace; found once for all steps that keep one."""
+        return super().moments
+
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies without bases that were formed."""
         return ImplicitSubspace, (self.parts, self.spans, self.dim)

@@ -44,10 +44,11 @@ class Subspaces(Protocol):
         ...
 
 
-class _Memory:
+class SubspaceMemory:
     """Cache of the last codec, which may have formed a basis in the meantime."""
 
     def __init__(self) -> None:
+        """Starts without any."""
         self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
 
     def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
@@ -81,7 +82,7 @@ class PublicSubspace:
     auxiliary: Literal["random", "independent"] = "random"
     auxiliary_size: int | None = None
     shortage: Literal["refuse", "lower_rank"] = "refuse"
-    _memory: _Memory = field(default_factory=lambda: _Memory(), init=False, repr=False, compare=False)
+    _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
@@ -149,7 +150,7 @@ class RandomSubspace:
     rank: int
     scope: Scope = "tensor"
     interval: int = 1
-    _memory: _Memory = field(default_factory=lambda: _Memory(), init=False, repr=False, compare=False)
+    _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)

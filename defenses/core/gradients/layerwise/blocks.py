@@ -22,7 +22,7 @@ from ...plan.defense import Block
 from ...plan.implicit import ImplicitSubspace, OuterDirections
 from ...plan.query import Gradient, Gradients, NormWithin
 from ...plan.rounding import LEAST_SHARE
-from .factors import FactoredGradient, Squares, parts
+from .factors import BasisPiece, FactoredGradient, Squares, parts
 from .linear import Outer
 
 Spans = tuple[tuple[int, int], ...]
@@ -180,9 +180,8 @@ class BatchGradients:
         # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
         coefficients = self._along(subspace)[0].double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
-        for basis, c in zip(subspace.bases, coefficients.split(subspace.ranks, dim=1), strict=True):
-            gram = (basis.T @ basis).double()
-            parts_of.append(torch.einsum("nk,kl,nl->n", c, gram, c))
+        for moments, c in zip(subspace.moments, coefficients.split(subspace.ranks, dim=1), strict=True):
+            parts_of.append(((c @ moments.to(c)) * c).sum(dim=1))
         again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)
         whole = self._squares
         # The difference of numbers of the size of |g|².
@@ -195,21 +194,22 @@ class BatchGradients:
         # By identity, which holds while the plan is alive: DPDR's two blocks share one subspace.
         if id(subspace) in self.known:
             return self.known[id(subspace)]
-        found: list[Tensor] = []
-        norms: dict[int, Tensor] = {}  # by number of the term
         parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
-        for part, (first, last) in zip(parts_of, subspace.spans, strict=True):
-            if isinstance(part, OuterDirections) and (factors := self.outer(first, last)) is not None:
+        found, bases = [], {}
+        for number, (part, span) in enumerate(zip(parts_of, subspace.spans, strict=True)):
+            if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 found.append(part.of_products(*factors))
                 continue
-            basis = part.basis if isinstance(part, OuterDirections) else part
-            total = self.like.new_zeros(self.examples, basis.shape[1])
-            for number, (spans, term) in enumerate(self.terms):
-                if all(stop <= first or start >= last for start, stop in spans):
-                    continue
-                products, norms[number] = term.along(_within(basis.to(self.like), first, spans))
-                total = total + products
-            found.append(total)
+            bases[number] = (span[0], (part.basis if isinstance(part, OuterDirections) else part).to(self.like))
+            found.append(self.like.new_zeros(self.examples, bases[number][1].shape[1]))
+        norms: dict[int, Tensor] = {}  # by number of the term
+        for number, (spans, term) in enumerate(self.terms):
+            # All directions at once: a layer's rows, where it needs some, are formed once.
+            shared = {of: pieces for of, basis in bases.items() if (pieces := _within(*basis, spans))}
+            if shared:
+                products, norms[number] = term.along([piece for pieces in shared.values() for piece in pieces])
+                for of, product in zip((of for of, pieces in shared.items() for _ in pieces), products, strict=True):
+                    found[of] = found[of] + product
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
         self.known[id(subspace)] = (
             torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),
@@ -323,16 +323,12 @@ def _split(spans: Spans, rows: Tensor) -> Iterator[tuple[tuple[int, int], Tensor
     return zip(spans, rows.split([stop - start for start, stop in spans], dim=1), strict=True)
 
 
-def _within(basis: Tensor, first: int, spans: Spans) -> Tensor:
-    """The rows of a basis over [first, first + len(basis)) that belong to these spans, zero where it has none."""
-    last, found = first + len(basis), []
+def _within(first: int, basis: Tensor, spans: Spans) -> list[BasisPiece]:
+    """What of a basis over [first, first + len(basis)) belongs to these spans, by its places in their term's rows."""
+    last, behind, found = first + len(basis), 0, []
     for start, stop in spans:
         low, high = max(start, first), min(stop, last)
-        if (low, high) == (start, stop):
-            found.append(basis[start - first : stop - first])
-            continue
-        own = basis.new_zeros(stop - start, basis.shape[1])
         if low < high:
-            own[low - start : high - start] = basis[low - first : high - first]
-        found.append(own)
-    return found[0] if len(found) == 1 else torch.cat(found)
+            found.append((behind + low - start, basis[low - first : high - first]))
+        behind += stop - start
+    return found

@@ -8,7 +8,7 @@ copies a third of what a 3x3 kernel's patches take.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,10 +19,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from ...plan.bound import row_norms
 from ...plan.lengths import lengths
 from . import winograd as tiles
 from .cost import Shape, Strategy, cheapest, estimates, summed_by_tiles
-from .factors import FactoredGradient, GradientRows, Squares, gram_squares, joined, parts, product_size, recomputed
+from .factors import (
+    BasisPiece,
+    FactoredGradient,
+    GradientRows,
+    Squares,
+    gram_squares,
+    joined,
+    parts,
+    product_size,
+    recomputed,
+)
 
 IntPair = tuple[int, int]
 # From this many positions on, unfolding columns alone is the faster; below, the products get too small.
@@ -143,9 +154,50 @@ class Convolution(FactoredGradient):
         own = self._as_made(mask)
         if self._kept is not None:
             return self._kept.masked_squares(own)
+        return self._of_rows(keep=self._worth_keeping, mask=own.to(self.like))
+
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
+        """From rows in the products' order, kept where that is cheaper, and bases that are brought into that order."""
+        turned = [self._as_made_basis(start, basis) for start, basis in pieces]
+        if self._kept is None and self._worth_keeping:
+            self._of_rows(keep=True)
+        if self._kept is not None:
+            return self._products(self._kept.values, turned), self._kept.norms()
+        each = (self._unfolded + self.views * self.size) * self.like.element_size()
+        made = (self._made(*self._some(part)).flatten(1) for part in parts(self.examples, each, self.like, wide=True))
+        products, norms = zip(*((self._products(rows, turned), row_norms(rows)) for rows in made), strict=True)
+        return [torch.cat(found) for found in zip(*products, strict=True)], torch.cat(norms)
+
+    def _products(self, made: Tensor, bases: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Inner products of rows in the products' order with bases of some channels that leave."""
+        found = []
+        for first, basis in bases:
+            directions, patch, channels = basis.shape
+            some = (
+                made if channels * patch == self.size else made.unflatten(1, (patch, -1))[:, :, first:][..., :channels]
+            )
+            found.append(some.reshape(len(made), -1) @ basis.reshape(directions, -1).T)
+        return found
+
+    def _as_made_basis(self, start: int, basis: Float[Tensor, "span k"]) -> tuple[int, Float[Tensor, "k patch some"]]:
+        """A piece of a basis in the products' order (`_made`), and the first of the channels that leave in it."""
+        out, entering, height, width = self.geometry.weight_shape
+        groups, patch = self.geometry.groups, entering * height * width
+        # Of few channels those alone: a group of directions may begin or end within a weight.
+        first, last = start // patch, -(-(start + len(basis)) // patch)
+        if groups > 1 or 2 * (last - first) > out:
+            first, last = 0, out
+        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
+        turned = F.pad(basis.T, (start - first * patch, last * patch - start - len(basis)))
+        split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
+        made = split.permute(0, 1, 4, 5, 3, 2)
+        return first, made.reshape(len(made), groups * patch, -1)
+
+    @property
+    def _worth_keeping(self) -> bool:
+        """Whether rows that have to be formed are kept for the sum."""
         costs = estimates(self.shape, self.like.device.type)
-        keep = costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
-        return self._of_rows(keep=keep, mask=own.to(self.like))
+        return costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """From the rows if they were kept, otherwise one convolution with the direction in the weight's place."""

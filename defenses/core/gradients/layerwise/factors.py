@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -80,6 +81,15 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     return Squares(value.double(), torch.where((strongest > edge) | (size > edge), torch.inf, slack))
 
 
+BasisPiece = tuple[int, Tensor]
+"""Where in a row a piece of a basis begins, and its rows there [span, k]."""
+
+
+def products_with(rows: Float[Tensor, "rows size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "rows _"]]:
+    """Inner products of rows with the columns of each piece; what lies outside of a piece counts as zero."""
+    return [rows[:, start : start + len(basis)] @ basis for start, basis in pieces]
+
+
 class FactoredGradient:
     """Gradients of one parameter, or of several that come together, for a batch of examples.
 
@@ -120,11 +130,11 @@ class FactoredGradient:
         kept = mask.to(self.like)
         return self._collect(lambda rows: (rows * kept).square().sum(dim=1))
 
-    def along(self, basis: Float[Tensor, "size k"]) -> tuple[Float[Tensor, "rows k"], Float[Tensor, " rows"]]:
-        """Inner products with the columns of a basis, and norms."""
-        found = [(rows @ basis, row_norms(rows)) for _, rows in self.chunks(wide=True)]
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Float[Tensor, "rows _"]], Float[Tensor, " rows"]]:
+        """Inner products with the columns of each piece of a basis, and norms: rows are formed once for all pieces."""
+        found = [(products_with(rows, pieces), row_norms(rows)) for _, rows in self.chunks(wide=True)]
         products, norms = zip(*found, strict=True)
-        return torch.cat(products), torch.cat(norms)
+        return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """Inner products with one direction, in float64."""
@@ -187,7 +197,7 @@ class GradientRows(FactoredGradient):
 
     def squares(self) -> Squares:
         """Squared norms, in one pass over the rows."""
-        return Squares.exact(lengths(self.values).square())
+        return Squares.exact(self._lengths.square())
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms of the kept columns."""
@@ -196,11 +206,11 @@ class GradientRows(FactoredGradient):
     def largest(self) -> Tensor:
         """Their norms, which bound their entries."""
         # Infinite where a square overflows: such a row is then looked at entry by entry (`BatchGradients._finite`).
-        return lengths(self.values)
+        return self._lengths
 
-    def along(self, basis: Tensor) -> tuple[Tensor, Tensor]:
-        """One product, and one pass for the norms."""
-        return self.values @ basis, self.norms()
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
+        """A product for each piece, and one pass for the norms."""
+        return products_with(self.values, pieces), self.norms()
 
     def inner(self, direction: Tensor) -> Tensor:
         """One product."""
@@ -208,7 +218,12 @@ class GradientRows(FactoredGradient):
 
     def norms(self) -> Tensor:
         """In one pass over the rows."""
-        return row_norms(self.values)
+        return row_norms(self.values, self._lengths)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        # Once: for the bound, for what a subspace leaves over and for what is not finite the same pass is asked for.
+        return lengths(self.values)
 
 
 class Lookup(FactoredGradient):

@@ -6,12 +6,25 @@ under a mask M that all examples share |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from .cost import Shape, Strategy, cheapest
-from .factors import FactoredGradient, GradientRows, Squares, gram_squares, joined, parts, product_size, recomputed
+from .factors import (
+    BasisPiece,
+    FactoredGradient,
+    GradientRows,
+    Squares,
+    gram_squares,
+    joined,
+    parts,
+    product_size,
+    recomputed,
+)
 
 
 class Outer(FactoredGradient):
@@ -59,17 +72,25 @@ class Outer(FactoredGradient):
         through = self.inputs @ direction.view(self.signals.shape[1], self.inputs.shape[1]).T
         return (through * self.signals).sum(dim=1, dtype=torch.float64)
 
-    def along(self, basis: Float[Tensor, "size k"]) -> tuple[Float[Tensor, "rows k"], Float[Tensor, " rows"]]:
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """sᵀ B_k x for every direction: one product with all directions, then one with the signals."""
-        outputs, directions = self.signals.shape[1], basis.shape[1]
+        return [self._products(start, basis) for start, basis in pieces], self.norms()
+
+    def _products(self, start: int, basis: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:
+        """Inner products with a piece of a basis, of the outputs that it touches alone."""
+        width, stop, directions = self.inputs.shape[1], start + len(basis), basis.shape[1]
+        first, last = start // width, -(-stop // width)
+        outputs, turned = last - first, basis.T
+        if (before := start - first * width) | (behind := last * width - stop):
+            turned = F.pad(turned, (before, behind))
         # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy the inputs for each.
-        wide = basis.T.reshape(directions * outputs, self.inputs.shape[1]).T
+        wide = turned.reshape(directions * outputs, width).T
         found = []
         # Between the two products there are [rows, k, out] numbers.
         for part in parts(self.examples, 2 * wide.shape[1] * self.like.element_size(), self.like, wide=True):
             inner = (self.inputs[part] @ wide).unflatten(1, (directions, outputs))
-            found.append(torch.bmm(inner, self.signals[part].unsqueeze(2)).squeeze(2))
-        return torch.cat(found), self.norms()
+            found.append(torch.bmm(inner, self.signals[part, first:last].unsqueeze(2)).squeeze(2))
+        return torch.cat(found)
 
 
 class OuterSum(FactoredGradient):
