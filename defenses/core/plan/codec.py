@@ -222,7 +222,6 @@ class Subspace:
         """Number of directions of each span."""
         return [basis.shape[1] for basis in self.bases]
 
-    @property
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
         """Inner products of each basis's directions, float64: the identity up to what `bases` may be off."""
         return tuple((basis.T @ basis).double() for basis in self.bases)

@@ -143,10 +143,13 @@ class ImplicitSubspace(Subspace):
         """All of them, formed."""
         return tuple(part.basis if isinstance(part, OuterDirections) else part for part in self.parts)
 
-    @cached_property
-    def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
         """As of any subspace; found once for all steps that keep one."""
-        return super().moments
+        return self._moments
+
+    @cached_property
+    def _moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
+        return super().moments()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies without bases that were formed."""

@@ -47,10 +47,14 @@ def drop_in_each(
     """
     kept = torch.ones_like(scores, dtype=torch.bool) if among is None else among.clone()
     for start, stop in layout.weights:
-        there = kept[start:stop].nonzero().flatten() + start
-        count = min(int(fraction * len(there)), len(there) - 1)
+        own, marks = kept[start:stop], scores[start:stop]
+        there = int(own.sum()) if among is not None else stop - start
+        count = min(int(fraction * there), there - 1)
         if count > 0:
-            kept[there[_lowest(scores[there], count)]] = False
+            if there == stop - start:  # nothing is to be gathered
+                own[:] = ~_lowest(marks, count)
+            else:
+                own[own.clone()] = ~_lowest(marks[own], count)
     return kept
 
 
@@ -59,6 +63,9 @@ def _lowest(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     edge = scores.kthvalue(count).values
+    lowest = scores <= edge
+    if int(lowest.sum()) == count:  # no other score is equal to the edge, nor is it NaN, which equals nothing
+        return lowest
     below = scores < edge
     # NaN is above everything, as for a sort, and equal to itself.
     at_edge = (scores == edge) | (scores.isnan() & edge.isnan())

@@ -180,7 +180,7 @@ class BatchGradients:
         # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
         coefficients = self._along(subspace)[0].double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
-        for moments, c in zip(subspace.moments, coefficients.split(subspace.ranks, dim=1), strict=True):
+        for moments, c in zip(subspace.moments(), coefficients.split(subspace.ranks, dim=1), strict=True):
             parts_of.append(((c @ moments.to(c)) * c).sum(dim=1))
         again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)
         whole = self._squares
@@ -195,7 +195,8 @@ class BatchGradients:
         if id(subspace) in self.known:
             return self.known[id(subspace)]
         parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
-        found, bases = [], {}
+        found: list[Tensor] = []
+        bases: dict[int, BasisPiece] = {}  # by number of the part, in flat coordinates
         for number, (part, span) in enumerate(zip(parts_of, subspace.spans, strict=True)):
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 found.append(part.of_products(*factors))
@@ -205,7 +206,7 @@ class BatchGradients:
         norms: dict[int, Tensor] = {}  # by number of the term
         for number, (spans, term) in enumerate(self.terms):
             # All directions at once: a layer's rows, where it needs some, are formed once.
-            shared = {of: pieces for of, basis in bases.items() if (pieces := _within(*basis, spans))}
+            shared = {of: pieces for of, basis in bases.items() if (pieces := _within(basis, spans))}
             if shared:
                 products, norms[number] = term.along([piece for pieces in shared.values() for piece in pieces])
                 for of, product in zip((of for of, pieces in shared.items() for _ in pieces), products, strict=True):
@@ -323,8 +324,9 @@ def _split(spans: Spans, rows: Tensor) -> Iterator[tuple[tuple[int, int], Tensor
     return zip(spans, rows.split([stop - start for start, stop in spans], dim=1), strict=True)
 
 
-def _within(first: int, basis: Tensor, spans: Spans) -> list[BasisPiece]:
-    """What of a basis over [first, first + len(basis)) belongs to these spans, by its places in their term's rows."""
+def _within(part: BasisPiece, spans: Spans) -> list[BasisPiece]:
+    """What of a basis, given in flat coordinates, belongs to these spans, by its places in their term's rows."""
+    first, basis = part
     last, behind, found = first + len(basis), 0, []
     for start, stop in spans:
         low, high = max(start, first), min(stop, last)

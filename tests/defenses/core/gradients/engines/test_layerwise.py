@@ -1,6 +1,7 @@
 """Our own engine: the reference's rows and clipped sums, for every layer, way, layout, codec and bound."""
 
 from collections.abc import Collection
+from itertools import pairwise
 
 import pytest
 import torch
@@ -67,6 +68,9 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
     globally = Subspace.of(directions)
     # Spans that do not end where parameters do.
     by_span = Subspace(tuple(halves[: 1 + (dim > cut)]), ((0, cut), (cut, dim))[: 1 + (dim > cut)], dim)
+    edges = [*range(0, dim, dim // 9 + 1), dim]  # several to a parameter, of a few of its outputs
+    shares = [torch.randn(b - a, 1, generator=coins, dtype=torch.float64) for a, b in pairwise(edges)]
+    finely = Subspace(tuple(one / one.norm() for one in shares), tuple(pairwise(edges)), dim)
     everything = Everything(dim)
     tight = normalize(norm, regulariser=0.01)
     single = {
@@ -78,6 +82,8 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
         "masked, unbounded": Block(codec=kept, bound=unbounded()),
         "subspace": Block(codec=globally, bound=clip(norm / 4)),
         "subspaces": Block(codec=by_span, bound=tight),
+        "short subspaces": Block(codec=finely, bound=tight),
+        "complement of short ones": Block(codec=Complement(finely), bound=tight),
         "complement": Block(codec=Complement(globally), bound=tight),
         "complement of coordinates": Block(codec=Complement(kept), bound=tight),
         "difference": Block(
