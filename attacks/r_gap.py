@@ -4,11 +4,12 @@ Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algori
 Behind every layer the derivatives k by its output are known, so that the gradient of its weight is linear in its input,
 and so is its output. Both together determine the input where their rank is full; nothing is searched for.
 
-Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum, average pooling and
-batch norms of evaluation; masks and bases of single layers. Padded pixels are deleted instead of being equations. Both
-roots of the scalar equation are found, and for three classes or more its solution without labels and under an unknown
-clip factor. Normal matrices come from the structure of convolutions, in float64, where the authors' code has dense
-matrices in float32. Gaps of the last layer's gradient are filled by its rank of one alone.
+Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum (with the branches
+solved together where one alone stays open), average pooling and batch norms of evaluation; masks and bases of single
+layers. Padded pixels are deleted instead of being equations. Both roots of the scalar equation are found, and for three
+classes or more its solution without labels and under an unknown clip factor. Normal matrices come from the structure of
+convolutions, in float64, where the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
+filled by its rank of one alone.
 """
 
 from typing import Literal, get_args

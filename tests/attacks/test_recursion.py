@@ -18,6 +18,7 @@ from attacks.core.recursion.convolution import Convolved, KernelGeometry, Weight
 from attacks.core.recursion.forward import derivatives, drawn_inputs, results
 from attacks.core.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
 from attacks.core.recursion.invert import inverted, layers_of
+from attacks.core.recursion.joint import SumOf
 from attacks.core.recursion.least_squares import Equations, factored, solve
 from attacks.core.recursion.maps import (
     Coefficients,
@@ -112,6 +113,8 @@ def test_normal_matrices_of_other_maps_are_those_of_their_equations():
         Reshaped(outer, (2, 3)),
         Then(pool, dense),
         Coefficients(OuterProduct(drawn(4), 6, None), drawn(24, 5)),
+        # Of the first twelve unknowns twice, and of the last five.
+        SumOf([(0, dense), (14, Dense(drawn(5, 5, seed=2), (5,))), (0, Dense(drawn(5, 12, seed=3), (12,)))], 19),
     ):
         assert_consistent(one)
 
@@ -317,26 +320,46 @@ def test_results_out_of_range_are_clamped_and_counted():
 class Skip(nn.Module):
     """A block whose activation follows the sum, with an identity or a projection beside it."""
 
-    def __init__(self, activation: type[nn.Module], *, projection: bool, norm: bool, before: bool = False) -> None:
+    def __init__(
+        self,
+        activation: type[nn.Module],
+        *,
+        projection: bool,
+        norm: bool,
+        before: bool = False,
+        channels: tuple[int, int, int] | None = None,
+    ) -> None:
         super().__init__()
-        width = 12 if projection else 4
+        # Of the block's input, between its layers, and of its result; the last one's padding where they are given.
+        low, middle, width = channels or (4, 6, 12 if projection else 4)
+        padding = 1 if channels or not projection else 0
         self.first, self.one, self.two = (
-            nn.Conv2d(1, 4, 3, padding=1),
-            nn.Conv2d(4, 6, 3, padding=1),
-            nn.Conv2d(6, width, 3),
+            nn.Conv2d(1, low, 3, padding=1),
+            nn.Conv2d(low, middle, 3, padding=1),
+            nn.Conv2d(middle, width, 3, padding=padding),
         )
-        self.pad = nn.Conv2d(4, width, 3) if projection else nn.Identity()
-        if not projection:
-            self.two = nn.Conv2d(6, width, 3, padding=1)
+        self.pad = nn.Conv2d(low, width, 3, padding=padding) if projection else nn.Identity()
         self.norm = nn.BatchNorm2d(width) if norm else nn.Identity()
         self.act, self.mid, self.last = activation(), activation(), activation()
-        self.before, self.out = before, nn.Linear(width * (16 if projection else 36), 4)
+        self.before, self.out = before, nn.Linear(width * (36 if padding else 16), 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.act(self.first(x))
         inner = self.norm(self.two(self.mid(self.one(x))))
         x = self.last(inner) + self.pad(x) if self.before else self.last(inner + self.pad(x))
         return self.out(torch.flatten(x, 1))
+
+
+class Parallel(nn.Module):
+    """Two convolutions of one input, added; each alone leaves it open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.act = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1), nn.Tanh()
+        self.out = nn.Linear(72, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.flatten(self.act(self.one(x) + self.two(x)), 1))
 
 
 def conv(*layers: nn.Module, features: int, classes: int = 4, bias: bool = True) -> nn.Sequential:
@@ -383,6 +406,8 @@ NETWORKS = {
     "identity skip, leaky ReLU, batch norm": lambda: Skip(LEAKY, projection=False, norm=True),
     "projection skip": lambda: Skip(nn.Tanh, projection=True, norm=False),
     "projection skip, batch norm": lambda: Skip(LEAKY, projection=True, norm=True),
+    "branches of a sum together": lambda: Skip(LEAKY, projection=True, norm=False, channels=(1, 2, 2)),
+    "branches of a sum together, batch norm": lambda: Skip(nn.Tanh, projection=True, norm=True, channels=(2, 6, 3)),
 }
 
 
@@ -404,6 +429,56 @@ def test_a_network_is_inverted_from_one_gradient(name):
     assert mse(found.x, made.x) < 1e-20 and found.label == made.label and not found.degraded
     # float32 constants, as a slope of 0.2, would leave 1e-9 here.
     assert found.residual < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("channels", "projection", "alone", "together"),
+    [
+        # One main path's gradient alone leaves 36 of 72, 54 of 216 and 72 of 288 dimensions open.
+        ((1, 2, 2), True, 36, 0),
+        ((4, 6, 3), True, 54, 0),
+        # F^2 equations repeat one another, and the rest is not enough.
+        ((4, 8, 3), True, 72, 9),
+        ((2, 2, 2), True, 36, 4),
+        # Of what is not multiplied by weights no gradient tells anything: what the layer's own leaves open stays open.
+        ((3, 3, 3), False, 27, 27),
+        ((4, 4, 4), False, 0, 0),
+    ],
+)
+def test_both_branches_of_a_sum_determine_what_neither_does_alone(channels, projection, alone, together):
+    torch.manual_seed(0)
+    made = case(Skip(nn.Tanh, projection=projection, norm=False, channels=channels), (1, 6, 6))
+    report = rank_analysis(made.network)[2]
+    assert (report.unknowns, report.deficit) == (36 * channels[1], together)
+    assert report.unknowns - report.rank_gradients == alone
+    if together:
+        with pytest.raises(RankDeficient) as refused:
+            inverted(made.network, made.gradients)
+        assert (refused.value.layer, refused.value.deficit) == (3, together)
+    else:
+        assert mse(inverted(made.network, made.gradients)[0].x, made.x) < 1e-20
+
+
+def test_two_layers_of_one_input_are_solved_with_their_sum():
+    torch.manual_seed(0)
+    made = case(Parallel(), (2, 6, 6))
+    reports = rank_analysis(made.network)
+    # 36 equations of either gradient and 72 of the sum; F^2 = 4 of each gradient are the sum's.
+    assert [one.rank_gradients for one in reports[:2]] == [36, 36] and [one.deficit for one in reports[:2]] == [0, 0]
+    assert mse(inverted(made.network, made.gradients)[0].x, made.x) < 1e-20
+
+
+@pytest.mark.parametrize("solver", ["ls", "gls", "map"])
+def test_branches_together_under_a_mask_and_under_noise(solver):
+    model = built("branches of a sum together, batch norm")
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    coins = torch.Generator().manual_seed(1)
+    # The last layer is whole: of that the recursion begins.
+    keep = torch.cat([torch.rand(n, generator=coins) < (1 if "out" in name else 0.95) for name, n in sizes.items()])
+    assert not bool(keep.all())
+    for noise, most in ((0.0, 1e-20), (1e-8, 1e-9)):
+        made = case(model, (1, 6, 6), keep=keep, noise=noise)
+        assert mse(inverted(made.network, made.gradients, solver=solver)[0].x, made.x) < most
 
 
 @pytest.mark.parametrize("name", ["biases and strides", "ten classes, three convolutions", "projection skip"])

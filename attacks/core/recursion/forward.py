@@ -61,6 +61,24 @@ def _result(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -
     raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
 
 
+def of_norm(one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A batch norm of evaluation: factors of its entries, and what it adds, by channel.
+
+    Args:
+        one: the operation.
+        below: shape of what it takes.
+        values: of the parameters.
+    """
+    factors = (values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
+    if one.weight is not None:
+        factors = factors * values[one.weight]
+    shift = -values[one.settings["mean"]] * factors
+    if one.bias is not None:
+        shift = shift + values[one.bias]
+    by_channel = (-1, *[1] * (len(below) - 1))
+    return factors.view(by_channel).expand(below), shift.view(by_channel)
+
+
 def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tensor]:
     """The loss's derivative by the result of every operation, of one example.
 

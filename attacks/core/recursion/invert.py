@@ -12,8 +12,9 @@ from .completion import completed
 from .forward import doubled, drawn_inputs, results
 from .head import HeadCandidate, HeadGradient, candidates
 from .least_squares import Solution
+from .order import without_identities
 from .shown import LayerGradient
-from .walk import Belief, Solver, Walk, walked, without_identities
+from .walk import Belief, Solver, Walk, walked
 
 TOLERANCE = 0.03
 """Relative residual of a layer above which no example explains a noise-free update; float32 stays below 1e-3."""

@@ -157,13 +157,17 @@ def condition(gram: Tensor, factor: Tensor) -> float:
     return math.sqrt(top * bottom)
 
 
-def solve(equations: Sequence[Equations], *, weighted: bool = False, shortest: bool = True) -> Solution:
+def solve(
+    equations: Sequence[Equations], *, weighted: bool = False, shortest: bool = True, leading: int | None = None
+) -> Solution:
     """Weighted least squares.
 
     Args:
         equations: of one tensor, at least one set.
         weighted: the weights are inverse variances, whose scale means something; else sets are balanced.
         shortest: whether the shortest solution is computed where there are many; else it is 0.
+        leading: number of unknowns, the first ones, that deficit and variance are about; None for all. The others may
+            stay open.
     """
     direct = None if weighted else _direct(equations)
     if direct is not None:
@@ -172,14 +176,15 @@ def solve(equations: Sequence[Equations], *, weighted: bool = False, shortest: b
         return _iterated(equations)
     gram, factors = normal_matrix(equations, balanced=not weighted)
     made = factored(gram)
-    inverse = vectors = gram.new_zeros(())
-    if made.rank < made.size and not shortest:
-        nothing = gram.new_zeros(equations[0].map.shape_in)
-        return Solution(x=nothing, residual=1.0, deficit=made.size - made.rank)
+    deficit, inverse, vectors = made.size - made.rank, gram.new_zeros(()), gram.new_zeros(())
+    if deficit and not shortest and leading is None:
+        return Solution(x=gram.new_zeros(equations[0].map.shape_in), residual=1.0, deficit=deficit)
     if made.factor is None:
         values, vectors = torch.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
         inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
+        if leading is not None:
+            deficit = _open(vectors[:leading, ~kept])
 
     def step(right: Tensor) -> Tensor:
         if made.factor is not None:
@@ -194,8 +199,21 @@ def solve(equations: Sequence[Equations], *, weighted: bool = False, shortest: b
         x = x + step(torch.stack(pulls).sum(dim=0).flatten()).view(x.shape)
     variance = None
     if weighted and made.factor is not None:
-        variance = float(torch.cholesky_inverse(made.factor).diagonal().mean())
-    return Solution(x=x, residual=residual(equations, factors, x), deficit=made.size - made.rank, variance=variance)
+        variance = float(torch.cholesky_inverse(made.factor).diagonal()[:leading].mean())
+    return Solution(x=x, residual=residual(equations, factors, x), deficit=deficit, variance=variance)
+
+
+def leading_rank(gram: Tensor, leading: int) -> int:
+    """How many dimensions of the first unknowns a normal matrix of more determines, whatever the others are."""
+    if factored(gram).rank == len(gram):
+        return leading
+    values, vectors = torch.linalg.eigh(gram)
+    return leading - _open(vectors[:leading, values <= RANK_TOLERANCE * values[-1]])
+
+
+def _open(null: Tensor) -> int:
+    """Dimensions in which some unknowns are open, by their entries of an orthonormal basis of the null space."""
+    return int((torch.linalg.svdvals(null) > math.sqrt(RANK_TOLERANCE)).sum()) if null.numel() else 0
 
 
 def _direct(equations: Sequence[Equations]) -> Solution | None:
@@ -312,15 +330,15 @@ def with_prior(equations: Sequence[Equations], centre: Tensor, spread: float) ->
     """The equations and a Gaussian prior on the tensor.
 
     Args:
-        equations: of one tensor; weights are inverse variances.
+        equations: of one tensor, or none; weights are inverse variances.
         centre: its mean, in the tensor's shape.
         spread: its standard deviation.
     """
     prior = Equations(
-        map=IdentityMap(equations[0].map.shape_in, centre),
+        map=IdentityMap(tuple(centre.shape), centre),
         target=centre,
         weights=torch.full_like(centre, spread**-2),
-        layer=equations[0].layer,
+        layer=equations[0].layer if equations else 0,
         source="prior",
     )
     return [*equations, prior]

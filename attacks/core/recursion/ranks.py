@@ -12,7 +12,7 @@ Caveat: no public code computes that index, and its sign and sums here are this 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,11 +23,12 @@ from ..network import Network, Operation
 from .activations import invert
 from .completion import completed
 from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
-from .forward import derivatives, doubled, results
+from .forward import derivatives, doubled, of_norm, results
 from .invert import layers_of
-from .least_squares import Equations, condition, factored, normal_matrix, rank_of
-from .maps import Dense, LinearMap, OuterProduct, Reshaped, Then
-from .walk import ACTIVATIONS, without_identities
+from .joint import OpenSum, joint_equations
+from .least_squares import Equations, condition, factored, leading_rank, normal_matrix, rank_of
+from .maps import Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
+from .order import ACTIVATIONS, without_identities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,8 @@ class RankReport:
         layer: counted from 1 at the input.
         words: what it is in the model's own words.
         unknowns: dimensions of its input.
-        outputs: equations of its output.
+        outputs: equations of its output. Before a sum with another layer's: by how many dimensions these, and the
+            other's gradient, raise the rank, where the layer's own gradient is not enough.
         rank_outputs: their rank.
         gradients: equations of its weight's gradient that the release shows.
         rank_gradients: their rank.
@@ -114,15 +116,18 @@ def rank_analysis(
     inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
     found, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
+    shows = {one.name: None if seen is None else seen[str(one.weight)].to(inputs.device) for one in layers}
+    maps = {one.name: _maps(one, by_name, values, slopes[one.name], shows[one.name]) for one in layers}
     for number, one in enumerate(layers, start=1):
-        shown = None if seen is None else seen[str(one.weight)].to(inputs.device)
-        gradient, output = _maps(one, by_name, values, slopes[one.name], shown)
+        shown, (gradient, output) = shows[one.name], maps[one.name]
         if one is layers[-1]:
             report = _head(one, number, gradient, values, shown, virtual)
         else:
             behind, weights = _behind(network, one, output, found)
             known = like[number - 1].rank_outputs if like else None
             report = _report(number, one, gradient, behind, weights, virtual, known)
+            if report.deficit and (equations := _with_branch(network, one, maps, values, found)):
+                report = _together(report, equations)
         virtual += report.virtual
         reports.append(report)
     return reports
@@ -160,6 +165,71 @@ def _behind(
         elif taker.kind != "batch_norm":
             raise NotApplicable(f"every layer must be one that can be inverted, and {taker.words or taker.name} is not")
         one = taker
+
+
+def _with_branch(
+    network: Network,
+    one: Operation,
+    maps: Mapping[str, tuple[WeightGradient | OuterProduct, LinearMap]],
+    values: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+) -> list[Equations] | None:
+    """Equations of the inputs of both layers that are added, this one's first; None where only one is added."""
+    by_name = {each.name: each for each in network.operations}
+
+    def added(name: str) -> tuple[Operation, LinearMap] | None:
+        """The layer that a summand comes from, and the map of the layer's input."""
+        last, norms = by_name[name], []
+        while last.kind == "batch_norm":
+            below = by_name[last.inputs[0]].shape
+            norms.append(Factors(of_norm(last, below, values)[0], below))
+            last = by_name[last.inputs[0]]
+        if last.name not in maps:
+            return None
+        whole = maps[last.name][1]
+        for norm in reversed(norms):
+            whole = Then(whole, norm)
+        return last, whole
+
+    for whole in network.operations:
+        summands = [added(name) for name in whole.inputs] if whole.kind == "add" else []
+        both = [each for each in summands if each is not None]
+        if len(both) < 2 or one.name not in (each.name for each, _ in both):
+            continue
+        behind, weights = _behind(network, whole, IdentityMap(whole.shape, both[0][1].like), found)
+        if behind is None:
+            continue
+        nothing = behind.like.new_zeros(())
+        posed = Equations(map=behind, target=nothing, weights=weights)
+        layers = tuple((layer.inputs[0], Then(linear, behind)) for layer, linear in both)
+
+        def own(name: str, of: list[tuple[Operation, LinearMap]] = both) -> list[Equations]:
+            gradients = [maps[layer.name][0] for layer, _ in of if layer.inputs[0] == name]
+            return [Equations(map=_in_shape(m, by_name[name].shape), target=m.like.new_zeros(())) for m in gradients]
+
+        return joint_equations(one.inputs[0], [OpenSum(summands=layers, equations=posed)], own)
+    return None
+
+
+def _in_shape(inner: LinearMap, shape: tuple[int, ...]) -> LinearMap:
+    return inner if inner.shape_in == tuple(shape) else Reshaped(inner, shape)
+
+
+def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
+    """The report of a layer that is solved for together with the one that it is added to."""
+    gram, _ = normal_matrix(equations)
+    rank = leading_rank(gram, alone.unknowns)
+    gained, deficit = rank - alone.rank, alone.unknowns - rank
+    made = factored(gram)
+    return replace(
+        alone,
+        outputs=gained,
+        rank_outputs=gained,
+        rank=rank,
+        deficit=deficit,
+        index=alone.index - alone.deficit + deficit,
+        condition=None if made.factor is None else condition(gram, made.factor),
+    )
 
 
 def _report(

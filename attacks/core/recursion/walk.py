@@ -3,10 +3,12 @@
 For every tensor of the network the walk collects equations from the layers that take it: their output, once that is
 known, and the gradient of their weight, which needs only the derivatives k behind them. It solves them when all takers
 have been seen. At a sum, one summand is found by its own layer's gradient, and the other is the rest (skip
-connections whose activation follows the sum). R-GAP, Algorithm 1, for graphs; K = k (x) . and the recursion
-k <- (W^T k) * phi' are the paper's.
+connections whose activation follows the sum); where that gradient leaves something open, both layers' equations are
+solved together with the sum. R-GAP, Algorithm 1, for graphs; K = k (x) . and the recursion k <- (W^T k) * phi' are the
+paper's.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -18,14 +20,14 @@ from ..errors import InconsistentObservation, NotApplicable, RankDeficient
 from ..network import Network, Operation
 from .activations import invert
 from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
-from .forward import doubled
+from .forward import doubled, of_norm
+from .joint import OpenSum, joint_equations
 from .least_squares import Equations, Solution, boxed, solve, with_prior
 from .maps import Coefficients, Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
+from .order import ACTIVATIONS, LAYERS, backwards, without_identities
 from .shown import LayerGradient
 
 Solver = Literal["ls", "gls", "map"]
-
-ACTIVATIONS = ("leaky_relu", "relu", "tanh", "sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Walk:
         self.network = without_identities(self.network)
         self.values = doubled(self.network)
         self.by_name = {one.name: one for one in self.network.operations}
-        layers = [one for one in self.network.operations if one.kind in ("linear", "conv2d")]
+        layers = [one for one in self.network.operations if one.kind in LAYERS]
         self.layer = {one.name: number for number, one in enumerate(layers, start=1)}
         self.known: dict[str, Known] = {}
         self.slopes: dict[str, Tensor] = {}
@@ -109,7 +111,7 @@ class Walk:
 
     def steps(self) -> list[Operation]:
         """The operations that are still to be passed, in order."""
-        return [one for one in reversed(self.network.operations[:-1])]
+        return backwards(self.network)
 
     def step(self, one: Operation) -> None:
         """Passes one operation.
@@ -148,14 +150,15 @@ class Walk:
         linear = one.kind not in (*ACTIVATIONS, "input", "add")
         if one.kind == "flatten" or (linear and any(e.map.lossy for e in equations)):
             return
-        self._learn(one.name, self._solved(one, equations))
+        self._learn(one.name, self._solved(one, self._equations_of(one.name)))
 
     def _solved(self, one: Operation, equations: list[Equations]) -> Known:
-        if self.solver == "map" and one.name in self.priors:
-            prior = self.priors[one.name]
-            equations = with_prior(equations, prior.centre, prior.spread)
         found = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
         number = equations[0].layer
+        if found.deficit > 0 or self.solver != "ls":
+            # Alone first: it is exact wherever it can be, of fewer unknowns.
+            together = self._with_branches(one)
+            found = together if together is not None and together.deficit <= found.deficit else found
         if found.deficit > 0:
             if not self.allow_min_norm:
                 raise RankDeficient(
@@ -175,12 +178,49 @@ class Walk:
         variance = None if found.variance is None else torch.full_like(x, found.variance)
         return Known(value=x, variance=variance)
 
+    def _with_branches(self, one: Operation) -> Solution | None:
+        """A tensor from its own equations, those of what it is added to, and the sum."""
+        sums = []
+        for name, whole in self.sums.items():
+            inputs = self.by_name[name].inputs
+            # Of which one summand is known, it has given the other one already.
+            if any(each in self.known for each in inputs):
+                continue
+            (first, a, shift), (second, b, other) = map(self._argument, inputs)
+            left = replace(whole, value=whole.value - shift - other)
+            equations = self._as_equations(a, left, "branch", self._number(one))
+            sums.append(OpenSum(summands=((first, a), (second, b)), equations=equations))
+        equations = joint_equations(one.name, sums, self._equations_of)
+        if equations is None:
+            return None
+        size = math.prod(one.shape)
+        found = solve(equations, weighted=self.solver != "ls", leading=size)
+        return replace(found, x=found.x[:size].view(one.shape))
+
+    def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
+        """The tensor that a result is an affine function of, as far as it is passed: its name, the map, the shift."""
+        one = self.by_name[name]
+        like = next(iter(self.slopes.values()))
+        if name not in self.passed or one.kind not in (*LAYERS, "batch_norm"):
+            return name, IdentityMap(one.shape, like), like.new_zeros(one.shape)
+        linear, shift = self._linear(one)
+        argument, before, start = self._argument(one.inputs[0])
+        whole = linear if isinstance(before, IdentityMap) else Then(before, linear)
+        return argument, whole, linear.apply(start[None])[0] + shift
+
+    def _equations_of(self, name: str) -> list[Equations]:
+        equations = self.equations.get(name, [])
+        if self.solver == "map" and name in self.priors:
+            prior = self.priors[name]
+            equations = with_prior(equations, prior.centre, prior.spread)
+        return equations
+
     def _learn(self, name: str, known: Known) -> None:
         """Takes down a result; operations that were passed without it have something to say now."""
         self.known[name] = known
         if name in self.passed:
             one = self.by_name[name]
-            if one.kind in ("linear", "conv2d"):
+            if one.kind in LAYERS:
                 self._pose_output(one, known)
             elif one.kind == "batch_norm":
                 self._learn(one.inputs[0], self._before_norm(one, known))
@@ -193,7 +233,7 @@ class Walk:
 
     def _forward(self, one: Operation) -> None:
         """Computes the result of an operation that was passed before its input was known, up to the sum behind it."""
-        if one.kind not in ("linear", "conv2d", "batch_norm"):
+        if one.kind not in (*LAYERS, "batch_norm"):
             return
         given = self.known[one.inputs[0]].value
         linear, shift = self._linear(one)
@@ -250,7 +290,7 @@ class Walk:
         linear, _ = self._linear(one)
         below, slopes = one.inputs[0], self.slopes[one.name]
         known = self.known.get(one.name)
-        if one.kind in ("linear", "conv2d"):
+        if one.kind in LAYERS:
             self._pose_gradient(one, linear, slopes)
         self._add_slope(below, linear.adjoint(slopes[None])[0])
         if known is None:
@@ -289,6 +329,11 @@ class Walk:
     def _pose(
         self, name: str, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
     ) -> None:
+        self.equations.setdefault(name, []).append(self._as_equations(linear, known, source, layer))
+
+    def _as_equations(
+        self, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
+    ) -> Equations:
         weights = None if known.where is None else known.where.to(known.value)
         if self.solver != "ls":
             variance = torch.zeros_like(known.value) if known.variance is None else known.variance
@@ -296,8 +341,7 @@ class Walk:
             floor = 1e-24 * float(known.value.square().mean()) + 1e-30
             weights = (variance + floor).reciprocal() if weights is None else weights / (variance + floor)
         value = known.value if weights is None else torch.where(weights > 0, known.value, 0.0)
-        own = Equations(map=linear, target=value, weights=weights, layer=layer, source=source)
-        self.equations.setdefault(name, []).append(own)
+        return Equations(map=linear, target=value, weights=weights, layer=layer, source=source)
 
     def _pose_gradient(self, one: Operation, linear: LinearMap, slopes: Tensor) -> None:
         """K x = g, and the bias's gradient as a check of k."""
@@ -337,23 +381,11 @@ class Walk:
                 self.largest_residual = max(self.largest_residual, misfit)
 
     def _before_norm(self, one: Operation, known: Known) -> Known:
-        factors, shift = self._of_norm(one)
+        factors, shift = of_norm(one, self.by_name[one.inputs[0]].shape, self.values)
         if not bool((factors != 0).all()):
             raise NotApplicable(f"the weights of {one.words or one.name} must not be 0: they hide what comes in")
         variance = None if known.variance is None else known.variance / factors.square()
         return replace(known, value=(known.value - shift) / factors, variance=variance)
-
-    def _of_norm(self, one: Operation) -> tuple[Tensor, Tensor]:
-        """A batch norm of evaluation: factors, and what it adds, by channel."""
-        below = self.by_name[one.inputs[0]].shape
-        factors = (self.values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
-        if one.weight is not None:
-            factors = factors * self.values[one.weight]
-        shift = -self.values[one.settings["mean"]] * factors
-        if one.bias is not None:
-            shift = shift + self.values[one.bias]
-        by_channel = (-1, *[1] * (len(below) - 1))
-        return factors.view(by_channel).expand(below), shift.view(by_channel)
 
     # --- small things
 
@@ -388,22 +420,9 @@ class Walk:
             case "flatten":
                 return Reshaped(IdentityMap(one.shape, like), below), zero
             case "batch_norm":
-                factors, shift = self._of_norm(one)
+                factors, shift = of_norm(one, self.by_name[one.inputs[0]].shape, self.values)
                 return Factors(factors, below), shift
         raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
-
-
-def without_identities(network: Network) -> Network:
-    """The network less its operations that do nothing, so that no sum has one of them between."""
-    instead: dict[str, str] = {}
-    kept = []
-    for one in network.operations:
-        inputs = tuple(instead.get(name, name) for name in one.inputs)
-        if one.kind == "identity":
-            instead[one.name] = inputs[0]
-        else:
-            kept.append(replace(one, inputs=inputs))
-    return replace(network, operations=tuple(kept))
 
 
 def walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
