@@ -48,6 +48,10 @@ def audit(
     train: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="train(inputs, labels, *, seed) -> model.")
     ] = None,
+    bank: Annotated[
+        Path | None,
+        typer.Option(help="Instead of these: safetensors with logits and trained_on of shadow models."),
+    ] = None,
     preprocess: Annotated[
         str | None, typer.Option(help="As mean=0.5,std=0.25; by channel with slashes between.")
     ] = None,
@@ -113,7 +117,7 @@ def audit(
 
         if checkpoint is None or model is None or batch_size is None:
             raise ValueError("--update needs the checkpoint before the step, --model and --batch-size")
-        if members or non_members or scores or shadows or claim or fail_if:
+        if members or non_members or scores or shadows or bank or claim or fail_if:
             raise ValueError("--update asks about one step alone: give no members, scores, shadows, claim or rules")
         told = update_command.audit_update(
             update_command.AskedUpdate(
@@ -183,6 +187,7 @@ def audit(
         canaries=canaries,
         shadows=shadows,
         train=train,
+        bank=bank,
         rules=command.rules_asked(fail_if or []),
         out=out,
         device=pick_device(device),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attacks.core import AccessError, Examples, Knows, MembershipScores, NotApplicable, Requirements, Shadows, Target
+from attacks.core import AccessError, Attack, Examples, Knows, MembershipScores, NotApplicable, Requirements, Target
 from defenses.core import keyed
 from leaderboard.records.record import Metric
 
@@ -28,14 +28,12 @@ from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from ..subjects.candidates import Candidates, copied
 from ..subjects.outcome import join
+from .shadow_answers import AnsweredBank
 
 READ_NO_STEP = tuple(
     access for (kind, access), row in THREAT_MODELS.items() if kind == "membership" and row.reads == "nothing"
 )
 """Accesses to a final model alone."""
-
-BankOf = Callable[[Tensor], Shadows]
-"""(ids of candidates) -> what shadow models answer about them, in that order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,7 @@ def run_attacks(
     audited: Audited,
     asked: Sequence[tuple[str, Mapping[str, Any]]],
     *,
-    bank: BankOf | None = None,
+    bank: AnsweredBank | None = None,
     delta: float,
     seed: int = 0,
 ) -> Iterator[AttackOutcome]:
@@ -141,7 +139,7 @@ def run_attacks(
     truth = GroundTruth(members=audited.members.ids, candidates=examples.ids)
     for name, given in asked:
         attack = catalog.attack(name)
-        settings = attack.settings(**given)
+        settings = attack.settings(**_sized(attack, given, bank))
         about = {"name": name, "settings": settings, "requires": attack.requires.to_dict()}
         knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
         if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:
@@ -169,12 +167,19 @@ def run_attacks(
             yield AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
 
 
-def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: BankOf | None) -> Target:
+def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
+    """Settings with as many shadow models as there are, where nobody says how many to use."""
+    if bank is None or "shadows" in given or "shadows" not in attack.defaults:
+        return given
+    return {**given, "shadows": bank.models}
+
+
+def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:
     """What one attack is given: copies, and functions over them."""
     model, world = copy.deepcopy(audited.model), audited.world
     if requires.access.name == "LABEL_ONLY":
         return label_access(model, world, candidates.given)
-    shadows = bank(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
+    shadows = bank.of(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
     white = requires.access.name == "WHITE_BOX"
     return model_access(model, world, candidates.given, shadows=shadows, white=white)
 

@@ -22,7 +22,7 @@ from ..observe import logits_of
 from ..plan.expand import BASELINE
 from ..scoring.shift import Shift, shift_between
 from ..scoring.utility import score_utility
-from .attacked import AttackOutcome, Audited, BankOf, final_model_attacks, run_attacks
+from .attacked import AttackOutcome, Audited, final_model_attacks, run_attacks
 from .claim import StatedClaim
 from .findings import (
     COMPARED,
@@ -39,6 +39,7 @@ from .findings import (
 )
 from .gradients import GradientLeak, ranks, shared_gradients
 from .identity import content_ids
+from .shadow_answers import AnsweredBank
 
 Pair = tuple[Tensor, Tensor]
 """(inputs [n, ...], labels [n])."""
@@ -158,7 +159,7 @@ def audit_model(
     non_members: Pair,
     population: Pair | None = None,
     settings: AuditSettings | None = None,
-    bank: BankOf | None = None,
+    bank: AnsweredBank | None = None,
     report: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> ModelAudit:
@@ -203,7 +204,7 @@ def audit_groups(
     settings: AuditSettings,
     *,
     shift: Shift | None = None,
-    bank: BankOf | None = None,
+    bank: AnsweredBank | None = None,
     refuted: Sequence[str] = (),
     report: Callable[[str], None] = lambda name: None,
 ) -> ModelAudit:

@@ -22,7 +22,7 @@ from ..catalog import plugins
 from ..catalog.messages import no_such
 from ..scoring.shift import Shift
 from ..subjects.outcome import pick
-from .attacked import Audited, BankOf, final_model_attacks
+from .attacked import Audited, final_model_attacks
 from .audit import AuditSettings, ModelAudit, audit_groups
 from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_named
 from .files import read_tensors
@@ -36,6 +36,7 @@ from .own_shadows import own_shadows
 from .preflight import ACCEPTABLE, preflight, sentences
 from .report import document, write_report
 from .score_files import COLUMNS, read_scores
+from .shadow_answers import AnsweredAbout, AnsweredBank, read_bank
 from .sizes import smallest_leak
 from .sources.raw import AS_IS, Reading
 from .transcript import read_transcript
@@ -71,6 +72,7 @@ class Asked:
         canaries: file of canaries that were in it by coins; None for none.
         shadows: models; 0 for none.
         train: the owner's training function.
+        bank: file of shadow models' answers, instead of a training function; None for none.
         rules: that the audit has to keep.
         out: folder of the report; None for none.
         device: where to compute.
@@ -96,6 +98,7 @@ class Asked:
     canaries: Path | None = None
     shadows: int = 0
     train: str | None = None
+    bank: Path | None = None
     rules: Sequence[Rule] = ()
     out: Path | None = None
     device: torch.device
@@ -106,6 +109,8 @@ class Asked:
     def __post_init__(self) -> None:
         if (self.shadows > 0) != (self.train is not None):
             raise ValueError("--shadows and --train go together: a function trains the shadow models")
+        if self.bank is not None and self.train is not None:
+            raise ValueError("--bank is instead of --shadows and --train, got both")
         if self.shadows % 2:
             raise ValueError(f"--shadows must be an even number, they halve the candidates, got {self.shadows}")
         for option, code in (("--train", self.train), ("--model", self.model)):
@@ -185,7 +190,9 @@ def describe(asked: Asked) -> dict[str, Any]:
     sizes = {name: min(len(one.labels), asked.most) for name, one in sources.items() if name != "population"}
     chosen = [name for name, _ in asked.settings.attacks or ()]
     everything = [name for name in catalog.names("attacks") if catalog.attack(name).kind == "membership"]
-    rows = applicable(chosen or everything, population="population" in sources, shadows=asked.shadows > 0)
+    rows = applicable(
+        chosen or everything, population="population" in sources, shadows=asked.shadows > 0 or asked.bank is not None
+    )
     delta = asked.settings.delta_of_bounds
     return {
         "sources": {name: {"source": one.source, "n": len(one.labels)} for name, one in sources.items()},
@@ -216,6 +223,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     if folder is not None and own == Preprocess() and folder.mean is not None and folder.std is not None:
         own = Preprocess(folder.mean, folder.std)
     groups = groups_of(sources["members"], sources["non_members"], sources.get("population"), preprocess=own)
+    whole = AnsweredAbout(groups.members, groups.non_members, groups.population)
     groups = without_shared(groups) if asked.drop_overlap else groups
     groups = _moved(_limited(groups, asked), asked.device)
     labels = [group.labels for group in (groups.members, groups.non_members)]
@@ -242,9 +250,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         population=groups.population,
         classes=looked.classes,
     )
-    bank: BankOf | None = None
-    if asked.train is not None:
-        bank = _bank(audited, asked, asked.train, report)
+    bank = _bank(audited, asked, whole, report)
     seen = _transcript(audited, asked, report)
     found = audit_groups(
         audited, asked.settings, shift=looked.shift, bank=bank, refuted=seen.refuted if seen else (), report=report
@@ -260,7 +266,8 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
             "notes": [*named.notes, *(folder.notes if folder else ())],
         },
         "data": {"name": asked.data or Path(str(asked.members)).name, **groups.sources}
-        | {"preprocess": {"mean": list(own.mean), "std": list(own.std)}},
+        | {"preprocess": {"mean": list(own.mean), "std": list(own.std)}}
+        | ({} if bank is None else {"shadows": {"models": bank.models, "source": bank.source}}),
         "preflight": looked.to_dict(),
         "smallest_leak": looked.sizes,
         "transcript": None if seen is None else _of_transcript(seen),
@@ -386,7 +393,20 @@ _MOST_COUNTS = 8
 """Numbers of classes that are tried where the labels' own does not fit."""
 
 
-def _bank(audited: Audited, asked: Asked, train: str, report: Tell) -> BankOf:
+def _bank(audited: Audited, asked: Asked, whole: AnsweredAbout, report: Tell) -> AnsweredBank | None:
+    """Shadow models' answers, from a file or by the owner's function; None where neither is there."""
+    if asked.bank is not None:
+        report("shadow models' answers")
+        return read_bank(
+            asked.bank,
+            whole,
+            population=audited.population,
+            classes=audited.classes,
+            allow_pickle_tensors=asked.allow_pickle_tensors,
+        ).bank()
+    train = asked.train
+    if train is None:
+        return None
     function = plugins.load("training function", train)
     code = hashlib.sha256()
     for file in plugins.source_files(train):

@@ -10,7 +10,10 @@ from attacks.core import Access, Knows, Requirements
 from ..catalog import methods as catalog
 from ..plan.threat_models import THREAT_MODELS
 
-OPTIONS = {Knows.POPULATION: "--population FILE", Knows.SHADOWS: "--shadows 64 --train FILE.py:FUNCTION --trust-code"}
+OPTIONS = {
+    Knows.POPULATION: "--population FILE",
+    Knows.SHADOWS: "--shadows 64 --train FILE.py:FUNCTION --trust-code, or --bank FILE",
+}
 """What enables an attack that needs to know this."""
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from attacks.core import Examples, NotApplicable, Shadows, balanced_halves, viewed
+from attacks.core import Examples, balanced_halves, viewed
 from defenses.core import keyed
 from leaderboard.records.files import write_bytes
 
@@ -25,7 +25,8 @@ from ..catalog.messages import in_one_line
 from ..observe import logits_of
 from ..plan.request import seed_of
 from ..subjects.outcome import join, pick
-from .attacked import Audited, BankOf
+from .attacked import Audited
+from .shadow_answers import AnsweredBank, BankOfAnswers
 
 Train = Callable[..., nn.Module]
 """(inputs [n, ...], labels [n], seed=...) -> a trained model."""
@@ -41,7 +42,7 @@ def own_shadows(
     views: int = 1,
     seed: int = 0,
     report: Callable[[int], None] = lambda done: None,
-) -> BankOf:
+) -> AnsweredBank:
     """Trains shadow models, or reads those that were, and answers about candidates.
 
     Args:
@@ -78,22 +79,14 @@ def own_shadows(
                 write_bytes(path, save(answers))
         found.append(answers)
         report(number + 1)
-    logits = torch.stack([one["logits"] for one in found]).to(asked.ids.device)
-    population = torch.stack([one["population"] for one in found]).to(asked.ids.device)
-    diverged = int((~(logits.isfinite().flatten(1).all(1) & population.isfinite().flatten(1).all(1))).sum())
-    trained_on = halves.to(asked.ids.device)
-
-    def bank(ids: Tensor) -> Shadows:
-        if diverged:
-            raise NotApplicable(f"{diverged} of {models} shadow models answer NaN or infinity; train them otherwise")
-        places = torch.searchsorted(asked.ids, ids)
-        return Shadows(
-            logits=logits[:, places],
-            trained_on=trained_on[:, places],
-            population=population if population.shape[1] else None,
-        )
-
-    return bank
+    population = torch.stack([one["population"] for one in found])
+    return BankOfAnswers(
+        source=f"trained here, by a function of SHA-256 {code}",
+        ids=asked.ids.cpu(),
+        logits=torch.stack([one["logits"] for one in found]),
+        trained_on=halves,
+        population=population if population.shape[1] else None,
+    ).bank()
 
 
 def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: int) -> dict[str, Tensor]:

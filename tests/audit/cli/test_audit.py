@@ -5,8 +5,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from attacks.core import balanced_halves
 from audit.cli.app import main
+from benchmarks import models
 from leaderboard.records.record import read_all
 
 
@@ -103,10 +107,46 @@ def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
     assert code == 0
     assert "shadow model 4 of 4" in err
     assert len(list((tmp_path / "report" / "shadows").iterdir())) == 4
+    found = json.loads(first)["attacks"][0]
+    # All that were trained are used, though the attack's own default is another number.
+    assert found["settings"]["shadows"] == 4 and 0 < found["metrics"]["auc"]["value"] < 1
+    assert json.loads(first)["data"]["shadows"]["models"] == 4
     # What was trained is read again, and gives the same.
     (folder / "train.py").touch()
     _, again, _ = leakbench(*asked, "--trust-code", "--out", str(tmp_path / "report"), "--json")
     assert json.loads(again)["attacks"][0]["metrics"] == json.loads(first)["attacks"][0]["metrics"]
+
+
+def test_a_bank_that_somebody_trained_elsewhere(leakbench, overfitted, tmp_path):
+    both = zip(overfitted.members, overfitted.non_members, strict=True)
+    inputs, labels = (torch.cat(parts) for parts in both)
+    halves = balanced_halves(len(inputs), 6, torch.Generator().manual_seed(0))
+    answers = []
+    for number, half in enumerate(halves):
+        model = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=number)
+        steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(40):
+            steps.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs[half]), labels[half]).backward()
+            steps.step()
+        answers.append(model(inputs).detach())
+    save_file({"logits": torch.stack(answers), "trained_on": halves}, tmp_path / "bank.safetensors")
+    asked = (*FILES, "--no-gradients", "--attacks", "lira", "--json", "--bank", str(tmp_path / "bank.safetensors"))
+    code, out, err = leakbench(*asked)
+    told = json.loads(out)
+    assert code == 0, err
+    assert told["attacks"][0]["settings"]["shadows"] == 6
+    assert 0 < told["attacks"][0]["metrics"]["auc"]["value"] < 1
+    assert "bank.safetensors, SHA-256" in told["data"]["shadows"]["source"]
+    code, _, err = leakbench(*asked, "--shadows", "4", "--train", "a.py:b", "--trust-code")
+    assert code == 2 and "--bank is instead of --shadows and --train" in err
+    # One example less, and nobody can say whose answers these are.
+    save_file(
+        {"logits": torch.stack(answers)[:, 1:].contiguous(), "trained_on": halves[:, 1:].contiguous()},
+        tmp_path / "bank.safetensors",
+    )
+    code, _, err = leakbench(*asked)
+    assert code == 2 and "600 members, then 600 non-members" in err
 
 
 def test_scores_without_a_model(leakbench, tmp_path):

@@ -1,0 +1,181 @@
+"""Answers of shadow models about candidates: a bank, made by the owner's training function or read from a file.
+
+The file is for whoever has shadow models already, or trains them elsewhere. It holds answers, not models: `logits`
+[models, examples, classes] (or [models, examples, views, classes]) and `trained_on` [models, examples], for the members
+in the order of their file and then the non-members in theirs; and `population` [models, public, classes] where there
+are public examples.
+
+Who is in how many of the models must not tell who is a member of the audited one: scores could be read off it. Halves
+of all candidates together, drawn without regard to membership, are right; this is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.stats import chi2_contingency, mannwhitneyu
+from torch import Tensor
+
+from attacks.core import Examples, NotApplicable, Shadows
+
+from .files import read_tensors
+
+_CHANCE = 1e-6
+"""That halves which do not regard membership are refused."""
+
+
+@dataclass(frozen=True)
+class AnsweredBank:
+    """Shadow models that have answered.
+
+    Attributes:
+        models: how many.
+        source: where the answers come from, for the report.
+        of: (ids of candidates) -> what they answer about them, in that order.
+    """
+
+    models: int
+    source: str
+    of: Callable[[Tensor], Shadows]
+
+
+@dataclass(frozen=True)
+class AnsweredAbout:
+    """Whom a bank's answers are about, in their order.
+
+    Attributes:
+        members: of the audited model.
+        non_members: likewise.
+        population: public examples; None where there are none.
+    """
+
+    members: Examples
+    non_members: Examples
+    population: Examples | None = None
+
+    @property
+    def ids(self) -> Int[Tensor, " n"]:
+        """Members first."""
+        return torch.cat([self.members.ids, self.non_members.ids])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BankOfAnswers:
+    """What is in a file of answers, or was answered by models just trained.
+
+    Attributes:
+        ids: [n], of the examples that were asked about.
+        logits: [models, n, views, classes].
+        trained_on: [models, n].
+        population: [models, public, classes]; None where nothing public was asked about.
+        source: where they come from, for the report.
+    """
+
+    source: str
+    ids: Int[Tensor, " n"] = field(repr=False)
+    logits: Float[Tensor, "models n views classes"] = field(repr=False)
+    trained_on: Bool[Tensor, "models n"] = field(repr=False)
+    population: Float[Tensor, "models public classes"] | None = field(default=None, repr=False)
+
+    def bank(self) -> AnsweredBank:
+        """As attacks ask it."""
+        order = self.ids.argsort()
+        in_order = self.ids[order]
+
+        def of(ids: Tensor) -> Shadows:
+            answers = [self.logits, *([] if self.population is None else [self.population])]
+            good = torch.stack([one.isfinite().flatten(1).all(1) for one in answers]).all(0)
+            if not bool(good.all()):
+                raise NotApplicable(
+                    f"{int((~good).sum())} of {len(good)} shadow models answer NaN or infinity; train them otherwise"
+                )
+            places = order[torch.searchsorted(in_order, ids.cpu())]
+            return Shadows(
+                logits=self.logits[:, places].to(ids.device),
+                trained_on=self.trained_on[:, places].to(ids.device),
+                population=None if self.population is None else self.population.to(ids.device),
+            )
+
+        return AnsweredBank(len(self.logits), self.source, of)
+
+
+def read_bank(
+    path: Path,
+    asked: AnsweredAbout,
+    *,
+    population: Examples | None,
+    classes: int,
+    allow_pickle_tensors: bool = False,
+) -> BankOfAnswers:
+    """A bank from a file of answers.
+
+    Args:
+        path: safetensors.
+        asked: all examples of the owner's files, in their order, whatever of them is audited.
+        population: those of its public examples that are left, as attacks get them.
+        classes: of the audited model.
+        allow_pickle_tensors: whether PyTorch's restricted loader may be used.
+
+    Raises:
+        ValueError: a tensor that is missing or of another shape, or halves that tell who is a member.
+    """
+    file = read_tensors(path, allow_pickle_tensors=allow_pickle_tensors)
+    tensors = file.tensors
+    if missing := [name for name in ("logits", "trained_on") if name not in tensors]:
+        raise ValueError(f"--bank must hold logits and trained_on, and {path.name} lacks {missing[0]}")
+    logits, halves, ids = tensors["logits"], tensors["trained_on"], asked.ids
+    if logits.ndim == 3:
+        logits = logits[:, :, None]
+    models, examples = len(logits), len(ids)
+    wanted = (
+        f"[models, {examples}, {classes}]: {len(asked.members)} members, then {len(asked.non_members)} non-members, in "
+        "the order of their files"
+    )
+    if logits.ndim != 4 or tuple(logits.shape[1:2]) + tuple(logits.shape[3:]) != (examples, classes):
+        raise ValueError(f"logits of --bank must be {wanted}; got {list(tensors['logits'].shape)}")
+    if models < 2 or models % 2:
+        raise ValueError(f"--bank must have answers of an even number of models, at least 2, got {models}")
+    if tuple(halves.shape) != (models, examples) or not bool(((halves == 0) | (halves == 1)).all()):
+        raise ValueError(f"trained_on of --bank must be 0 or 1 for each of {models} models and {examples} examples")
+    answered = tensors.get("population")
+    public = 0 if asked.population is None else len(asked.population)
+    if answered is not None and tuple(answered.shape) != (models, public, classes):
+        raise ValueError(
+            f"population of --bank must be [{models}, {public}, {classes}], as the examples of --population, got "
+            f"{list(answered.shape)}"
+        )
+    inside = halves.bool()
+    _refuse_telling_halves(inside, len(asked.members), path)
+    if answered is not None and asked.population is not None and population is not None:
+        answered = answered[:, torch.isin(asked.population.ids.cpu(), population.ids.cpu())].float()
+    return BankOfAnswers(
+        source=f"{path.name}, SHA-256 {file.sha256}",
+        ids=ids.cpu(),
+        logits=logits.float(),
+        trained_on=inside,
+        population=answered,
+    )
+
+
+def _refuse_telling_halves(inside: Bool[Tensor, "models n"], members: int, path: Path) -> None:
+    """Raises `ValueError` where the halves are drawn with regard to who is a member of the audited model."""
+    counts = inside.sum(0).double().numpy()
+    chances = []
+    if len(set(counts.tolist())) > 1:
+        chances.append(float(mannwhitneyu(counts[:members], counts[members:]).pvalue))
+    for half in inside:
+        table = [[int(part.sum()), int((~part).sum())] for part in (half[:members], half[members:])]
+        if min(table[0][0] + table[1][0], table[0][1] + table[1][1]) == 0:
+            continue  # trained on all, or on none: it says the same of everybody
+        found: Any = chi2_contingency(table)  # scipy says nothing of its fields
+        chances.append(float(found.pvalue))
+    if chances and min(chances) * len(chances) < _CHANCE:
+        raise ValueError(
+            f"the shadow models of {path.name} were trained on members of the audited model more or less often than on "
+            "the others, which tells who is one; draw their halves among all candidates, whoever is a member"
+        )
