@@ -200,9 +200,14 @@ def judge_transcript(
     if (least := lowest(found, share)) is not None:
         matters, told = _too_little(least, claim, transcript, stated)
         (refuted if matters else problems).append(told)
-    z = tests.between_steps
-    if zero is not None and not independent(z, share):
+    z, most = tests.between_steps, tests.most_by_gradient(share)
+    if z is not None and most is not None and abs(z) > most:
         refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
+    elif z is not None and not independent(z, share):
+        remarks.append(
+            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more than "
+            "a gradient of examples that were not given would make them (all members, as they were trained on)."
+        )
     surplus = next((one for one in found if one.low is not None and one.low > 1), None)
     if surplus is not None:
         remarks.append(

@@ -7,7 +7,10 @@ less of it, on any coordinates that were chosen before the releases were looked 
 subtracted that was known before the step: the mean of the releases before it takes away most of a signal that lasts.
 
 On coordinates where every gradient is zero, as weights of pixels that are zero in all images, the release is the noise,
-and its scale is found from both sides. All tests share the level.
+and its scale is found from both sides, and whether a step's noise is that of the step before. Where some examples were
+not among those that the coordinates were found by, a gradient may be there after all, which lasts from step to step: a
+correlation counts as one of the noise only where it is more than a gradient of the energy that is there could make.
+All tests share the level.
 """
 
 from __future__ import annotations
@@ -144,6 +147,29 @@ class NoiseTests:
             return None
         return self._product / math.sqrt(self._products)
 
+    def most_by_gradient(self, share: float) -> float | None:
+        """The largest size of that z-score that fresh noise may have, whatever gradient is there after all.
+
+        Of releases x = s + n with fresh noise n and s by the past, sum x_t x_{t+1} has four sums: n_t n_{t+1} and
+        s_t n_{t+1} are of noise that is fresh, and n_t s_{t+1} and s_t s_{t+1} are at most |n| |s| and |s|**2
+        (Cauchy & Schwarz). How much |s| there is at most, the energy of the releases says.
+
+        Args:
+            share: chance of an error.
+        """
+        if self._zero is None or self._products == 0:
+            return None
+        tensors = len(self._names)
+        energy, degrees = float(self._energy[0, tensors]), int(self._degrees[0, tensors])
+        # One statement on either sum of fresh noise on both sides, on the energy on both, and on s n within it.
+        each = share / 7
+        z = float(stats.norm.isf(each))
+        least, most = (float(stats.chi2.ppf(quantile, degrees)) for quantile in (each, 1 - each))
+        # |x|**2 = |n|**2 + 2 s n + |s|**2, where 2 s n is at least -2 z |s|.
+        size = z + math.sqrt(z**2 + max(0.0, energy - least))
+        whole = z * math.sqrt(self._products) + z * size + size * math.sqrt(most) + size**2
+        return whole / math.sqrt(self._products)
+
     def _take(self, row: int, whitened: Float[Tensor, " dim"], step: WatchedStep) -> None:
         squares = whitened.square()
         there = np.ones(len(self._names), dtype=bool)
@@ -238,5 +264,5 @@ def lowest(found: tuple[NoiseFound, ...], share: float) -> NoiseFound | None:
 
 
 def independent(z: float | None, share: float) -> bool:
-    """Whether a correlation's z-score may be of independent noise."""
+    """Whether a correlation's z-score may be of independent noise, where there is no gradient."""
     return z is None or 2 * float(stats.norm.sf(abs(z))) > share

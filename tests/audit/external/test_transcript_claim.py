@@ -239,6 +239,36 @@ def test_the_same_noise_in_every_step_is_found_where_there_is_no_gradient(honest
     assert any("less the mean of the releases before, is at most 0 times" in sentence for sentence in found.refuted)
 
 
+def test_a_gradient_of_members_who_were_not_given_is_no_noise_that_lasts(tmp_path):
+    """Pixels that are dark in the members that an owner gives, and bright in others that were trained on."""
+    inputs, labels = digits()
+    inputs[100:, ..., 0], labels[100:] = 1.0, 3
+    model = perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with audit.watch(
+        optimizer, tmp_path / "run", model=model, noise_multiplier=1.0, clip_norm=1.0, expected_batch=float(BATCH)
+    ):
+        private_steps(model, optimizer, (inputs, labels), sigma=1.0, steps=STEPS)
+    found = judge_transcript(read_transcript(tmp_path / "run"), claimed(), model=model, members=inputs[:100])
+    # The correlation is there, as far from chance as anything, and refutes nothing.
+    assert found.between_steps is not None and found.between_steps > 10
+    assert found.word == "no violation found"
+    assert any("examples that were not given" in sentence for sentence in found.remarks)
+
+
+@pytest.mark.parametrize(("steps", "share", "found"), [(20, 0.9, True), (400, 0.4, True), (20, 0.0, False)])
+def test_noise_that_is_used_again_in_part_is_told_from_a_gradient(steps, share, found):
+    """Of as much energy as is stated, so that nothing but its correlation shows it."""
+    tests = NoiseTests(TranscriptHeader(names=("a",), shapes=((200,),)), torch.arange(200))
+    coins, noise = torch.Generator().manual_seed(3), torch.zeros(200)
+    for number in range(steps):
+        noise = share * noise + math.sqrt(1 - share**2) * torch.randn(200, generator=coins)
+        tests.add(WatchedStep(step=number, session=0, released=noise, expected_batch=1.0, noise_std=1.0))
+    most = tests.most_by_gradient(0.025)
+    assert tests.between_steps is not None and most is not None
+    assert (tests.between_steps > most) == found
+
+
 def test_what_is_made_up_to_fit_is_not_found(tmp_path):
     """The limit that the page on the format states: nobody trained here."""
     coins = torch.Generator().manual_seed(0)
