@@ -26,7 +26,6 @@ from .attacked import AttackOutcome, Audited, final_model_attacks, run_attacks
 from .claim import StatedClaim
 from .findings import (
     COMPARED,
-    AuditVerdict,
     EpsilonBound,
     Exposure,
     SplitKind,
@@ -35,11 +34,12 @@ from .findings import (
     epsilon_bound,
     exposure,
     strongest,
-    verdict,
 )
 from .gradients import GradientLeak, ranks, shared_gradients
 from .identity import content_ids
+from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank
+from .verdict import AuditVerdict, backwards, verdict
 
 Pair = tuple[Tensor, Tensor]
 """(inputs [n, ...], labels [n])."""
@@ -118,25 +118,17 @@ class ModelAudit:
     @property
     def measured(self) -> dict[tuple[str, str], Metric]:
         """(attack, metric) -> its number, for rules; under no attack those of the strongest and of the whole audit."""
-        found = {(one.name, name): metric for one in self.outcomes for name, metric in one.metrics.items()}
-        for one in self.strongest:
-            metric = found[one.attack, one.metric]
-            # The half that had no say in the choice: the attack's own number flatters whoever picked it.
-            reason = None if one.low is not None else "so few candidates have no interval"
-            found["", one.metric] = Metric(
-                value=one.value, low=one.low, high=one.high, n=one.n, better=metric.better, reason=reason
-            )
-        found["", "epsilon_lower"] = self._epsilon_lower()
-        found["", "accuracy_gap"] = accuracy_gap(self.accuracy)
-        return found
+        whole = {"epsilon_lower": epsilon_metric(self.bound), "accuracy_gap": accuracy_gap(self.accuracy)}
+        return numbers_of_rules(self.outcomes, self.strongest, whole)
 
-    def _epsilon_lower(self) -> Metric:
-        bound = self.bound
-        if isinstance(bound, str):
-            return Metric(value=None, better="lower", reason=bound)
-        if bound.split != "random":
-            return Metric(value=None, better="lower", reason="the split is not said to be random (--split random)")
-        return Metric(value=bound.value, n=bound.pairs, better="lower", reason="it is a low end by itself")
+
+def epsilon_metric(bound: EpsilonBound | str) -> Metric:
+    """The bound as rules see it, which ask for no epsilon of a split that nobody calls random."""
+    if isinstance(bound, str):
+        return Metric(value=None, better="lower", reason=bound)
+    if bound.split != "random":
+        return Metric(value=None, better="lower", reason="the split is not said to be random (--split random)")
+    return Metric(value=bound.value, n=bound.pairs, better="lower", reason="it is a low end by itself")
 
 
 def accuracy_gap(accuracy: Mapping[str, Metric]) -> Metric:
@@ -230,11 +222,12 @@ def audit_groups(
         if name not in known and name not in catalog.names("attacks"):
             raise ValueError(no_such("attack", name, known))
     delta = settings.delta_of_bounds
-    outcomes = []
+    outcomes: Sequence[AttackOutcome] = []
     for one in chosen:
         report(one[0])
-        outcomes += run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)
+        outcomes = [*outcomes, *run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)]
     shift = shift_between(audited.members, audited.non_members) if shift is None else shift
+    outcomes = unless_proved(outcomes, settings.split, shift)
     members = audited.members.ids.cpu().numpy()
     claim = settings.claim
     allowed = {} if claim is None else allowed_by(claim.trade_off)
@@ -274,10 +267,11 @@ def audit_groups(
     }
     # Each once: a transcript's sentences have those of the claim by itself among them.
     against = list(dict.fromkeys([*refuted, *(claim.errors if claim else ())]))
+    least = _detectable(outcomes)
     return ModelAudit(
         audited=audited,
         settings=settings,
-        outcomes=tuple(outcomes),
+        outcomes=outcomes,
         strongest=by,
         bound=bound,
         shift=shift,
@@ -286,7 +280,7 @@ def audit_groups(
         ranks=equations,
         shared=shared,
         shared_inputs=inputs,
-        verdict=verdict(by, bound, shift, against, _detectable(outcomes)),
+        verdict=verdict(by, bound, shift, against, least, backwards(outcomes, members, least)),
     )
 
 

@@ -23,10 +23,10 @@ from ..catalog.messages import no_such
 from ..scoring.shift import Shift
 from ..subjects.outcome import pick
 from .attacked import Audited, final_model_attacks
-from .audit import AuditSettings, ModelAudit, audit_groups
+from .audit import AuditSettings, ModelAudit, audit_groups, epsilon_metric
 from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_named
 from .files import read_tensors
-from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest, verdict
+from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest
 from .gate import Rule, rules
 from .image_classifier import image_classifier
 from .models import architecture, filled
@@ -35,6 +35,7 @@ from .overlap import without_shared
 from .own_shadows import own_shadows
 from .preflight import ACCEPTABLE, preflight, sentences
 from .report import document, write_report
+from .rule_numbers import judged, numbers_of_rules, unless_proved
 from .score_files import COLUMNS, read_scores
 from .shadow_answers import AnsweredAbout, AnsweredBank, read_bank
 from .sizes import smallest_leak
@@ -42,6 +43,7 @@ from .sources.raw import AS_IS, Reading
 from .transcript import read_transcript
 from .transcript_canaries import read_canaries
 from .transcript_claim import TranscriptVerdict, judge_transcript
+from .verdict import backwards, verdict
 
 Tell = Callable[[str], None]
 
@@ -255,7 +257,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     found = audit_groups(
         audited, asked.settings, shift=looked.shift, bank=bank, refuted=seen.refuted if seen else (), report=report
     )
-    judged = [{"text": rule.text, "broken": rule.broken(found.measured)} for rule in asked.rules]
+    broken = judged(asked.rules, found.measured, found.verdict)
     about = {
         "model": {
             "file": asked.checkpoint.name,
@@ -271,14 +273,14 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         "preflight": looked.to_dict(),
         "smallest_leak": looked.sizes,
         "transcript": None if seen is None else _of_transcript(seen),
-        "rules": judged,
+        "rules": broken,
         "not_tested": [*_untested(found, asked), *(seen.skipped if seen else ())],
         "command": list(asked.command),
     }
     told = _told(found, about, groups, asked.out)
     return AuditAnswer(
         document=told,
-        broken=tuple(one["broken"] for one in judged if one["broken"]),
+        broken=tuple(one["broken"] for one in broken if one["broken"]),
         refuted=found.verdict.word == "claim refuted",
     )
 
@@ -319,6 +321,9 @@ def _untested(found: ModelAudit, asked: Asked) -> list[str]:
             lacking.setdefault(way_out(one.missing), []).append(one.name)
     told = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
     told += [one.why_not for one in found.outcomes if one.scores is None and not one.missing]
+    ran = {one.name for one in found.outcomes}
+    if left := [name for name in final_model_attacks() if name not in ran]:
+        told.append(f"{', '.join(left)}: left out by --attacks")
     if asked.transcript is None:
         told.append("updates as they were shared in training: pass --transcript DIR, which `audit.watch` writes")
     if asked.settings.split != "random":
@@ -449,15 +454,11 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     # Nothing of the inputs is there to look for a shift in.
     unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
     sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level)
-    told = verdict(by, bound, unknown, claim.errors if claim else (), detectable=float(sizes["auc"]))
-    measured: dict[tuple[str, str], Metric] = {
-        (one.name, name): metric for one in table.outcomes for name, metric in one.metrics.items()
-    }
-    for one in by:
-        metric = measured[one.attack, one.metric]
-        reason = None if one.low is not None else "so few rows have no interval"
-        measured["", one.metric] = replace(metric, value=one.value, low=one.low, high=one.high, n=one.n, reason=reason)
-    broken = [{"text": rule.text, "broken": rule.broken(measured)} for rule in asked]
+    reverse = backwards(table.outcomes, members, float(sizes["auc"]))
+    told = verdict(by, bound, unknown, claim.errors if claim else (), float(sizes["auc"]), reverse)
+    whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
+    outcomes = unless_proved(table.outcomes, settings.split, unknown)
+    broken = judged(asked, numbers_of_rules(outcomes, by, whole), told)
     return AuditAnswer(
         document={
             "schema": "leakbench-scores/1",
@@ -465,15 +466,20 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
             "scores": {"file": path.name, "sha256": table.sha256, "members": len(members), "rows": len(table.ids)},
             "attacks": [
                 {"name": one.name, "metrics": {name: _plain(metric) for name, metric in one.metrics.items()}}
-                for one in table.outcomes
+                for one in outcomes
             ],
             "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
             "smallest_leak": sizes,
+            "claim": None if claim is None else claim.to_dict(),
             "rules": broken,
         },
         broken=tuple(str(one["broken"]) for one in broken if one["broken"]),
         refuted=told.word == "claim refuted",
     )
+
+
+NO_MODEL = Metric(value=None, better="lower", reason="a table of scores has no model that answers")
+"""Of what scores alone do not have."""
 
 
 def _plain(metric: Metric) -> dict[str, Any]:

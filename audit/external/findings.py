@@ -26,7 +26,6 @@ from ..evidence.one_run import Guesses, one_run
 from ..evidence.pairs import seed_of_split
 from ..scoring.membership import auc
 from ..scoring.random_split import SHARE
-from ..scoring.shift import Shift
 from .attacked import AttackOutcome
 
 SplitKind = Literal["random", "unknown"]
@@ -275,82 +274,6 @@ def exposure(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditVerdict:
-    """The answer in one word and in one sentence.
-
-    Attributes:
-        word: the answer; `within the claim` where attacks find something, and no more than the owner's claim allows.
-        sentence: what shows it, with its interval; where nothing does, what would have.
-    """
-
-    word: Literal["leaks", "within the claim", "no leak found", "cannot be told", "claim refuted"]
-    sentence: str
-
-
-def verdict(
-    by: Sequence[Strongest],
-    bound: EpsilonBound | str,
-    shift: Shift,
-    refuted: Sequence[str] = (),
-    detectable: float = 1.0,
-) -> AuditVerdict:
-    """The verdict of an audit.
-
-    A model that leaks nothing is called leaking in at most one audit of ten: AUC and TPR err in 2.5 % each, the bound
-    in 5 % at its usual level.
-
-    Args:
-        by: the strongest attack by each metric.
-        bound: on epsilon, or why there is none.
-        shift: between members and non-members, without the model.
-        refuted: sentences on what refutes the claim, beside the bound.
-        detectable: AUC that so many candidates would have told from chance in four audits of five.
-    """
-    told, proof = list(refuted), ""
-    if isinstance(bound, EpsilonBound) and bound.value > 0:
-        # More right answers than coins have, whatever the split; an epsilon where the split was random only.
-        proof = f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on"
-        if bound.split == "random":
-            proof += (
-                f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.level:.0%} confidence)"
-            )
-        if bound.refutes:
-            told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
-    if told:
-        return AuditVerdict(word="claim refuted", sentence=f"The claim is refuted: {'; '.join(told)}.")
-    seen = [one for one in by if one.found]
-    if shift.found:
-        return AuditVerdict(
-            word="cannot be told",
-            sentence=(
-                "Members and non-members differ even without the model (a classifier that never saw it has an AUC of "
-                f"{shift.auc:.2f}), so no number here says whether the model leaks: take both from one pool at random."
-            ),
-        )
-    if seen or proof:
-        shown = "; ".join([*map(_words, seen), *([proof] if proof else [])])
-        # A finite epsilon is a leak that the owner has declared: what is within it is no alarm, and no proof either.
-        if by and by[0].allowed is not None and all(one.value <= (one.allowed or 0.0) for one in seen):
-            return AuditVerdict(
-                word="within the claim",
-                sentence=f"What attacks find is no more than the claim allows, and no proof of it: {shown}.",
-            )
-        return AuditVerdict(word="leaks", sentence=f"This model leaks who was trained on: {shown}.")
-    if not by:
-        return AuditVerdict(
-            word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks."
-        )
-    most = next((one for one in by if one.metric == "auc"), by[0])
-    return AuditVerdict(
-        word="no leak found",
-        sentence=(
-            f"No attack told members from non-members: {_words(most)}. From an AUC of {detectable:.3f} on a leak would "
-            "have shown in four audits of five; smaller leaks, and stronger attacks, are not excluded."
-        ),
-    )
-
-
 def allowed_by(curve: TradeOff) -> dict[str, float]:
     """The most that a claim allows any test, by each of `COMPARED`.
 
@@ -358,19 +281,6 @@ def allowed_by(curve: TradeOff) -> dict[str, float]:
         curve: of the claim.
     """
     return {"auc": curve.auc, "tpr_at_1pct_fpr": curve.tpr_at(0.01)}
-
-
-def _words(one: Strongest) -> str:
-    ends = "" if one.low is None or one.high is None else f" [{one.low:.3f}, {one.high:.3f}]"
-    if one.metric == "auc":
-        most = "" if one.allowed is None else f", the claim allows {one.allowed:.3f}"
-        return f"{one.attack} has an AUC of {one.value:.3f}{ends} (0.5 is chance{most})"
-    most = "" if one.allowed is None else f", the claim allows {one.allowed:.1%}"
-    return f"{one.attack} finds {one.value:.1%} of members at 1 % false alarms{_percent(one)} (1 % is chance{most})"
-
-
-def _percent(one: Strongest) -> str:
-    return "" if one.low is None or one.high is None else f" [{one.low:.1%}, {one.high:.1%}]"
 
 
 def _groups(one: AttackOutcome, members: Int[ndarray, " m"]) -> tuple[Float[ndarray, " p"], Float[ndarray, " q"], int]:

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leaderboard.metrics import METRICS
 from leaderboard.records.files import digest_of_bytes, write_bytes
-from leaderboard.records.record import MethodUsed, Metric, Record, RecordedClaim, write
+from leaderboard.records.record import MethodUsed, Record, RecordedClaim, write
 
 from ..run.arrays import write_arrays
 from ..run.provenance import library
@@ -235,7 +234,7 @@ def _records(
             kind="membership",
             attack=MethodUsed(name=one.name, settings=dict(one.settings)),
             requires=dict(one.requires) or None,
-            metrics=_unless_proved(one.metrics, found),
+            metrics=one.metrics,
             status="ok" if one.scores is not None else "failed" if one.failed else "skipped",
             reason=one.why_not or None,
             seconds=round(one.seconds, 3),
@@ -244,17 +243,6 @@ def _records(
         )
         made.append((record, columns))
     return made
-
-
-def _unless_proved(metrics: Mapping[str, Metric], found: ModelAudit) -> dict[str, Metric]:
-    """Metrics of an attack, its bound on epsilon left out where nobody says that the split was random."""
-    own = dict(metrics)
-    if "epsilon_lower" in own and (found.settings.split != "random" or found.shift.found):
-        why = "the owner does not say that members were drawn at random of what non-members are the rest of"
-        if found.shift.found:
-            why = "members and non-members are told apart without the model, so the split was not drawn at random"
-        own["epsilon_lower"] = Metric(value=None, better=METRICS["epsilon_lower"].better, reason=why)
-    return own
 
 
 def _fields(record: Record) -> dict[str, Any]:

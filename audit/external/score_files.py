@@ -144,6 +144,12 @@ def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.nd
         if int(labels.min()) < 0 or int(labels.max()) >= len(wanted):
             raise ValueError(f"label of {path.name} must be in [0, {len(wanted)}), got {int(labels.max())}")
         found["loss_of_logits"] = -nn.functional.cross_entropy(values, labels, reduction="none").numpy()
+    for name, values in found.items():
+        if len(values) > 1 and bool((values == values[0]).all()):
+            column = "logits" if name == "loss_of_logits" else name
+            raise ValueError(
+                f"{column} of {path.name} must differ between rows, and all tell the same: they hold nothing"
+            )
     if not found:
         raise ValueError(f"{path.name} must have a column {FORMS}; it has {', '.join(map(str, table.columns))}")
     return found

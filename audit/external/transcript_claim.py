@@ -54,7 +54,8 @@ class TranscriptVerdict:
         remarks: what a reader has to know beside.
         skipped: what was not done, each with the reason and the way to it.
         steps: updates that were released, as far as the transcript tells.
-        epsilon: that the stated noise proves over these steps, nats; None where the claim does not say enough.
+        epsilon: that the stated noise proves over these steps, nats, infinite without noise; None where the claim does
+            not say enough.
         noise: of all tests of the noise, the strongest evidence of too little first.
         between_steps: z-score of the correlation of noise between steps; None where no pure noise is seen.
         canaries: the lower bound on epsilon by canaries; None where there were none.
@@ -85,7 +86,10 @@ class TranscriptVerdict:
     def to_dict(self) -> dict[str, Any]:
         """As numbers and words."""
         found = {name: value for name, value in asdict(self).items() if name not in ("noise", "canaries")}
+        # Without noise an infinite one is proved, which is a sentence of `refuted`, and no number of JSON.
+        epsilon = self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
         return found | {
+            "epsilon": epsilon,
             "noise": [one.to_dict() for one in self.noise],
             "canaries": None if self.canaries is None else self.canaries.to_dict(),
             "sentence": self.sentence,
@@ -185,13 +189,19 @@ def judge_transcript(
     problems = _problems(transcript, stated, final)
     remarks = [*transcript.remarks, *_remarks(claim, transcript, stated)]
     refuted = _against_itself(claim, transcript, stated, expected_batch)
+    if tests.noiseless:
+        # Whatever the sampling, which need not be stated for it.
+        refuted.append(
+            f"{tests.noiseless} of {len(transcript)} updates are stated to have no noise, which proves no epsilon, and "
+            f"{claim.epsilon:g} is claimed"
+        )
     epsilon = _proved(claim, transcript, stated, 1.0)
     if epsilon is None:
         skipped.append(
             "epsilon of the stated noise: the claim must be of add_remove and say sampling=poisson with its "
             "sample_rate, or sampling=full, and the transcript its noise multipliers"
         )
-    elif epsilon > claim.epsilon * (1 + _SLACK):
+    elif math.isfinite(epsilon) and epsilon > claim.epsilon * (1 + _SLACK):
         refuted.append(
             f"the noise that the transcript states proves an epsilon of {epsilon:.3g} at delta {claim.delta:g} over "
             f"{transcript.steps_counted} steps, and {claim.epsilon:g} is claimed"
@@ -205,8 +215,8 @@ def judge_transcript(
         refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
     elif z is not None and not independent(z, share):
         remarks.append(
-            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more than "
-            "a gradient of examples that were not given would make them (all members, as they were trained on)."
+            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more "
+            "than a gradient of examples that were not given would make them (all members, as they were trained on)."
         )
     surplus = next((one for one in found if one.low is not None and one.low > 1), None)
     if surplus is not None:

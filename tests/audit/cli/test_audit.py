@@ -64,6 +64,9 @@ def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
     assert told["epsilon"]["split"] == "unknown"
     assert told["epsilon"]["refutes"] is False
     assert "pass --split random" in told["not_tested"][-1]
+    assert told["attacks"][0]["metrics"]["epsilon_lower"]["value"] is None
+    # Whoever asks the weakest attack alone is told what was left out.
+    assert any("modified_entropy" in one and "left out by --attacks" in one for one in told["not_tested"])
     code, _, err = leakbench(*plain, "--fail-if", "epsilon_lower>0")
     assert code == 1
     assert "the split is not said to be random" in err

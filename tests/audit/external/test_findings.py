@@ -18,9 +18,9 @@ from audit.external.findings import (
     epsilon_bound,
     exposure,
     strongest,
-    verdict,
 )
 from audit.external.identity import ids_of
+from audit.external.verdict import verdict
 from audit.scoring.score import score
 from audit.scoring.shift import Shift
 from audit.scoring.truth import GroundTruth

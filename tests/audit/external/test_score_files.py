@@ -48,6 +48,8 @@ def test_parquet_is_known_by_its_bytes(tmp_path):
         ({"member": [1, 0], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, "with a column label"),
         ({"member": [1, 0], "label": [0, 5], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, r"in \[0, 2\), got 5"),
         ({"member": [], "score": []}, "a row an example"),
+        ({"member": [1, 0], "score": [1.0, 1.0]}, "score of scores.csv must differ between rows"),
+        ({"member": [1, 0], "score": [1.0, 2.0], "loss": [0.0, 0.0]}, "loss of scores.csv must differ between rows"),
     ],
 )
 def test_a_bad_table_is_refused_in_one_sentence(tmp_path, columns, told):

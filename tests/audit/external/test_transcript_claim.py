@@ -5,6 +5,7 @@ format says so.
 """
 
 import functools
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -152,6 +153,16 @@ def test_what_is_stated_is_compared_before_anything_is_measured(honest):
     assert any("what is missing" in remark for remark in fewer.remarks)
     silent = judge_transcript(there, StatedClaim(epsilon=50.0))
     assert silent.epsilon is None and any("sampling=poisson" in one for one in silent.skipped)
+
+
+@pytest.mark.parametrize("stated", [{"sampling": "poisson", "sample_rate": RATE}, {}, {"relation": "replace_one"}])
+def test_updates_without_noise_refute_any_epsilon_whatever_is_said_of_sampling(tmp_path, stated):
+    claim = StatedClaim(epsilon=3.0, **stated)
+    trained(tmp_path / "run", sigma=0.0, stated=0.0, steps=3)
+    found = judge_transcript(read_transcript(tmp_path / "run"), claim)
+    assert found.word == "violation" and "3 of 3 updates are stated to have no noise" in found.sentence
+    # An infinite epsilon is no number of JSON.
+    assert json.dumps(found.to_dict(), allow_nan=False)
 
 
 def forged(source, target, change, steps=STEPS):

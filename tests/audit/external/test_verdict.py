@@ -1,0 +1,87 @@
+"""The verdict where numbers decide nothing: scores the wrong way around, few candidates, a bound above a claim."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from attacks.core import MembershipScores
+from audit.external.attacked import AttackOutcome
+from audit.external.findings import COMPARED, EpsilonBound, Strongest, epsilon_bound, strongest
+from audit.external.verdict import AuditVerdict, backwards, verdict
+from audit.scoring.score import score
+from audit.scoring.shift import Shift
+from audit.scoring.truth import GroundTruth
+
+NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
+
+
+def _outcome(name, members, non_members):
+    values = torch.tensor(np.concatenate([members, non_members]))
+    ids = torch.arange(len(values))
+    scores = MembershipScores(ids=ids, scores=values, exact=False)
+    truth = GroundTruth(members=ids[: len(members)], candidates=ids)
+    return AttackOutcome(name=name, scores=scores, metrics=score(scores, truth))
+
+
+def _told(*outcomes, detectable=0.6) -> AuditVerdict:
+    by = [one for one in (strongest(outcomes, metric) for metric in COMPARED) if one is not None]
+    members = np.arange(int(outcomes[0].metrics["auc"].detail["members"] or 0))
+    bound = epsilon_bound(outcomes, members, delta=1e-5, level=0.95, split="unknown")
+    return verdict(by, bound, NO_SHIFT, (), detectable, backwards(outcomes, members, detectable))
+
+
+def test_scores_that_are_smaller_for_members_are_not_called_no_leak():
+    draw = np.random.default_rng(0)
+    found = _told(_outcome("loss", draw.normal(-2.0, size=300), draw.normal(size=300)))
+    assert found.word == "cannot be told"
+    assert "loss has an AUC of 0.0" in found.sentence
+    # What is right as often as it is wrong is turned around by nobody, and a leak stays one beside such scores.
+    blind = _outcome("blind", draw.normal(size=300), draw.normal(size=300))
+    assert _told(blind).word == "no leak found"
+    sees = _outcome("sees", draw.normal(2.0, size=300), draw.normal(size=300))
+    assert _told(sees, _outcome("loss", draw.normal(-2.0, size=300), draw.normal(size=300))).word == "leaks"
+
+
+def test_answers_to_pairs_that_are_wrong_are_told_where_the_auc_is_not():
+    draw = np.random.default_rng(1)
+    members, others = draw.normal(size=500), draw.normal(size=500)
+    members[:40] -= 100
+    found = _told(_outcome("a", members, others), detectable=0.7)
+    assert found.word == "cannot be told"
+    assert "a was wrong in" in found.sentence
+
+
+def test_chance_is_called_the_wrong_way_around_in_few_audits():
+    draw, called, runs = np.random.default_rng(2), 0, 150
+    for _ in range(runs):
+        outcomes = [_outcome(f"a{i}", draw.normal(size=120), draw.normal(size=120)) for i in range(3)]
+        called += bool(backwards(outcomes, np.arange(120), float(outcomes[0].metrics["auc"].detail["detectable"] or 1)))
+    assert called <= stats.binom.ppf(0.9999, runs, 0.02)
+
+
+def test_a_large_number_of_few_candidates_is_neither_a_leak_nor_none():
+    draw = np.random.default_rng(3)
+    found = _told(_outcome("a", draw.normal(5.0, size=12), draw.normal(size=12)), detectable=0.986)
+    assert found.word == "cannot be told"
+    assert "few candidates" in found.sentence
+    # Of several attacks without halves the best proves nothing; it excludes nothing either.
+    best = Strongest(metric="auc", attack="a", value=0.7, low=0.6, high=0.8, n=20, of_all=True, chance=0.5)
+    assert verdict([best], "none", NO_SHIFT, (), 0.9).word == "cannot be told"
+    assert verdict([replace(best, low=0.4)], "none", NO_SHIFT, (), 0.9).word == "no leak found"
+
+
+@pytest.mark.parametrize(("value", "word"), [(1.5, "leaks"), (0.9, "within the claim")])
+def test_right_answers_beyond_a_claim_are_not_within_it(value, word):
+    """Of a split that nobody calls random they refute nothing, and are no sign that the claim holds."""
+    bound = EpsilonBound(
+        value=value, ceiling=2.5, attack="a", pairs=150, guessed=15, correct=15, looks=1, level=0.95, delta=1e-5,
+        split="unknown", claimed=1.0,
+    )  # fmt: skip
+    draw = np.random.default_rng(4)
+    blind = strongest([_outcome("a", draw.normal(size=150), draw.normal(size=150))], "auc", 0.6)
+    assert blind is not None and not blind.found
+    assert verdict([blind], bound, NO_SHIFT).word == word
+    assert verdict([blind], replace(bound, split="random", claimed=2.0), NO_SHIFT).word == "within the claim"
