@@ -4,11 +4,12 @@ Zhao, Mopuri & Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:
 batches Geng et al., "Towards General Deep Leakage in Federated Learning", 2021 (arXiv:2110.09074), who put the model's
 mean probability in place of the batch's. The equations are in `core/label_counts.py`.
 
-One example without noise: exact. A batch: n_c = B pbar_c - u_c / fbar, with pbar the mean probabilities and fbar the
-factor by which the defense shortens an example, both of public examples; rounded by largest remainders. Under noise a
-class is named only if its count is above 0 by a test at a level that all classes share, so that an update of noise
-names none. What is released in other numbers than coordinates of the gradient is compared with what public examples
-would have released under each label: non-negative least squares over these prototypes.
+One example without noise: exact, and behind a mask as many labels as it leaves. A batch:
+n_c = B pbar_c - u_c / fbar, with pbar the mean probabilities and fbar the factor by which the defense shortens an
+example, both of public examples; rounded by largest remainders. Under noise a class is named only if its count is above
+0 by a test at a level that all classes share, so that an update of noise names none. What is released in other numbers
+than coordinates of the gradient is compared with what public examples would have released under each label:
+non-negative least squares over these prototypes.
 
 Deviation: counts come with an interval: of the factors that public examples have, three standard deviations of the
 batch's mean probability, and the noise. A count is certain to be at least -u_c without noise, whatever public examples
@@ -35,7 +36,7 @@ from .core import (
     attack,
     granted,
 )
-from .core.label_counts import LastLayer, class_sums, largest_remainder, last_layer, normal_quantile, one_label
+from .core.label_counts import LastLayer, class_sums, largest_remainder, last_layer, normal_quantile, possible_labels
 
 _ROWS = 2**26
 """Numbers of public examples' contributions at a time, 256 MiB in float32."""
@@ -98,16 +99,33 @@ def label_recovery(
     noise = replace(noise, weight=noise.weight.abs(), bias=noise.bias.abs())
     noisy = bool(noise.weight.any() or noise.bias.any())
     if batch == 1 and not noisy:
-        return _certain(one_label(layer), layer)
+        return _one(possible_labels(layer), layer, target)
     return _by_sums(layer, noise, _of_public(target, structure, public), batch, z, noisy=noisy)
 
 
-def _certain(label: int, layer: LastLayer) -> LabelEstimate:
-    counts = torch.zeros(len(layer.bias), dtype=torch.int64, device=layer.bias.device)
-    counts[label] = 1
+def _one(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
+    """The label of a batch of one, or that it is among some."""
+    if bool(possible.all()):
+        raise NotApplicable(
+            f"what was released of the last layer must leave fewer than all {len(possible)} labels, and it leaves all"
+        )
+    named = int(possible.sum()) == 1
+    counts = (possible & named).long()
+    share = _shares(granted(target.population).labels, len(possible)).to(layer.bias) * possible
     return LabelEstimate(
-        counts=counts, lower=counts, upper=counts, observed=layer.observed, posterior=counts.to(layer.bias)
+        counts=counts,
+        lower=counts,
+        upper=possible.long(),
+        observed=layer.observed | ~possible,
+        posterior=share / share.sum(),
+        status="ok" if named else "degraded",
     )
+
+
+def _shares(labels: Tensor, classes: int) -> Tensor:
+    """Share of each class among public labels, none 0."""
+    known = torch.bincount(labels, minlength=classes).double() + 1
+    return known / known.sum()
 
 
 def _by_sums(
@@ -204,11 +222,10 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
     features = torch.cat([at(rows, places.weight[y], units.weight[y]) for rows, y in _rows(target, inputs, unlikely)])
     seen = units.weight_seen[unlikely].double()
     mean = (features / away * seen).sum(0) / seen.sum(0).clamp(min=1)
-    known = torch.bincount(labels, minlength=target.classes).double() + 1
     return _Public(
         mean=probabilities.mean(0),
         spread=probabilities.std(0, correction=0),
-        share=known / known.sum(),
+        share=_shares(labels, target.classes),
         factors=factors,
         features=mean,
     )
@@ -263,7 +280,7 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
         counts = wanted if int(wanted.sum()) <= batch else largest_remainder_of(expected, batch, named)
     else:
         counts = largest_remainder(expected, batch)
-    share = (torch.bincount(labels, minlength=classes).double() + 1).to(sums)
+    share = _shares(labels, classes).to(sums)
     everything = torch.ones_like(counts, dtype=torch.bool)
     slack = (z if noisy else 3.0) * error
     return LabelEstimate(
@@ -271,6 +288,6 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
         lower=torch.minimum((expected - slack).ceil().clamp(0, batch).long(), counts),
         upper=torch.maximum((expected + slack).floor().clamp(0, batch).long(), counts),
         observed=everything,
-        posterior=_present(expected, error, everything, share / share.sum(), batch),
+        posterior=_present(expected, error, everything, share, batch),
         status="ok" if int(counts.sum()) else "degraded",
     )

@@ -9,7 +9,7 @@ solved together where one alone stays open), average pooling and batch norms of 
 layers. Padded pixels are deleted instead of being equations. Both roots of the scalar equation are found, and for three
 classes or more its solution without labels and under an unknown clip factor. Normal matrices come from the structure of
 convolutions, in float64, where the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
-filled by its rank of one alone.
+filled by its rank of one, by the logits, and by the layer below.
 """
 
 from typing import Literal, get_args
@@ -47,7 +47,8 @@ def r_gap(
         clip_factor: `one`: the gradient was not shortened; `unknown`: it may have been, by a factor that is solved for,
             refused where it cannot be; `auto`: solved for where it can be, else taken for one.
         allow_min_norm: whether a layer whose input is not determined gets the shortest one, and the result is
-            `degraded`, instead of an error.
+            `degraded`, instead of an error; `determined` says which entries of the input are right all the same: none
+            behind another layer.
 
     Returns:
         The input, clamped to the valid range, and its label, both from the update alone; the relative misfit of its
@@ -93,4 +94,5 @@ def r_gap(
         objective=float(left.norm() / target.released.norm()),
         status="degraded" if found[0].degraded else "ok",
         alternatives=inputs[1:] if len(inputs) > 1 else None,
+        determined=None if found[0].determined is None else found[0].determined[None],
     )

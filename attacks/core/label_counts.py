@@ -6,7 +6,8 @@ with p_ic the model's probability and f_i the factor by which the defense shorte
 its label is negative. For batches sum_i p_ic is guessed: n_c = B pbar_c - u_c. A logistic loss of one logit z is of
 the two logits 0 and z.
 
-Rows of the weight's gradient tell the same in units of the features: (p_c - 1[c = y]) x for one example.
+Rows of the weight's gradient tell the same in units of the features: (p_c - 1[c = y]) x for one example. Behind a mask
+they tell which labels are left.
 """
 
 import math
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .errors import InconsistentObservation, NotApplicable
 from .network import Network, Operation, Structure
+from .recursion.completion import components
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,50 +86,74 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
 def one_label(layer: LastLayer) -> int:
     """The label of a batch of one, without noise: exact, whatever the features are and however it was clipped.
 
-    With the bias: the one entry that is negative. Without: the one row that is opposed to all others, where there are
-    three classes or more; it is the longest, since |p_y - 1| is the sum of the others' probabilities. The usual argmin
-    of the rows' sums needs features that are not negative.
-
     Raises:
-        NotApplicable: nothing was released that tells, or the gradient is 0.
+        NotApplicable: what was released leaves several, or the gradient is 0.
         InconsistentObservation: no single example gives this gradient.
     """
-    shown = layer.bias[layer.bias_seen]
-    negative = (layer.bias_seen & (layer.bias < 0)).nonzero()[:, 0]
-    if len(negative) > 1:
-        raise InconsistentObservation(
-            f"one entry of the last bias's gradient must be negative for a batch of one, got {len(negative)}: is the "
-            "batch larger, or is there noise?"
-        )
-    if len(negative) == 1:
-        return int(negative[0])
-    classes = len(layer.bias)
-    hidden = (~layer.bias_seen).nonzero()[:, 0]
-    if len(shown) and bool((shown > 0).any()) and len(hidden) == 1:
-        return int(hidden[0])
-    # The sign of an inner product is that of the rows' factors, over the features that both show.
-    products = layer.weight @ layer.weight.T
-    products.fill_diagonal_(0.0)
-    there = layer.weight.abs().sum(dim=1) > 0
-    # Two rows have no third to tell which of them stands alone.
-    alone = ((products <= 0).all(dim=1) & ((products < 0).sum(dim=1) >= 2)).nonzero()[:, 0]
-    if len(alone) == 1:
-        whole = bool(layer.weight_seen.all())
-        if whole and int(layer.weight.norm(dim=1).argmax()) != int(alone[0]):
-            raise InconsistentObservation("the longest row of the last layer's gradient must be that of the label")
-        return int(alone[0])
-    if not there.any() and not shown.any():
+    possible = possible_labels(layer).nonzero()[:, 0]
+    if len(possible) == 1:
+        return int(possible[0])
+    raise NotApplicable(
+        f"what was released of the last layer's {len(layer.bias)} rows must tell the label's from the others, and "
+        f"{len(possible)} may be it"
+    )
+
+
+def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
+    """Which labels a batch of one may have, without noise, whatever its features are and however it was clipped.
+
+    [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank one, and p - e_y is negative at the label alone. Signs of rows of
+    the bias's gradient are known. Where it was not released, the ratios of rows are, as far as entries connect them:
+    a row that is opposed to others is the label's, and it is the longest, since 1 - p_y is the sum of the others'
+    probabilities; rows of one sign are not, unless it is a single one. The usual argmin of the rows' sums needs
+    features that are not negative.
+
+    Raises:
+        NotApplicable: the gradient is 0, or nothing was released.
+        InconsistentObservation: no label.
+    """
+    shown = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
+    seen = torch.cat([layer.weight_seen, layer.bias_seen[:, None]], dim=1)
+    if not bool((shown * seen).any()):
         raise NotApplicable(
             "zero gradient of the last layer: the model is certain of the label, or nothing was released"
         )
-    if bool(layer.weight_seen.all()) and classes >= 3:
+    classes = len(shown)
+    possible = torch.ones(classes, dtype=torch.bool, device=shown.device)
+    for one in components(shown, seen):
+        negative, positive = one.rows & (one.left < 0), one.rows & (one.left > 0)
+        # What is 0 beside others that are not is no label's.
+        possible &= ~one.rows | negative | positive
+        if bool(one.columns[-1] & (one.right[-1] != 0)):
+            negative, positive = (negative, positive) if float(one.right[-1]) > 0 else (positive, negative)
+            possible &= ~positive
+            label = negative
+            if int(label.sum()) > 1:
+                raise InconsistentObservation(
+                    "one entry of the last bias's gradient must be negative for a batch of one, got "
+                    f"{int(label.sum())}: is the batch larger, or is there noise?"
+                )
+        elif bool(negative.any() and positive.any()):
+            # Rows of one length leave open which is the label's: those of two classes, or where others have none.
+            label = one.left.abs() > (1 - 1e-6) * one.left.abs().max()
+            same = negative if bool(negative[int(one.left.abs().argmax())]) else positive
+            if int(same.sum()) > 1 and int((label & ~same).sum()) == 0:
+                raise InconsistentObservation(
+                    "one row of the last layer's gradient must be opposed to all others for a batch of one, got "
+                    f"{int(same.sum())} of {int(one.rows.sum())}: is the batch larger, or is there noise?"
+                )
+        else:
+            if int((negative | positive).sum()) > 1:
+                possible &= ~(negative | positive)
+            continue
+        if bool(label.any()):
+            possible &= label
+    if not bool(possible.any()):
         raise InconsistentObservation(
-            "one row of the last layer's gradient must be opposed to all others for a batch of one, got "
-            f"{len(alone)}: is the batch larger, or is there noise?"
+            "one row of the last layer's gradient must be opposed to all others for a batch of one, got none: is the "
+            "batch larger, or is there noise?"
         )
-    raise NotApplicable(
-        f"what was released of the last layer's {classes} rows must tell the label's from the others, and it does not"
-    )
+    return possible
 
 
 def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Tensor, " m"], level: float) -> int:

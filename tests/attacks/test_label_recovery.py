@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import audit
 from attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
-from attacks.core.label_counts import LastLayer, class_sums, largest_remainder, one_label
+from attacks.core.label_counts import LastLayer, class_sums, largest_remainder, one_label, possible_labels
 from attacks.label_recovery import label_recovery
 from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd
@@ -249,6 +249,51 @@ def test_the_row_of_the_label_is_the_one_that_is_opposed_to_all_others():
         one_label(layer_of([0.4, -0.4], [1.0, 2.0]))
     with pytest.raises(NotApplicable, match="certain of the label"):
         one_label(layer_of([0.0, 0.0, 0.0], [1.0, 2.0], bias=True))
+
+
+def test_entries_that_a_mask_leaves_decide_as_many_labels_as_they_connect():
+    """Factors 0.1, 0.2, -0.6, 0.3 of four classes and features 1, -2, 3, 1."""
+    whole = layer_of([0.1, 0.2, -0.6, 0.3], [1.0, -2.0, 3.0, 1.0])
+
+    def left(*rows: str, bias: str = "....") -> list[int]:
+        seen = torch.tensor([[mark == "x" for mark in row] for row in rows])
+        bias_seen = torch.tensor([mark == "x" for mark in bias])
+        factors = torch.tensor([0.1, 0.2, -0.6, 0.3]).double()
+        layer = replace(whole, weight=whole.weight * seen, weight_seen=seen)
+        layer = replace(layer, bias=factors * bias_seen, bias_seen=bias_seen)
+        return possible_labels(layer).nonzero()[:, 0].tolist()
+
+    # No two rows share a feature, and yet all are connected: 0-1 by the first, 1-2 by the third, 2-3 by the last.
+    assert left("x...", "x.x.", "..xx", "...x") == [2]
+    # Two that are opposed: the longer one. Two that are not: another one.
+    assert left("....", ".x..", ".x..", "....") == [2]
+    assert left("x...", "x...", "....", "....") == [2, 3]
+    # A single row says nothing, unless the bias gives its sign: by its own entry, or by that of another row.
+    assert left("x...", "....", ".x..", "....") == [0, 1, 2, 3]
+    assert left("....", "....", "....", "....", bias="xx..") == [2, 3]
+    assert left("x...", "....", "....", "x...", bias="x...") == [1, 2]
+    assert left("....", "....", ".x..", ".x..", bias="...x") == [2]
+    with pytest.raises(NotApplicable, match="4 may be it"):
+        one_label(replace(whole, weight=whole.weight * torch.eye(4), weight_seen=torch.eye(4, dtype=torch.bool)))
+
+
+def test_a_mask_that_leaves_several_labels_says_which_and_names_none():
+    defense, open_ones = random_freeze(final_sparsity=0.96, cooling_epochs=1, noise_multiplier=0.0), 0
+    for seed in range(8):
+        target = shared(tanh_net(seed=seed), [seed], defense, seed=seed, step=3)
+        try:
+            result = label_recovery(target)
+        except NotApplicable as refused:
+            assert "it leaves all" in str(refused)
+            continue
+        assert result.upper[seed] == 1 and result.posterior.sum() == pytest.approx(1.0)
+        assert bool((result.posterior[result.upper == 0] == 0).all())
+        if int(result.upper.sum()) > 1:
+            open_ones += 1
+            assert result.status == "degraded" and len(result.labels) == 0
+        else:
+            assert result.labels.tolist() == [seed]
+    assert 0 < open_ones < 8
 
 
 def test_a_batch_that_is_said_to_be_one_example_is_found_out():

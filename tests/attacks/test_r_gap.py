@@ -166,25 +166,94 @@ def test_the_gradient_of_a_linear_model_has_an_input_for_either_label():
     assert len(explanations(result)) in (2, 4)
 
 
-@pytest.mark.parametrize("sparsity", [0.3, 0.6])
+def masked(sparsity: float) -> Defense:
+    return random_sparsification(clip_norm=1e9, final_sparsity=sparsity, noise_multiplier=0.0)
+
+
+@pytest.mark.parametrize("sparsity", [0.3, 0.8, 0.9])
 def test_through_a_mask_it_is_exact_or_says_which_layer_is_left_open(sparsity):
-    defense = random_sparsification(clip_norm=1e9, final_sparsity=sparsity, noise_multiplier=0.0)
-    observation, x = update(ten_classes(), SMALL, defense, label=3, step=3, steps=4)
+    observation, x = update(ten_classes(), SMALL, masked(sparsity), label=3, step=3, steps=4)
     assert observation.released.numel() < (1.01 - sparsity) * 15_700
-    if sparsity == 0.3:
+    if sparsity < 0.9:
         result = r_gap(observation)
-        assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [3]
+        assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [3] and result.determined is None
         return
     with pytest.raises(RankDeficient) as refused:
         r_gap(observation)
     assert (refused.value.layer, refused.value.deficit > 0) == (4, True)
     result = r_gap(observation, allow_min_norm=True)
-    assert result.status == "degraded"
+    # A hidden layer that is open leaves no pixel certain.
+    assert result.status == "degraded" and result.determined is not None and not result.determined.any()
 
 
-def test_one_logit_behind_a_mask_leaves_what_was_dropped_open():
-    defense = random_sparsification(clip_norm=1e9, final_sparsity=0.5, noise_multiplier=0.0)
-    observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8), defense, step=3, steps=4)
+def layers(classes: int, *, bias: bool, activation: type[nn.Module] = nn.LeakyReLU, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = [(64, 80), (80, 40), (40, classes)]
+    first, second, last = (nn.Linear(a, b, bias=bias) for a, b in sizes)
+    return nn.Sequential(nn.Flatten(), first, activation(), second, activation(), last)
+
+
+@pytest.mark.parametrize(
+    ("model", "label", "sparsity"),
+    [
+        # Half of the features show in no row: the layer before tells them, and their scale follows at the end.
+        (lambda: built("fcn3", (1, 8, 8)), 0, 0.5),
+        (lambda: layers(3, bias=False), 2, 0.8),
+        (lambda: layers(10, bias=False), 3, 0.8),
+        # The bias's own gradient, if it is released, gives the scale; its root is found where it is not.
+        (lambda: layers(1, bias=True, activation=nn.Tanh), 1, 0.5),
+        (lambda: layers(2, bias=True), 1, 0.7),
+        (lambda: layers(10, bias=True, activation=nn.Tanh), 3, 0.8),
+        # No layer is before: ten classes are nine equations of what is missing.
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 3, 0.8),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), 3, 0.75),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_features_that_a_mask_hides_in_every_class_come_from_the_layer_before_or_the_logits(
+    model, label, sparsity, seed
+):
+    torch.manual_seed(seed)
+    observation, x = update(model(), (1, 8, 8), masked(sparsity), seed=seed, label=label, step=3, steps=4)
+    structure = granted(observation.structure)()
+    last = structure.known_network().operations[-1]
+    seen = structure.gradients(observation.released)[str(last.weight)].seen
+    assert bool((~seen).all(dim=0).any())
+    result = r_gap(observation)
+    assert min(mse(one, x[0]) for one in explanations(result)) < 1e-18 and result.labels.tolist() == [label]
+
+
+def test_what_a_mask_leaves_of_an_input_is_told_from_what_it_hides():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    observation, x = update(model, (1, 8, 8), masked(0.9), label=3, step=3, steps=4)
+    seen = granted(observation.structure)().gradients(observation.released)["1.weight"].seen
+    with pytest.raises(RankDeficient) as refused:
+        r_gap(observation)
+    result = r_gap(observation, allow_min_norm=True)
+    assert result.determined is not None and refused.value.deficit == int((~result.determined).sum())
+    assert 9 < refused.value.deficit < 60 and not bool(result.determined.flatten()[~seen.any(dim=0)].any())
+    assert mse(result.inputs[result.determined], x[result.determined]) < 1e-20
+    # Without a bias nothing gives the scale of what is seen.
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    observation, _ = update(model, (1, 8, 8), masked(0.9), label=3, step=3, steps=4)
+    result = r_gap(observation, allow_min_norm=True)
+    assert result.determined is not None and not result.determined.any()
+    # Of a first layer that is behind no other, the same pixel by pixel.
+    observation, x = update(layers(10, bias=True), (1, 8, 8), masked(0.8), label=3, step=3, steps=4)
+    hidden = granted(observation.structure)().gradients(observation.released)["1.weight"].seen
+    assert bool(hidden.any(dim=0).all()) and mse(r_gap(observation).inputs, x) < 1e-18
+
+
+def test_gaps_of_several_examples_are_found_out():
+    torch.manual_seed(0)
+    observation, _ = update(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), masked(0.5), count=2, step=3)
+    with pytest.raises(InconsistentObservation, match="must be that of one example"):
+        r_gap(replace(observation, batch_size=1, labels=None))
+
+
+def test_one_logit_whose_layers_are_all_masked_away_says_how_much_is_open():
+    observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8), masked(0.9), step=3, steps=4)
     seen = int(granted(observation.structure)().gradients(observation.released)["5.weight"].seen.sum())
     with pytest.raises(RankDeficient) as refused:
         r_gap(observation)

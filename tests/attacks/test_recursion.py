@@ -13,9 +13,10 @@ from attacks.core import InconsistentObservation, NotApplicable, RankDeficient, 
 from attacks.core.network import Operation
 from attacks.core.recursion import least_squares
 from attacks.core.recursion.activations import invert
-from attacks.core.recursion.completion import completed
+from attacks.core.recursion.completion import components, spread
 from attacks.core.recursion.convolution import Convolved, KernelGeometry, WeightGradient, pooled
 from attacks.core.recursion.forward import derivatives, drawn_inputs, results
+from attacks.core.recursion.gaps import filled, open_features
 from attacks.core.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
 from attacks.core.recursion.invert import inverted, layers_of
 from attacks.core.recursion.joint import SumOf
@@ -287,10 +288,55 @@ def test_gaps_of_a_rank_one_matrix_are_filled_where_they_are_connected():
     matrix = drawn(4, 1) @ drawn(1, 40, seed=1)
     seen = torch.rand(4, 40, generator=torch.Generator().manual_seed(2)) < 0.4
     seen[:, 7] = False
-    found, follows = completed(matrix, seen)
-    assert torch.equal(follows, seen.any(dim=0))
-    torch.testing.assert_close(found[:, follows], matrix[:, follows], rtol=1e-12, atol=1e-12)
-    assert not found[:, ~follows].any()
+    found = spread(matrix, seen, 2)
+    assert bool(found.rows.all()) and torch.equal(found.columns, seen.any(dim=0))
+    product = torch.outer(found.left, found.right)
+    torch.testing.assert_close(product[:, found.columns], matrix[:, found.columns], rtol=1e-12, atol=1e-12)
+    assert not product[:, ~found.columns].any()
+    # Two blocks that share no entry: each by itself, and what is zero connects nothing.
+    apart = torch.zeros(4, 40, dtype=torch.bool)
+    apart[:2, :20] = apart[2:, 20:] = True
+    apart[0, 25] = True
+    matrix[:, 25] = 0.0
+    assert [int(one.rows.sum()) for one in components(matrix, apart)] == [2, 2]
+
+
+def test_features_that_stay_open_are_as_many_as_the_equations_of_a_last_layer_lack():
+    """A column of no entry is one unknown; C - 1 logits are equations of these, of a constant and of the scale."""
+    seen = torch.ones(6, 12, dtype=torch.bool)
+    for lost, bias, left in ((3, False, 0), (4, False, 4), (4, True, 0), (5, True, 5)):
+        seen[:, :lost] = False
+        shown = torch.full((6,), bias)
+        assert open_features(seen, shown) == left
+        torch.manual_seed(lost)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 6, bias=bias))
+        keep = torch.cat([seen.flatten(), shown[: 6 * bias]])
+        made = case(model, (1, 3, 4), keep=keep)
+        head = layers_of(made.network)[-1]
+        found = filled(made.network, head, made.gradients, exact=True)
+        assert int(found.open.sum()) == left
+        if not left:
+            whole = case(model, (1, 3, 4)).gradients[head.name].weight
+            torch.testing.assert_close(found.gradient, whole, rtol=1e-9, atol=1e-12)
+    # A class of no entry: one follows because all add up to 0, two by the logits of the others alone.
+    seen[:, :5] = True
+    seen[:2] = False
+    assert open_features(seen, torch.zeros(6, dtype=torch.bool)) == 0
+    assert open_features(seen[:4], torch.zeros(4, dtype=torch.bool)) == 12
+
+
+@pytest.mark.parametrize("offset", [0.0, -3.0, 0.7, 5.0])
+def test_margins_beside_a_bias_are_the_roots_of_the_scalar(offset):
+    for h in (2.0, 0.0, -0.01, -0.2):
+        try:
+            roots = margins(h, offset)
+        except InconsistentObservation:
+            grid = torch.linspace(-50, 200, 200_001, dtype=torch.float64)
+            assert float((-grid * torch.sigmoid(-grid - offset)).min()) > h
+            continue
+        assert len(roots) == (2 if h < 0 else 1)
+        for mu in roots:
+            assert -mu / (1 + math.exp(mu + offset)) == pytest.approx(h, abs=1e-12)
 
 
 # --- activations

@@ -18,6 +18,9 @@ CLAMP = 1e-12
 POSITIVE = 1e-9
 """What counts as above 0 behind a ReLU, relative to the largest result: less may be an error of the solution."""
 
+ABOVE = 30.0
+"""How many times the relative misfit of equations the error of a single entry may be."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inverted:
@@ -38,8 +41,13 @@ class Inverted:
     clamped: int = 0
 
 
-def invert(operation: Operation, result: Tensor) -> Inverted:
+def invert(operation: Operation, result: Tensor, *, error: float = 0.0) -> Inverted:
     """The argument of an activation, from its result.
+
+    Args:
+        operation: the activation.
+        result: what it gave.
+        error: of the result, relative; behind a ReLU what is not well above it is taken for 0.
 
     Raises:
         NotApplicable: it is not one to one.
@@ -50,7 +58,7 @@ def invert(operation: Operation, result: Tensor) -> Inverted:
             slope = torch.where(result > 0, torch.ones_like(result), a)
             return Inverted(before=result / slope, slope=slope, slope_of_inverse=1 / slope)
         case "relu":
-            positive = result > POSITIVE * float(result.abs().max())
+            positive = result > max(POSITIVE, ABOVE * error) * float(result.abs().max())
             slope = positive.to(result)
             return Inverted(before=result * slope, slope=slope, slope_of_inverse=slope, known=positive)
         case "tanh":

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .maps import LinearMap
+from ..network import Operation
+from .maps import Dense, LinearMap, OuterProduct
 
 
 class KernelGeometry:
@@ -180,6 +181,24 @@ class WeightGradient(LinearMap):
         blocks = grams.repeat_interleave(channels // len(grams), dim=0)
         total.diagonal(dim1=0, dim2=2).copy_(blocks.permute(1, 2, 0))
         return total.view(self.unknowns, self.unknowns)
+
+
+def layer_maps(
+    one: Operation, below: tuple[int, ...], weight: Tensor, slopes: Tensor, seen: Tensor | None
+) -> tuple[WeightGradient | OuterProduct, LinearMap]:
+    """What the gradient of a layer's weight says of its input, and what its output does: K and W.
+
+    Args:
+        one: a linear layer or a convolution.
+        below: shape of its input.
+        weight: its weight.
+        slopes: derivatives by its output.
+        seen: bool in the shape of the weight; None for all.
+    """
+    if one.kind == "linear":
+        return OuterProduct(slopes, weight.shape[1], seen), Dense(weight, below)
+    geometry = KernelGeometry(one.settings, below, one.shape, weight.device)
+    return WeightGradient(slopes, geometry, tuple(weight.shape), seen), Convolved(weight, geometry)
 
 
 def pooled(

@@ -30,11 +30,21 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
     values = doubled(network) if values is None else values
     found: dict[str, Tensor] = {}
     for one in network.operations:
-        found[one.name] = inputs if one.kind == "input" else _result(one, [found[n] for n in one.inputs], values)
+        found[one.name] = inputs if one.kind == "input" else result_of(one, [found[n] for n in one.inputs], values)
     return found
 
 
-def _result(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
+def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
+    """What one operation gives, [b, *its shape].
+
+    Args:
+        one: no input.
+        given: the results that it takes.
+        values: of the parameters.
+
+    Raises:
+        NotApplicable: it is of no kind that is known.
+    """
     x, s = given[0], one.settings
     weight = None if one.weight is None else values[one.weight]
     bias = None if one.bias is None else values[one.bias]

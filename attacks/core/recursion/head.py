@@ -67,37 +67,52 @@ class HeadGradient:
     has_bias: bool
 
 
-def margins(h: float) -> list[float]:
-    """Roots mu of -mu / (1 + e^mu) = h, the one of smallest absolute value first.
+def margins(h: float, offset: float = 0.0) -> list[float]:
+    """Roots mu of -mu / (1 + e^(mu + offset)) = h, the one of smallest absolute value first.
+
+    Args:
+        h: <W, dL/dW> of one example.
+        offset: y b, of a layer with a bias b; mu is the margin less that.
 
     Raises:
         InconsistentObservation: there is none.
     """
-    if h < LEAST - 1e-9 or not math.isfinite(h):
+    turn = _turn(offset)
+    least = _scalar(turn, offset)
+    if h < least - 1e-9 or not math.isfinite(h):
         raise InconsistentObservation(
-            f"<W, dL/dW> of the last layer must be at least {LEAST:.6f} for one example, got {h:.6g}: "
+            f"<W, dL/dW> of the last layer must be at least {least:.6f} for one example, got {h:.6g}: "
             "the update is of several examples, or not at the rate, mask or parameters that it is said to be"
         )
     if h == 0:
         return [0.0]
     if h > 0:
-        return [_root(h, -2 * h - 1, 0.0)]  # -mu / 2 <= h <= -mu there
-    if h <= LEAST:
-        return [TURN]
-    return [_root(h, 0.0, TURN), _root(h, TURN, 745.0)]
+        return [_root(h, -h * (1 + math.exp(offset)) - 1, 0.0, offset)]  # -mu / (1 + e^offset) <= h there
+    if h <= least:
+        return [turn]
+    return [_root(h, 0.0, turn, offset), _root(h, turn, turn + 745.0 + abs(offset), offset)]
 
 
-def _root(h: float, low: float, high: float) -> float:
-    """Where the scalar is h, by halving down to neighbouring floats: it is monotone between the two ends."""
-    falling = _scalar(low) > h
+def _turn(offset: float) -> float:
+    """Where the scalar is smallest: mu = 1 + e^-(mu + offset), of which one side rises and the other falls."""
+    if offset == 0:
+        return TURN
+    low, high = 1.0, 1.0 + math.exp(min(700.0, max(0.0, -offset)))
     while low < (middle := low + (high - low) / 2) < high:
-        low, high = (middle, high) if (_scalar(middle) > h) == falling else (low, middle)
-    return low if abs(_scalar(low) - h) < abs(_scalar(high) - h) else high
+        low, high = (middle, high) if middle < 1 + math.exp(min(700.0, -middle - offset)) else (low, middle)
+    return low
 
 
-def _scalar(mu: float) -> float:
-    # mu * sigmoid(-mu) without overflow.
-    return -mu * (1 / (1 + math.exp(mu)) if mu < 0 else math.exp(-mu) / (1 + math.exp(-mu)))
+def _root(h: float, low: float, high: float, offset: float) -> float:
+    """Where the scalar is h, by halving down to neighbouring floats: it is monotone between the two ends."""
+    falling = _scalar(low, offset) > h
+    while low < (middle := low + (high - low) / 2) < high:
+        low, high = (middle, high) if (_scalar(middle, offset) > h) == falling else (low, middle)
+    return low if abs(_scalar(low, offset) - h) < abs(_scalar(high, offset) - h) else high
+
+
+def _scalar(mu: float, offset: float = 0.0) -> float:
+    return -mu * _sigmoid(-mu - offset)
 
 
 def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bool = True) -> list[HeadCandidate]:
@@ -162,21 +177,28 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
         slope = -sign * _sigmoid(-margin)
         slopes = gradient.new_tensor([slope])
         return [HeadCandidate(x=x, slopes=slopes, label=int(sign > 0), factor=shared / slope)]
-    if head.has_bias:
-        raise NotApplicable("the gradient of the last layer's bias must be released where it has one logit and a bias")
     if clipped:
         raise NotApplicable(
-            "the clip factor must be known for one logit without bias: it is not identifiable, because data of "
-            "another scale give the same update"
+            "the clip factor must be known for one logit whose bias shows nothing: it is not identifiable, because "
+            "data of another scale give the same update"
         )
-    found = []
-    for root, margin in enumerate(margins(float(head.weight[0] @ gradient))):
-        for sign in (1.0, -1.0):
-            slope = -sign * _sigmoid(-margin)
+    found, refused = [], None
+    for sign in (1.0, -1.0):
+        offset = sign * float(head.bias[0])
+        try:
+            roots = margins(float(head.weight[0] @ gradient), offset)
+        except InconsistentObservation as error:
+            refused = error  # of this label alone, where there is a bias
+            continue
+        for root, margin in enumerate(roots):
+            slope = -sign * _sigmoid(-margin - offset)
             found.append(
                 HeadCandidate(x=gradient / slope, slopes=gradient.new_tensor([slope]), label=int(sign > 0), root=root)
             )
-    return found
+    if refused is not None and not found:
+        raise refused
+    # Both signs of the first root before either of the second.
+    return sorted(found, key=lambda one: one.root)
 
 
 def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..errors import NotApplicable, RankDeficient
 from ..network import Network, Operation
-from .completion import completed
 from .forward import doubled, drawn_inputs, results
+from .gaps import filled
 from .head import HeadCandidate, HeadGradient, candidates
 from .least_squares import Solution
 from .order import without_identities
@@ -34,6 +34,7 @@ class InvertedInput:
         residual: largest relative residual of a layer.
         solutions: by layer, in the order in which they were found.
         degraded: why it is not exact; empty if it is.
+        determined: bool [*shape], entries that are right all the same; None for all.
     """
 
     x: Tensor
@@ -42,6 +43,7 @@ class InvertedInput:
     residual: float
     solutions: tuple[tuple[int, Solution], ...] = ()
     degraded: tuple[str, ...] = ()
+    determined: Tensor | None = None
 
 
 def layers_of(network: Network) -> tuple[Operation, ...]:
@@ -91,11 +93,20 @@ def inverted(
         # Exact equations have no weights; a prior would only bias them.
         solver = "ls"
     strict = not (noisy or combination or allow_min_norm)
-    shown, uncertain = _head_gradient(network, head, gradients[head.name], allow_min_norm, len(layers_of(network)))
+    shown, uncertain = _head_gradient(
+        network,
+        head,
+        gradients,
+        exact=not (noisy or combination),
+        allow_min_norm=allow_min_norm,
+        number=len(layers_of(network)),
+    )
     explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
     homogeneous = _homogeneous(network)
     # Twins of a homogeneous network are multiples of one another: one walk does for both.
     first = [one for one in explained if one.root == 0 or not homogeneous]
+    if bool(uncertain.any()) and shown.bias_gradient is None:
+        uncertain = torch.ones_like(uncertain)  # without the bias's gradient the scale takes all features
     kinds = {one.name: one.kind for one in network.operations}
     if len(first) > 1 and kinds[head.inputs[0]] in ("sigmoid", "relu"):
         # A sigmoid and a ReLU give nothing negative, which decides the sign.
@@ -112,12 +123,14 @@ def inverted(
             priors=priors,
             box=box,
         )
-        if uncertain:
-            walk.degraded.append(f"the last layer: {uncertain} entries of its input are open")
+        if bool(uncertain.any()):
+            walk.degraded.append(
+                f"the last layer: {int(uncertain.sum())} of {len(uncertain)} entries of its input are open"
+            )
         variance = None
         if solver != "ls":
             variance = float(scaled[head.name].std.square().mean() / one.slopes.square().sum())
-        walk.begin(one.x, shown.weight.T @ one.slopes, variance)
+        walk.begin(one.x, shown.weight.T @ one.slopes, variance, uncertain)
         walks.append((one, walk))
     left = walked([walk for _, walk in walks], tolerance=TOLERANCE if strict else float("inf"))
     found = []
@@ -130,6 +143,7 @@ def inverted(
             residual=walk.largest_residual,
             solutions=tuple(walk.solutions),
             degraded=tuple(_complaints(walk, combination)),
+            determined=walk.determined,
         )
         found.append(result)
         for twin in explained if homogeneous else ():
@@ -140,31 +154,37 @@ def inverted(
 
 
 def _head_gradient(
-    network: Network, head: Operation, own: LayerGradient, allow_min_norm: bool, number: int
-) -> tuple[HeadGradient, int]:
-    """The last layer's gradient, completed where a mask left gaps, and how many entries of its input stay open."""
-    values = doubled(network)
-    weight = values[str(head.weight)].to(own.weight)
+    network: Network,
+    head: Operation,
+    gradients: Mapping[str, LayerGradient],
+    *,
+    exact: bool,
+    allow_min_norm: bool,
+    number: int,
+) -> tuple[HeadGradient, Tensor]:
+    """The last layer's gradient, completed where a mask left gaps, and which entries of its input stay open."""
+    own = gradients[head.name]
     if own.directions:
         raise NotApplicable(
             "the last layer's gradient must be released in entries, and it is in coefficients of a basis"
         )
-    gradient, lost = own.weight, 0
-    if own.seen is not None:
-        gradient, follows = completed(own.weight, own.seen, own.bias)
-        lost = int((~follows).sum())
-        if lost and not allow_min_norm:
-            raise RankDeficient(
-                f"the gradient of the last layer, layer {number}, must show its input, and the mask hides {lost} of "
-                f"its {len(follows)} entries in every class; allow_min_norm takes 0 for them",
-                layer=number,
-                deficit=lost,
-            )
-    bias = gradient.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
+    found = filled(network, head, gradients, exact=exact)
+    lost = int(found.open.sum())
+    if lost and not allow_min_norm:
+        raise RankDeficient(
+            f"the gradient of the last layer, layer {number}, must show its input, and the mask hides {lost} of its "
+            f"{len(found.open)} entries in every class, where neither the logits nor the layer before tell them; "
+            "allow_min_norm takes 0 for them",
+            layer=number,
+            deficit=lost,
+        )
+    values = doubled(network)
+    weight = values[str(head.weight)].to(own.weight)
+    bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
     made = HeadGradient(
-        weight=weight, bias=bias, gradient=gradient, bias_gradient=own.bias, has_bias=head.bias is not None
+        weight=weight, bias=bias, gradient=found.gradient, bias_gradient=found.bias, has_bias=head.bias is not None
     )
-    return made, lost
+    return made, found.open
 
 
 def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:

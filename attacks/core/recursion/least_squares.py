@@ -71,6 +71,7 @@ class Solution:
             because there are too many unknowns for a spectrum.
         converged: False where an iteration gave up before.
         variance: mean posterior variance of an entry; None unless the weights are inverse variances.
+        determined: bool, in the shape of `x`: entries that have no part in what is open; None for all.
     """
 
     x: Tensor
@@ -78,6 +79,7 @@ class Solution:
     deficit: int = 0
     converged: bool = True
     variance: float | None = None
+    determined: Tensor | None = None
 
 
 def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> tuple[Tensor, list[float]]:
@@ -177,14 +179,17 @@ def solve(
     gram, factors = normal_matrix(equations, balanced=not weighted)
     made = factored(gram)
     deficit, inverse, vectors = made.size - made.rank, gram.new_zeros(()), gram.new_zeros(())
+    determined = None
     if deficit and not shortest and leading is None:
         return Solution(x=gram.new_zeros(equations[0].map.shape_in), residual=1.0, deficit=deficit)
     if made.factor is None:
         values, vectors = torch.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
         inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
+        null = vectors[:, ~kept]
+        determined = (null.square().sum(dim=1) < RANK_TOLERANCE).view(equations[0].map.shape_in) if deficit else None
         if leading is not None:
-            deficit = _open(vectors[:leading, ~kept])
+            deficit = _open(null[:leading])
 
     def step(right: Tensor) -> Tensor:
         if made.factor is not None:
@@ -200,7 +205,13 @@ def solve(
     variance = None
     if weighted and made.factor is not None:
         variance = float(torch.cholesky_inverse(made.factor).diagonal()[:leading].mean())
-    return Solution(x=x, residual=residual(equations, factors, x), deficit=deficit, variance=variance)
+    return Solution(
+        x=x,
+        residual=residual(equations, factors, x),
+        deficit=deficit,
+        variance=variance,
+        determined=determined,
+    )
 
 
 def leading_rank(gram: Tensor, leading: int) -> int:

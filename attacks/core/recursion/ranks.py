@@ -21,9 +21,9 @@ from torch import Tensor
 from ..errors import NotApplicable
 from ..network import Network, Operation
 from .activations import invert
-from .completion import completed
-from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
+from .convolution import WeightGradient, layer_maps, pooled
 from .forward import derivatives, doubled, of_norm, results
+from .gaps import open_features
 from .invert import layers_of
 from .joint import OpenSum, joint_equations
 from .least_squares import Equations, condition, factored, leading_rank, normal_matrix, rank_of
@@ -117,11 +117,18 @@ def rank_analysis(
     found, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
     shows = {one.name: None if seen is None else seen[str(one.weight)].to(inputs.device) for one in layers}
-    maps = {one.name: _maps(one, by_name, values, slopes[one.name], shows[one.name]) for one in layers}
+    maps = {
+        one.name: layer_maps(
+            one, by_name[one.inputs[0]].shape, values[str(one.weight)], slopes[one.name], shows[one.name]
+        )
+        for one in layers
+    }
     for number, one in enumerate(layers, start=1):
         shown, (gradient, output) = shows[one.name], maps[one.name]
         if one is layers[-1]:
-            report = _head(one, number, gradient, values, shown, virtual)
+            report = _head(
+                one, number, gradient, values, shown, None if seen is None else seen.get(one.bias or ""), virtual
+            )
         else:
             behind, weights = _behind(network, one, output, found)
             known = like[number - 1].rank_outputs if like else None
@@ -131,17 +138,6 @@ def rank_analysis(
         virtual += report.virtual
         reports.append(report)
     return reports
-
-
-def _maps(
-    one: Operation, by_name: Mapping[str, Operation], values: Mapping[str, Tensor], slopes: Tensor, seen: Tensor | None
-) -> tuple[WeightGradient | OuterProduct, LinearMap]:
-    """K and W of a layer."""
-    weight, below = values[str(one.weight)], by_name[one.inputs[0]].shape
-    if one.kind == "linear":
-        return OuterProduct(slopes, weight.shape[1], seen), Dense(weight, below)
-    geometry = KernelGeometry(one.settings, below, one.shape, weight.device)
-    return WeightGradient(slopes, geometry, tuple(weight.shape), seen), Convolved(weight, geometry)
 
 
 def _behind(
@@ -274,14 +270,15 @@ def _head(
     gradient: WeightGradient | OuterProduct,
     values: Mapping[str, Tensor],
     seen: Tensor | None,
+    bias_seen: Tensor | None,
     virtual: int,
 ) -> RankReport:
-    """The last layer: k is unknown, and the input follows from the rank of one, where its entries are connected."""
+    """The last layer: k is unknown, and the input follows from the rank of one, and from the logits."""
     weight = values[str(one.weight)]
     follows = weight.shape[1]
     if seen is not None:
-        _, connected = completed(torch.ones_like(weight), seen)
-        follows = int(connected.sum())
+        shown = torch.zeros_like(seen[:, 0]) if bias_seen is None else bias_seen.to(seen.device)
+        follows -= open_features(seen, shown)
     return RankReport(
         layer=number,
         words=one.words or one.name,

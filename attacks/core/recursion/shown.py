@@ -39,7 +39,9 @@ class LayerGradient:
         weight: values in the weight's shape, 0 where unseen.
         seen: bool in that shape; None for everywhere.
         std: of the noise on `weight`.
-        bias: values; None where the layer has none or not all are released.
+        bias: values, 0 where unseen; None where the layer has none, none is released, or they are bounded apart from
+            the weight.
+        bias_seen: bool; None for everywhere.
         bias_std: of the noise on `bias`.
         directions: coefficients.
         group: number of the part that its values come from; values of one part share a clip factor. -1 without values.
@@ -50,6 +52,7 @@ class LayerGradient:
     std: Tensor
     bias: Tensor | None
     bias_std: Tensor | None
+    bias_seen: Tensor | None = None
     directions: tuple[Direction, ...] = field(default=())
     group: int = -1
 
@@ -104,15 +107,17 @@ def shown(
             )
         weight, std = released.new_zeros(shape), released.new_zeros(shape)
         where: Tensor | None = torch.zeros(shape, dtype=torch.bool, device=released.device)
-        group, bias, bias_std = -1, None, None
+        group, bias, bias_std, bias_seen = -1, None, None, None
         own, own_noise = values.get(str(one.weight)), noise.get(str(one.weight))
         if own is not None and own_noise is not None:
             weight, std, where = own.values, own_noise.values, own.seen
             groups = own.group[own.seen].unique()
             group = int(groups[0]) if len(groups) else -1
         shift, shift_noise = values.get(str(one.bias)), noise.get(str(one.bias))
-        if shift is not None and shift_noise is not None and shift.whole:
-            bias, bias_std = shift.values, shift_noise.values
+        if shift is not None and shift_noise is not None and bool(shift.seen.any()):
+            together = group < 0 or bool((shift.group[shift.seen] == group).all())
+            if together:
+                bias, bias_std, bias_seen = shift.values, shift_noise.values, None if shift.whole else shift.seen
         whole, rest = [d for d in directions[one.name] if _square(d)], []
         for d in directions[one.name]:
             if d in whole and d.of_weight is not None:
@@ -120,9 +125,11 @@ def shown(
                 weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
                 where = torch.ones(shape, dtype=torch.bool, device=released.device)
                 if d.of_bias is not None:
-                    bias, bias_std = d.of_bias @ d.values, d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
+                    bias, bias_seen = d.of_bias @ d.values, None
+                    bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
             elif d in whole and d.of_bias is not None:
-                bias, bias_std = d.of_bias @ d.values, d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
+                bias, bias_seen = d.of_bias @ d.values, None
+                bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
             else:
                 rest.append(d)
         seen_all = where is not None and bool(where.all())
@@ -132,6 +139,7 @@ def shown(
             std=std,
             bias=bias,
             bias_std=bias_std,
+            bias_seen=bias_seen,
             directions=tuple(rest),
             group=group,
         )

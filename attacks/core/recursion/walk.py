@@ -73,6 +73,7 @@ class Walk:
         solutions: by layer, in the order in which they were found.
         largest_residual: of them.
         degraded: why the result is no exact one; empty if it is.
+        determined: bool, in the shape of the input: entries that are right all the same; None for all.
         units: how many results of activations were inverted.
         clamped: how many of them lay outside of the activation's range.
     """
@@ -86,6 +87,7 @@ class Walk:
     solutions: list[tuple[int, Solution]] = field(default_factory=list)
     largest_residual: float = 0.0
     degraded: list[str] = field(default_factory=list)
+    determined: Tensor | None = None
     units: int = 0
     clamped: int = 0
 
@@ -101,10 +103,15 @@ class Walk:
         self.passed: set[str] = set()
         self.sums: dict[str, Known] = {}
 
-    def begin(self, x: Tensor, slopes: Tensor, variance: float | None = None) -> None:
-        """Starts below the head: its input and the derivatives by it are known."""
+    def begin(self, x: Tensor, slopes: Tensor, variance: float | None = None, unknown: Tensor | None = None) -> None:
+        """Starts below the head: its input and the derivatives by it are known, but for entries that are 0 instead."""
         (below,) = self.network.operations[-1].inputs
         shape = self.by_name[below].shape
+        if unknown is not None and bool(unknown.any()):
+            source = self.by_name[below]
+            while source.kind == "flatten":
+                source = self.by_name[source.inputs[0]]
+            self._restrict(source, ~unknown.view(source.shape))
         spread = None if variance is None else torch.full(shape, variance, dtype=x.dtype, device=x.device)
         self._learn(below, Known(value=x.view(shape), variance=spread))
         self.slopes[below] = slopes.view(shape)
@@ -167,6 +174,7 @@ class Walk:
                     layer=number,
                     deficit=found.deficit,
                 )
+            self._restrict(one, found.determined)
             self.degraded.append(f"layer {number}: {found.deficit} dimensions are open")
         if not found.converged:
             self.degraded.append(f"layer {number}: the iteration did not converge")
@@ -177,6 +185,13 @@ class Walk:
         self.largest_residual = max(self.largest_residual, found.residual)
         variance = None if found.variance is None else torch.full_like(x, found.variance)
         return Known(value=x, variance=variance)
+
+    def _restrict(self, one: Operation, determined: Tensor | None) -> None:
+        """Only these entries of a result are right: of the input just they, and behind any layer nothing."""
+        (first,) = (each for each in self.network.operations if each.kind == "input")
+        if one is not first or determined is None or self.determined is not None:
+            determined = torch.zeros(first.shape, dtype=torch.bool, device=next(iter(self.values.values())).device)
+        self.determined = determined
 
     def _with_branches(self, one: Operation) -> Solution | None:
         """A tensor from its own equations, those of what it is added to, and the sum."""
@@ -195,7 +210,8 @@ class Walk:
             return None
         size = math.prod(one.shape)
         found = solve(equations, weighted=self.solver != "ls", leading=size)
-        return replace(found, x=found.x[:size].view(one.shape))
+        determined = None if found.determined is None else found.determined[:size].view(one.shape)
+        return replace(found, x=found.x[:size].view(one.shape), determined=determined)
 
     def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
         """The tensor that a result is an affine function of, as far as it is passed: its name, the map, the shift."""
@@ -269,7 +285,7 @@ class Walk:
                 f"a sum must come before its activation, and {one.words or one.name} is a summand of unknown value"
             )
         known = self.known[one.name]
-        found = invert(one, known.value)
+        found = invert(one, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
         self.units += known.value.numel()
         self.clamped += found.clamped
         if known.where is not None and found.known is not None:
@@ -376,7 +392,8 @@ class Walk:
             made = Equations(map=each, target=target, weights=weights, layer=self._number(one), source="gradient")
             self.equations.setdefault(one.inputs[0], []).append(made)
         if own.bias is not None and float(own.bias.norm()) > 0:
-            misfit = float((own.bias - in_bias).norm() / own.bias.norm())
+            there = in_bias if own.bias_seen is None else in_bias * own.bias_seen
+            misfit = float((own.bias - there).norm() / own.bias.norm())
             if self.solver == "ls":
                 self.largest_residual = max(self.largest_residual, misfit)
 
