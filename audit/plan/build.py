@@ -14,12 +14,15 @@ from benchmarks.core import Splits
 from defenses.core import (
     TOY_DIM,
     Defense,
+    Entry,
+    MembershipLimit,
     Noise,
     Sampling,
     ToyRows,
     calibrate,
     group_norm_instead,
     noise_multiplier,
+    noise_within,
     predict,
     secure,
     seed_from,
@@ -96,8 +99,8 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
 def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     """The defense of a request at its budget's noise, and whether that noise was matched instead of calibrated.
 
-    A defense without a bound on an example's contribution proves no epsilon at any noise. For a budget in epsilon it
-    gets the noise that a bounded one would need: its record is flagged, and its epsilon stays infinite.
+    A defense without a bound on an example's contribution proves nothing at any noise. For a budget that noise is
+    calibrated to it gets what a bounded one would need: its record is flagged, and its epsilon stays infinite.
 
     Args:
         request: of any cell.
@@ -110,16 +113,19 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
         return defense.with_noise(float(budget.noise_multiplier)), False
     sampling, steps = planned(request, examples)
     # Sampling and steps of the very run: a multiplier that was calibrated for others proves another epsilon.
-    wanted = {"epsilon": budget.epsilon, "delta": budget.delta, "sampling": sampling, "steps": steps}
+    run = {"sampling": sampling, "steps": steps}
     statistics = request.training.recipe.statistics
     before = () if statistics is None else statistics.plans()
     # At any positive multiplier: an entry of the ledger has a reason where its plan has no bound.
     entries = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before).entries
     if not any(entry.reason for entry in entries):
         # By the method's own plans, because what it releases once beside its steps spends budget, too.
-        return calibrate(defense, **wanted, before=before), False
+        return calibrate(defense, **budget.wanted, **run, before=before), False
     beside = tuple(entry for entry in entries if entry.one_off and not entry.reason)
-    return defense.with_noise(noise_multiplier(**wanted, beside=beside)), True
+    if budget.epsilon is not None:
+        return defense.with_noise(noise_multiplier(**budget.wanted, **run, beside=beside)), True
+    limit = MembershipLimit(**budget.wanted)
+    return defense.with_noise(noise_within(limit, (Entry(0, steps, 1.0, sampling),), beside=beside)), True
 
 
 def made(method: MethodAsked) -> Defense:

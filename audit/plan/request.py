@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.core import Sizes
-from defenses.core import CropAndFlip, FeatureStatistics, Recipe, seed_from
+from defenses.core import Claim, CropAndFlip, FeatureStatistics, Recipe, seed_from
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
-from ..suite.schema import PretrainTable, SamplingName
+from ..suite.schema import BUDGETS, PretrainTable, SamplingName
 
 SCHEMA = 1  # of the canonical form; part of every id
 
@@ -77,18 +77,40 @@ class Budget:
 
     Attributes:
         epsilon: nats, which the noise is calibrated to; None where the noise is given, or there is none.
+        advantage: instead, the largest TPR - FPR that a test of one record's membership may have.
+        tpr: instead, the largest true positive rate that such a test may have at `fpr`.
+        fpr: false positive rate of `tpr`.
         noise_multiplier: noise standard deviation / sensitivity; None where it is calibrated, or there is none.
         delta: probability that the claim may fail.
     """
 
     epsilon: float | None = None
+    advantage: float | None = None
+    tpr: float | None = None
+    fpr: float | None = None
     noise_multiplier: float | None = None
     delta: float
 
     @property
     def draws_noise(self) -> bool:
         """Whether it asks for noise; a defense that adds none has delta alone."""
-        return self.epsilon is not None or self.noise_multiplier is not None
+        return any(getattr(self, kind) is not None for kind in BUDGETS)
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """What noise is calibrated to, as `calibrate` takes it; empty where the noise is given, or there is none."""
+        if self.epsilon is not None:
+            return {"epsilon": self.epsilon, "delta": self.delta}
+        limits = {"advantage": self.advantage, "tpr": self.tpr, "fpr": self.fpr}
+        return {name: value for name, value in limits.items() if value is not None}
+
+    def overspent(self, claim: Claim) -> bool:
+        """Whether a claim promises less than was asked for, but for rounding: calibration ends on the private side."""
+        if self.epsilon is not None:
+            return claim.epsilon > self.epsilon * (1 + 1e-9)
+        if self.advantage is not None:
+            return claim.advantage > self.advantage * (1 + 1e-9)
+        return self.tpr is not None and self.fpr is not None and claim.tpr_at(self.fpr) > self.tpr * (1 + 1e-9)
 
     def to_dict(self) -> dict[str, float]:
         """The fields that are given, by name."""

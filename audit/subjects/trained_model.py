@@ -112,11 +112,10 @@ class TrainedModel:
         contribution.
         """
         model = self.model
-        claim, budget = model.run.claim(model.request.budget.delta), model.request.budget.epsilon
+        claim = model.run.claim(model.request.budget.delta)
         if not math.isfinite(claim.epsilon):
             return []
-        # By the executed plans; the tolerance is for rounding, since calibration ends on the private side.
-        overspent = claim.epsilon > (math.inf if budget is None else budget) * (1 + 1e-9)
+        overspent = model.request.budget.overspent(claim)  # by the executed plans
         view = RunView(model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over)
         ratio, deviations = noise_found(view, watched(model.sampling[1]))
         # Too much noise violates no claim; below, it is flagged all the same, because utility suffers from it.

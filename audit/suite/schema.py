@@ -29,6 +29,8 @@ SamplingName = Literal[
 ]
 SamplingAlone = Literal["poisson", "random_allocation", "shuffle", "partition", "fixed", "full"]
 """Those that need no further key, so that a defense may have one of them in place of the task's."""
+BUDGETS = ("epsilon", "advantage", "tpr", "noise_multiplier")
+"""What a budget may be in: one of these."""
 
 
 def _several(value: Any) -> Any:
@@ -47,6 +49,7 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Padding = Annotated[int, Field(ge=0)]
@@ -173,9 +176,16 @@ TRAINING: Mapping[str, Any] = {
 
 
 class BudgetTable(StrictTable):
-    """Either epsilon (nats, calibrated to) or the noise multiplier (std / sensitivity); a list is a grid."""
+    """What noise is calibrated to, or the noise multiplier (std / sensitivity): one of these; a list is a grid."""
 
     epsilon: Grid[Rate] | None = None
+    """Nats, at `delta`."""
+    advantage: Grid[Share] | None = None
+    """The largest TPR - FPR that a test of one record's membership may have."""
+    tpr: Grid[Share] | None = None
+    """The largest true positive rate that such a test may have at `fpr`."""
+    fpr: Share | None = None
+    """False positive rate of `tpr`."""
     noise_multiplier: Grid[Annotated[float, Field(ge=0)]] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)]
 

@@ -24,7 +24,7 @@ from ..catalog import methods as catalog
 from ..catalog.canonical import canonical
 from ..catalog.messages import no_such
 from ..catalog.methods import MethodKind
-from .schema import TRAINING, Document, TaskTable, sentences, task_values
+from .schema import BUDGETS, TRAINING, Document, TaskTable, sentences, task_values
 from .validate import expand, wrong_grid, wrong_names, wrong_reported
 
 
@@ -104,9 +104,10 @@ class Suite(Document):
 
     def budget_grid(self) -> list[dict[str, float]]:
         """Every budget, as {"epsilon": 3.0, "delta": 1e-5} or {"noise_multiplier": 1.0, "delta": 1e-5}."""
-        kind = "epsilon" if self.budget.epsilon is not None else "noise_multiplier"
-        values = self.budget.epsilon if self.budget.epsilon is not None else self.budget.noise_multiplier
-        return [{kind: value, "delta": self.budget.delta} for value in values or ()]
+        budget = self.budget
+        given = {kind: values for kind in BUDGETS if (values := getattr(budget, kind)) is not None}
+        beside = {"delta": budget.delta} | ({} if budget.fpr is None else {"fpr": budget.fpr})
+        return [{kind: value, **beside} for kind, values in given.items() for value in values]
 
     def tunable(self, choice: DefenseChoice) -> frozenset[str]:
         """The settings and training values of a defense that its entry does not set."""

@@ -20,7 +20,7 @@ from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import no_such, way_out
 from ..catalog.settings import CatalogError, Setting
-from .schema import TRAINING, ReportedRow, TuneTable, training_value
+from .schema import BUDGETS, TRAINING, ReportedRow, TuneTable, training_value
 
 Problem = tuple[str, str]
 Decided = dict[str, Any]
@@ -86,11 +86,25 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
         wrong += [(f"{table}.model.{key}", f"unknown setting of {name!r}; {way_out(key, settings)}") for key in unknown]
     budget = raw.get("budget")
     if isinstance(budget, dict):
-        kinds = [key for key in ("epsilon", "noise_multiplier") if key in budget]
+        kinds = [key for key in BUDGETS if key in budget]
         if len(kinds) != 1:
-            got = "both" if kinds else "neither"
-            wrong.append(("budget", f"must have either epsilon or noise_multiplier, got {got}"))
+            got = " and ".join(kinds) or "none of them"
+            wrong.append(("budget", f"must have one of {', '.join(BUDGETS)}, got {got}"))
+        if ("tpr" in budget) != ("fpr" in budget):
+            lacking = "fpr" if "tpr" in budget else "tpr"
+            wrong.append(("budget", f"must have tpr and fpr together, as tpr = 0.05, fpr = 0.01; {lacking} is missing"))
+        wrong += _not_above_chance(budget.get("tpr"), budget.get("fpr"))
     return wrong
+
+
+def _not_above_chance(tpr: Any, fpr: Any) -> list[Problem]:
+    """Limits that a coin exceeds; of what is no number the schema says so."""
+    values = tpr if isinstance(tpr, list) else [tpr]
+    if not all(isinstance(value, float) for value in (fpr, *values)) or not values:
+        return []
+    low = [value for value in values if value <= fpr]
+    told = f"must be above fpr, {fpr:g}, got {low[0]:g}: coins have a true positive rate of fpr" if low else ""
+    return [("budget.tpr", told)] if low else []
 
 
 def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
@@ -171,7 +185,7 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) ->
     wrong, budget = [], raw.get("budget")
     for key in ("epsilon", "noise_multiplier"):
         if key in table and isinstance(budget, dict) and key not in budget:
-            other = " or ".join(kind for kind in ("epsilon", "noise_multiplier") if kind in budget)
+            other = " or ".join(kind for kind in BUDGETS if kind in budget)
             wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {other or 'neither'}"))
     names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
     known = {name: catalog.settings("defenses", name) for name in names}

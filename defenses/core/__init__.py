@@ -35,7 +35,16 @@ from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLes
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.streamed import Streamed
 from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, SubspaceMemory, Subspaces
-from .privacy.calibration import TOY_DIM, calibrate, noise_multiplier, predict, predicted, rehearsed
+from .privacy.calibration import (
+    TOY_DIM,
+    MembershipLimit,
+    calibrate,
+    noise_multiplier,
+    noise_within,
+    predict,
+    predicted,
+    rehearsed,
+)
 from .privacy.keys import keyed, seed_from
 from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
@@ -100,6 +109,7 @@ __all__ = [
     "Ledger",
     "Loss",
     "LossChange",
+    "MembershipLimit",
     "Meter",
     "Method",
     "Noise",
@@ -168,6 +178,7 @@ __all__ = [
     "leading_directions",
     "logistic",
     "noise_multiplier",
+    "noise_within",
     "normalize",
     "outputs",
     "partition",

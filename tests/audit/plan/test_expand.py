@@ -400,6 +400,31 @@ def test_budgets_become_noise(suite_of):
     assert noise == [0.0, 1.5]
 
 
+@pytest.mark.parametrize("budget", ["advantage = [0.3, 0.1]", "tpr = [0.2, 0.05], fpr = 0.01"])
+def test_budgets_in_what_a_test_of_membership_may_do_become_noise(suite_of, budget):
+    names = ["clipped_sgd", "noisy_sgd", "dp_sgd"]
+    text = SUITE.replace('{ name = "sgd" }, { name = "dp_sgd" }', ", ".join(f'{{ name = "{n}" }}' for n in names))
+    cells = plan(suite_of(text.replace("epsilon = 3.0", budget))).cells
+    found = {
+        (r.defense.name, r.budget.advantage or r.budget.tpr): r for r in (c.request for c in cells) if not r.attack
+    }
+    assert ("clipped_sgd", None) in found  # adds no noise, and is trained once
+    sigmas = []
+    for limit in (0.3, 0.1) if "advantage" in budget else (0.2, 0.05):
+        request = found["dp_sgd", limit]
+        (defense, matched), (sampling, steps) = defend(request, 700), planned(request, 700)
+        claim = predict(defense, sampling=sampling, steps=steps).claim(1e-5)
+        reached = claim.advantage if "advantage" in budget else claim.tpr_at(0.01)
+        assert not matched and reached == pytest.approx(limit, rel=0.01) and not request.budget.overspent(claim)
+        less = predict(defense.with_noise(0.9 * defense.calibrated_multiplier), sampling=sampling, steps=steps)
+        assert request.budget.overspent(less.claim(1e-5))
+        # What proves nothing gets the noise that a bounded one would need.
+        other, matched = defend(found["noisy_sgd", limit], 700)
+        assert matched and other.noise_multiplier == pytest.approx(defense.calibrated_multiplier, rel=2e-3)
+        sigmas.append(defense.calibrated_multiplier)
+    assert sigmas[0] < sigmas[1]
+
+
 STARTS = """
 from defenses.core import Block, Defense, Everything, StepPlan, clip
 

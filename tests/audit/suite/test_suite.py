@@ -223,11 +223,31 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
         ("epsilon = [1, 3.0]", "epsilon = 0", ["budget.epsilon: must be > 0, got 0"]),
         ("epsilon = [1, 3.0]", "epsilon = [1, -3]", ["budget.epsilon[1]: must be > 0, got -3"]),
         ("epsilon = [1, 3.0]", "epsilon = [3, 3]", ["budget.epsilon: must be distinct, got [3.0, 3.0]"]),
-        ("epsilon = [1, 3.0], ", "", ["budget: must have either epsilon or noise_multiplier, got neither"]),
+        (
+            "epsilon = [1, 3.0], ",
+            "",
+            ["budget: must have one of epsilon, advantage, tpr, noise_multiplier, got none of them"],
+        ),
         (
             "epsilon = [1, 3.0]",
             "epsilon = 1, noise_multiplier = 1",
-            ["budget: must have either epsilon or noise_multiplier, got both"],
+            ["budget: must have one of epsilon, advantage, tpr, noise_multiplier, got epsilon and noise_multiplier"],
+        ),
+        ("epsilon = [1, 3.0]", "advantage = 1.5", ["budget.advantage: must be < 1, got 1.5"]),
+        (
+            "epsilon = [1, 3.0]",
+            "tpr = 0.05",
+            ["budget: must have tpr and fpr together, as tpr = 0.05, fpr = 0.01; fpr is missing"],
+        ),
+        (
+            "epsilon = [1, 3.0]",
+            "epsilon = 1, fpr = 0.01",
+            ["budget: must have tpr and fpr together, as tpr = 0.05, fpr = 0.01; tpr is missing"],
+        ),
+        (
+            "epsilon = [1, 3.0]",
+            "tpr = [0.05, 0.01], fpr = 0.01",
+            ["budget.tpr: must be above fpr, 0.01, got 0.01: coins have a true positive rate of fpr"],
         ),
         ("delta = 1e-5", "delta = 1.0", ["budget.delta: must be < 1, got 1.0"]),
         ('"dp_sgd", clip', '"dp_sdg", clip', None),
