@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .options import FAILED, OK, Json, print_json, say
+
+OF_UPDATE = {"update", "batch_size", "public", "candidates", "labels", "lr", "clip_norm", "noise_multiplier"}
+"""Names of parameters of `--update` alone."""
+
+WITH_UPDATE = OF_UPDATE | {
+    *("checkpoint", "model", "attacks", "preprocess", "reading", "seed", "out", "device", "allow_pickle_tensors"),
+    *("trust_code", "as_json"),
+}
+"""Of which `--update` makes use."""
+
+WITH_SCORES = {"scores", "split", "claim", "fail_if", "level", "delta", "as_json"}
+"""Of which `--scores` makes use."""
 
 
 def audit(
@@ -103,7 +117,11 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """What a trained model leaks; exit 1 where a rule is broken or the claim is refuted."""
-    from ..external import command
+    values = locals()
+    # What was asked for by its default says nothing more than silence does.
+    usual = {name: parameter.default for name, parameter in inspect.signature(audit).parameters.items()}
+    given = {name for name, value in values.items() if value != usual[name]}
+    from ..external import command, scores_command
     from ..external.audit import AuditSettings
     from ..external.claim import StatedClaim
     from ..external.data import Preprocess
@@ -119,6 +137,7 @@ def audit(
             raise ValueError("--update needs the checkpoint before the step, --model and --batch-size")
         if members or non_members or scores or shadows or bank or claim or fail_if:
             raise ValueError("--update asks about one step alone: give no members, scores, shadows, claim or rules")
+        _refuse_others("--update", given - WITH_UPDATE)
         told = update_command.audit_update(
             update_command.AskedUpdate(
                 checkpoint=checkpoint,
@@ -149,7 +168,7 @@ def audit(
         else:
             print(update_command.words(told))
         return OK
-    if batch_size or public or candidates or labels or lr or clip_norm or noise_multiplier:
+    if given & OF_UPDATE:
         raise ValueError(
             "--batch-size, --public, --candidates, --labels, --lr, --clip-norm and --noise-multiplier are of --update"
         )
@@ -165,8 +184,9 @@ def audit(
     if scores is not None:
         if checkpoint is not None or model is not None or members is not None:
             raise ValueError("--scores is instead of a checkpoint and its examples, got both")
-        rules = command.rules_of_scores(fail_if or [])
-        return _end(command.audit_scores(scores, settings, rules), None, as_json)
+        _refuse_others("--scores", given - WITH_SCORES)
+        rules = scores_command.rules_of_scores(fail_if or [])
+        return _end(scores_command.audit_scores(scores, settings, rules), None, as_json)
     if checkpoint is None or (model is None and not checkpoint.is_dir()):
         raise ValueError("a checkpoint and --model must be given, or --scores; see leakbench audit --help")
     asked = command.Asked(
@@ -203,6 +223,15 @@ def audit(
             _described(told)
         return OK
     return _end(command.run_audit(asked, say), out, as_json)
+
+
+def _refuse_others(what: str, others: Collection[str]) -> None:
+    """Refuses options that would be passed over in silence."""
+    if others:
+        option = min(others).replace("_", "-")
+        raise ValueError(
+            f"{what} makes no use of {'the checkpoint' if option == 'checkpoint' else f'--{option}'}; leave it out"
+        )
 
 
 def _pictures(out: Path, told: dict[str, Any]) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
 from attacks.core import Examples
@@ -24,6 +25,7 @@ from ..scoring.shift import Shift, shift_between
 from ..scoring.utility import score_utility
 from .attacked import AttackOutcome, Audited, final_model_attacks, run_attacks
 from .claim import StatedClaim
+from .data import Groups
 from .findings import (
     COMPARED,
     EpsilonBound,
@@ -37,6 +39,7 @@ from .findings import (
 )
 from .gradients import GradientLeak, ranks, shared_gradients
 from .identity import content_ids
+from .preflight import preflight, refuse_stops, sentences
 from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank
 from .verdict import AuditVerdict, backwards, verdict
@@ -70,6 +73,14 @@ class AuditSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.split not in get_args(SplitKind):
+            raise ValueError(f"split must be {' or '.join(get_args(SplitKind))}, got {self.split!r}")
+        if self.claim is not None and not isinstance(self.claim, StatedClaim):
+            raise ValueError(f"claim must be a StatedClaim, as StatedClaim(epsilon=3.0), got {self.claim!r}")
+        if self.attacks is not None and not all(
+            isinstance(one, (tuple, list)) and len(one) == 2 and isinstance(one[0], str) for one in self.attacks
+        ):
+            raise ValueError(f"attacks must be pairs of a name and its settings, got {self.attacks!r}")
         if not 0 < self.level < 1:
             raise ValueError(f"level must be in (0, 1), got {self.level}")
         if not 0 <= self.delta < 1:
@@ -152,6 +163,7 @@ def audit_model(
     population: Pair | None = None,
     settings: AuditSettings | None = None,
     bank: AnsweredBank | None = None,
+    accept: Collection[str] = (),
     report: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> ModelAudit:
@@ -164,31 +176,55 @@ def audit_model(
         population: public examples that are neither, which some attacks need.
         settings: what is asked; or single options by name, as `split="random"`.
         bank: of shadow models.
-        report: told the name of each attack as it begins.
+        accept: kinds of stops of the pre-flight that are meant to be so, as chance.
+        report: told what the pre-flight remarks, and the name of each attack as it begins.
         **options: fields of `AuditSettings`.
+
+    Raises:
+        StoppedError: the pre-flight says that an audit would mean nothing.
+        ValueError: examples or settings that are not as they must be.
     """
     asked = replace(settings or AuditSettings(), **options)
-    groups = []
+    groups: dict[str, Examples] = {}
     for name, pair in (("members", members), ("non_members", non_members), ("population", population)):
-        if pair is None:
-            continue
-        inputs, labels = pair
-        if len(inputs) != len(labels):
-            raise ValueError(f"{name} must have a label an input, got {len(inputs)} inputs and {len(labels)} labels")
-        ids = content_ids(inputs, labels).to(labels.device)
-        groups.append(Examples(ids=ids, inputs=inputs, labels=labels))
+        if pair is not None:
+            groups[name] = _examples(name, pair)
+    shapes = {name: tuple(group.inputs.shape[1:]) for name, group in groups.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"all groups must have inputs of one shape, got {shapes}")
     own = copy.deepcopy(model).eval()
-    logits = logits_of(own, groups[0].inputs[:1])
-    if logits.ndim != 2 or logits.shape[1] < 2:
-        raise ValueError(f"model must answer with logits [n, classes], got shape {list(logits.shape)} for one input")
+    together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))
+    looked = preflight(own, together, delta=asked.delta_of_bounds, level=asked.level, accept=accept)
+    refuse_stops(looked.remarks)
+    for line in sentences(looked.remarks):
+        report(line)
     audited = Audited(
         model=own,
-        members=groups[0],
-        non_members=groups[1],
-        population=groups[2] if len(groups) > 2 else None,
-        classes=int(logits.shape[1]),
+        members=together.members,
+        non_members=together.non_members,
+        population=together.population,
+        classes=looked.classes,
     )
-    return audit_groups(audited, asked, bank=bank, report=report)
+    return audit_groups(audited, asked, shift=looked.shift, bank=bank, report=report)
+
+
+def _examples(name: str, pair: Pair) -> Examples:
+    inputs, labels = pair
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+        raise ValueError(
+            f"{name} must be tensors, (inputs, labels), got {type(inputs).__name__} and {type(labels).__name__}"
+        )
+    if len(inputs) != len(labels):
+        raise ValueError(f"{name} must have a label an input, got {len(inputs)} inputs and {len(labels)} labels")
+    if not len(labels):
+        raise ValueError(f"{name} must hold at least one example, got none")
+    if not inputs.is_floating_point() or not bool(inputs.isfinite().all()):
+        raise ValueError(f"inputs of {name} must be finite floats, as the model is fed, got {inputs.dtype}")
+    if labels.dtype != torch.int64 or labels.ndim != 1:
+        raise ValueError(f"labels of {name} must be int64 [n], got {labels.dtype} {list(labels.shape)}")
+    if int(labels.min()) < 0:
+        raise ValueError(f"labels of {name} must be at least 0, got {int(labels.min())}")
+    return Examples(ids=content_ids(inputs, labels).to(labels.device), inputs=inputs, labels=labels)
 
 
 def audit_groups(

@@ -15,41 +15,33 @@ from typing import Any
 import torch
 
 from attacks.core import Examples
-from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import no_such
-from ..scoring.shift import Shift
 from ..subjects.outcome import pick
 from .attacked import Audited, final_model_attacks
-from .audit import AuditSettings, ModelAudit, audit_groups, epsilon_metric
+from .audit import AuditSettings, ModelAudit, audit_groups
 from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_named
 from .files import read_tensors
-from .findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest
 from .gate import Rule, rules
 from .image_classifier import image_classifier
-from .models import architecture, filled
+from .models import architecture, check_name, filled
 from .needs import applicable, way_out
+from .out_folder import check_folder
 from .overlap import without_shared
 from .own_shadows import own_shadows
-from .preflight import ACCEPTABLE, preflight, sentences
+from .preflight import ACCEPTABLE, preflight, refuse_stops, sentences, without_model
 from .report import document, write_report
-from .rule_numbers import judged, numbers_of_rules, unless_proved
-from .score_files import COLUMNS, read_scores
+from .rule_numbers import judged
 from .shadow_answers import AnsweredAbout, AnsweredBank, read_bank
 from .sizes import smallest_leak
 from .sources.raw import AS_IS, Reading
 from .transcript import read_transcript
 from .transcript_canaries import read_canaries
 from .transcript_claim import TranscriptVerdict, judge_transcript
-from .verdict import backwards, verdict
 
 Tell = Callable[[str], None]
-
-
-class StoppedError(ValueError):
-    """The pre-flight found what makes an audit meaningless; the message has all that it says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +124,7 @@ class Asked:
             raise ValueError("--members, --non-members and --population are instead of --data, got both")
         if strange := [kind for kind in self.accept if kind not in ACCEPTABLE]:
             raise ValueError(f"--accept must be of {', '.join(ACCEPTABLE)}, got {strange[0]!r}")
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out must be a folder, got the file {self.out}")
+        check_folder(self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,18 +169,32 @@ def rules_asked(texts: Sequence[str]) -> list[Rule]:
     return rules(texts, final_model_attacks())
 
 
-def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
-    """The rules of `--fail-if` where columns of scores take the place of attacks."""
-    return rules(texts, COLUMNS)
-
-
 def describe(asked: Asked) -> dict[str, Any]:
     """What would run, what each attack still needs, and the smallest leak that these sizes could show.
 
     Reads the examples, to count them; the model is not loaded and nothing is computed.
+
+    Raises:
+        StoppedError: the pre-flight would stop, whatever the model is.
+        ValueError: what a run would refuse by its files alone.
     """
     sources = _sources(asked)
-    sizes = {name: min(len(one.labels), asked.most) for name, one in sources.items() if name != "population"}
+    if not asked.checkpoint.exists():
+        raise ValueError(f"the checkpoint must be a file or a folder, and there is no {asked.checkpoint}")
+    if asked.model and not asked.checkpoint.is_dir():
+        check_name(asked.model)
+    if asked.transcript is not None:
+        read_transcript(asked.transcript)
+    if asked.canaries is not None:
+        read_canaries(asked.canaries)
+    if asked.bank is not None and not asked.bank.is_file():
+        raise ValueError(f"--bank must be a file, and there is no {asked.bank}")
+    groups = groups_of(
+        sources["members"], sources["non_members"], sources.get("population"), preprocess=asked.preprocess
+    )
+    groups = _limited(without_shared(groups) if asked.drop_overlap else groups, asked)
+    refuse_stops(without_model(groups, asked.accept))
+    sizes = {"members": len(groups.members), "non_members": len(groups.non_members)}
     chosen = [name for name, _ in asked.settings.attacks or ()]
     everything = [name for name in catalog.names("attacks") if catalog.attack(name).kind == "membership"]
     rows = applicable(
@@ -241,8 +246,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     report("pre-flight")
     delta = asked.settings.delta_of_bounds
     looked = preflight(model, groups, delta=delta, level=asked.settings.level, accept=asked.accept)
-    if looked.stops:
-        raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(looked.remarks)))
+    refuse_stops(looked.remarks)
     for line in sentences(looked.remarks):
         report(line)
     audited = Audited(
@@ -426,61 +430,3 @@ def _bank(audited: Audited, asked: Asked, whole: AnsweredAbout, report: Tell) ->
         seed=asked.settings.seed,
         report=lambda done: report(f"shadow model {done} of {asked.shadows}"),
     )
-
-
-def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> AuditAnswer:
-    """Audits scores without a model.
-
-    Args:
-        path: CSV or Parquet.
-        settings: claim, split, delta and level are read.
-        asked: rules.
-    """
-    delta = settings.delta_of_bounds
-    table = read_scores(path, delta=delta)
-    claim = settings.claim
-    allowed = {} if claim is None else allowed_by(claim.trade_off)
-    compared = (strongest(table.outcomes, metric, allowed.get(metric)) for metric in COMPARED)
-    by = tuple(one for one in compared if one is not None)
-    members = table.ids[table.member].numpy()
-    bound = epsilon_bound(
-        table.outcomes,
-        members,
-        delta=delta,
-        level=settings.level,
-        split=settings.split,
-        claim=None if claim is None else claim.of_replacement,
-    )
-    # Nothing of the inputs is there to look for a shift in.
-    unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
-    sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level)
-    reverse = backwards(table.outcomes, members, float(sizes["auc"]))
-    told = verdict(by, bound, unknown, claim.errors if claim else (), float(sizes["auc"]), reverse)
-    whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
-    outcomes = unless_proved(table.outcomes, settings.split, unknown)
-    broken = judged(asked, numbers_of_rules(outcomes, by, whole), told)
-    return AuditAnswer(
-        document={
-            "schema": "leakbench-scores/1",
-            "verdict": {"word": told.word, "sentence": told.sentence},
-            "scores": {"file": path.name, "sha256": table.sha256, "members": len(members), "rows": len(table.ids)},
-            "attacks": [
-                {"name": one.name, "metrics": {name: _plain(metric) for name, metric in one.metrics.items()}}
-                for one in outcomes
-            ],
-            "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
-            "smallest_leak": sizes,
-            "claim": None if claim is None else claim.to_dict(),
-            "rules": broken,
-        },
-        broken=tuple(str(one["broken"]) for one in broken if one["broken"]),
-        refuted=told.word == "claim refuted",
-    )
-
-
-NO_MODEL = Metric(value=None, better="lower", reason="a table of scores has no model that answers")
-"""Of what scores alone do not have."""
-
-
-def _plain(metric: Metric) -> dict[str, Any]:
-    return {"value": metric.value, "low": metric.low, "high": metric.high, "n": metric.n, "reason": metric.reason}

@@ -62,6 +62,15 @@ def architecture(name: str, *, input_shape: tuple[int, ...], classes: int, trust
     return models.build(name, input_shape=input_shape, classes=classes)
 
 
+def check_name(name: str) -> None:
+    """Refuses a name that there is no network of; runs nothing.
+
+    Raises:
+        ValueError, ModuleNotFoundError: as `architecture`.
+    """
+    models.check(_full(name))
+
+
 def filled(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """The model with these tensors as its parameters and buffers, in evaluation mode.
 

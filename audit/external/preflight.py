@@ -34,6 +34,10 @@ FEW = 10
 """Examples a group, below which nothing is asked."""
 
 
+class StoppedError(ValueError):
+    """The pre-flight found what makes an audit meaningless; the message has all that it says."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Remark:
     """One thing that the pre-flight says.
@@ -98,8 +102,6 @@ def preflight(
     Raises:
         ValueError: a model that cannot take these inputs, or answers with no logits; a kind that cannot be accepted.
     """
-    if strange := [kind for kind in accept if kind not in ACCEPTABLE]:
-        raise ValueError(f"accept must be of {', '.join(ACCEPTABLE)}, got {strange[0]!r}")
     members, outside = groups.members, groups.non_members
     shape = list(members.inputs.shape[1:])
     try:
@@ -113,9 +115,7 @@ def preflight(
         raise ValueError(f"model must answer with logits [n, classes], got {list(answers[0].shape)}")
     classes = int(answers[0].shape[1])
     labels = torch.cat([members.labels, outside.labels])
-    remarks = [
-        *_of_labels(labels, classes), *_of_inputs(groups), *_of_groups(groups), *_of_sizes(members, outside)
-    ]  # fmt: skip
+    remarks = [*_of_labels(labels, classes), *without_model(groups, accept), *_of_near(groups)]
     both = torch.cat(answers)
     accuracy = {}
     if int(labels.max()) < classes and int(labels.unique().numel()) > 1:
@@ -146,6 +146,33 @@ def preflight(
     )
 
 
+def without_model(groups: Groups, accept: Collection[str] = ()) -> list[Remark]:
+    """What is to be said of the examples alone.
+
+    Args:
+        groups: as the model is fed.
+        accept: kinds of remarks, of `ACCEPTABLE`, that are not to stop the audit.
+
+    Raises:
+        ValueError: a kind that cannot be accepted.
+    """
+    if strange := [kind for kind in accept if kind not in ACCEPTABLE]:
+        raise ValueError(f"accept must be of {', '.join(ACCEPTABLE)}, got {strange[0]!r}")
+    found, labels = [], torch.cat([groups.members.labels, groups.non_members.labels])
+    if int(labels.unique().numel()) == 1:
+        found.append(
+            Remark(
+                kind="one class",
+                stop=True,
+                sentence=(
+                    f"all examples are of class {int(labels[0])}: accuracy and attacks say nothing of one class alone"
+                ),
+            )
+        )
+    found += [*_of_inputs(groups), *_of_copies(groups), *_of_sizes(groups.members, groups.non_members)]
+    return [replace(one, stop=one.stop and one.kind not in accept) for one in found]
+
+
 def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
     found, largest = [], int(labels.max())
     if largest >= classes:
@@ -157,14 +184,6 @@ def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
                     f"labels go from {int(labels.min())} to {largest}, and the model has {classes} classes: labels "
                     "count from 0"
                 ),
-            )
-        )
-    if int(labels.unique().numel()) == 1:
-        found.append(
-            Remark(
-                kind="one class",
-                stop=True,
-                sentence=f"all examples are of class {largest}: accuracy and attacks say nothing of one class alone",
             )
         )
     return found
@@ -203,8 +222,8 @@ def _of_inputs(groups: Groups) -> list[Remark]:
     return [Remark(kind="blank", stop=False, sentence=f"{blank} of {total} inputs have one value everywhere")]
 
 
-def _of_groups(groups: Groups) -> list[Remark]:
-    """Examples that are in two groups, or nearly, or in one twice."""
+def _of_copies(groups: Groups) -> list[Remark]:
+    """Examples that are in two groups, or in one twice."""
     given = {"members": groups.members, "non-members": groups.non_members, "population": groups.population}
     there = {name: group for name, group in given.items() if group is not None}
     keys = dict(zip(there, contents([group.inputs for group in there.values()]), strict=True))
@@ -229,6 +248,12 @@ def _of_groups(groups: Groups) -> list[Remark]:
                     sentence=f"{twice} of {len(own)} {name} are copies of others: intervals count them as independent",
                 )
             )
+    return found
+
+
+def _of_near(groups: Groups) -> list[Remark]:
+    """Examples of one group that are nearly in the other."""
+    found = []
     near = near_duplicates(groups.members.inputs, groups.non_members.inputs)
     if near.compared < near.of and not near.count and near.compared:
         sentence = f"near-duplicates were sought among {near.compared} of {near.of} members, and none was found"
@@ -341,3 +366,13 @@ _BYTES = Preprocess(std=(255.0,))
 def sentences(found: Sequence[Remark]) -> list[str]:
     """Remarks as lines, those that stop first."""
     return [f"{'stop' if one.stop else 'note'}: {one.sentence}" for one in sorted(found, key=lambda one: not one.stop)]
+
+
+def refuse_stops(found: Sequence[Remark]) -> None:
+    """Ends an audit that would mean nothing.
+
+    Raises:
+        StoppedError: a remark stops it; all of them are told.
+    """
+    if any(one.stop for one in found):
+        raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(found)))

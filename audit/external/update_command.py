@@ -29,6 +29,7 @@ from .data import DataFile, Preprocess, Reading, read_examples
 from .files import read_tensors
 from .identity import content_ids
 from .models import filled
+from .out_folder import check_folder
 from .update import UpdateFinding, attack_update, read_update
 
 SCHEMA = "leakbench-update/1"
@@ -82,8 +83,7 @@ class AskedUpdate:
     def __post_init__(self) -> None:
         if self.candidates is not None and self.public is None:
             raise ValueError("--candidates are compared with public examples that were not in the batch; give --public")
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out must be a folder, got the file {self.out}")
+        check_folder(self.out)
 
 
 def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str, Any]:

@@ -83,10 +83,11 @@ def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatc
 
 
 def test_the_preflight_stops_an_audit_that_would_mean_nothing(leakbench):
-    code, out, err = leakbench(*FILES[:5], "--non-members", "members.npz")
-    assert code == 2
-    assert out == ""
-    assert "stop: members and non-members have the very same examples" in err
+    for describe in ((), ("--describe",)):
+        code, out, err = leakbench(*FILES[:5], "--non-members", "members.npz", *describe)
+        assert code == 2
+        assert out == ""
+        assert "stop: members and non-members have the very same examples" in err
 
 
 def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
@@ -184,6 +185,13 @@ def test_scores_without_a_model(leakbench, tmp_path):
         ((*FILES, "--scores", "members.npz"), "--scores is instead of a checkpoint"),
         (("model.safetensors", "--model", "a.py:b", *FILES[3:]), "pass --trust-code"),
         (("none.safetensors", *FILES[1:]), "none.safetensors"),
+        ((*FILES, "--out", "members.npz/report"), "members.npz is none"),
+        (("--scores", "s.csv", "--out", "report"), "--scores makes no use of --out"),
+        (("--scores", "s.csv", "--describe"), "--scores makes no use of --describe"),
+        ((*FILES, "--lr", "0"), "are of --update"),
+        (("none.safetensors", *FILES[1:], "--describe"), "there is no none.safetensors"),
+        (("model.safetensors", "--model", "mlpp", *FILES[3:], "--describe"), "did you mean 'mlp'"),
+        ((*FILES, "--claim", "epsilon=3", "--transcript", "none", "--describe"), "a transcript must be a folder"),
         (("model.safetensors", "--model", "mlpp", *FILES[3:]), "did you mean 'mlp'"),
     ],
 )
@@ -262,6 +270,8 @@ ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
         ((*UPDATE, "--update", "members.npz", "--batch-size", "1"), "members.npz"),
         ((*ONE, "1", "--attacks", "lira"), "no attack on an update"),
         ((*ONE, "1", "--claim", "epsilon=1"), "one step alone"),
+        ((*ONE, "1", "--describe"), "--update makes no use of --describe"),
+        ((*ONE, "1", "--transcript", "steps"), "--update makes no use of --transcript"),
     ],
 )
 def test_mistakes_about_an_update_are_one_sentence(leakbench, shared, arguments, told):

@@ -1,0 +1,30 @@
+"""Whether a report can be written, asked before an audit that takes long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def check_folder(out: Path | None) -> None:
+    """Refuses a folder that cannot be made or written to; makes nothing.
+
+    Args:
+        out: of the report; None for none.
+
+    Raises:
+        ValueError: a file is in its place or above it, or the user may not write there.
+    """
+    if out is None:
+        return
+    if out.is_dir():
+        there = out
+    else:
+        # What is there of its path; a link that leads nowhere is there as well.
+        there = next((one for one in (out, *out.absolute().parents) if os.path.lexists(one)), out)
+        if not there.is_dir():
+            above = "" if there == out else f", and {there} is none"
+            kind = "file" if there.is_file() else "path"
+            raise ValueError(f"--out must be a folder, got the {kind} {out}{above}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"--out must be a folder that can be written to, and {there} is not")
