@@ -6,7 +6,8 @@ itself can tell (its certificate, its status, what it left unexplained), and a c
 
 A candidate's p-value is its rank among public examples that were not in the batch, which are attacked as decoys: the
 candidates' and decoys' scores are exchangeable where the candidate was not in the batch either and comes from the same
-population. Many candidates are many questions: q-values are Benjamini & Hochberg's (JRSS B 1995).
+population, which is looked at before (`exchangeable`). Many candidates are many questions: q-values are Benjamini &
+Hochberg's (JRSS B 1995).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from ..observe import World, observe
 from ..plan.request import seed_of
 from ..subjects.checkpoint import update_between
 from ..subjects.outcome import join
+from .exchangeable import unlike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,15 +232,15 @@ def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[
     public = world.population
     if candidates is None:
         raise NotApplicable("nobody is asked about; give --candidates")
-    if public is None or len(public) < 4:
+    if public is None:
         raise NotApplicable("candidates are compared with public examples that were not in the batch; give --public")
+    if why := unlike(candidates, public):
+        raise NotApplicable(why)
     order = torch.randperm(len(public), generator=keyed(seed_of({"seed": seed}, "decoys"))).to(public.ids.device)
     known, decoys = (
         Examples(ids=public.ids[some], inputs=public.inputs[some], labels=public.labels[some])
         for some in order.tensor_split(2)
     )
-    if bool(torch.isin(candidates.ids, public.ids).any()):
-        raise NotApplicable("candidates must not be among the public examples, and one is")
     own = World(
         input_shape=world.input_shape,
         classes=world.classes,
