@@ -158,11 +158,16 @@ def audit(
                 device=pick_device(device),
                 allow_pickle_tensors=allow_pickle_tensors,
                 trust_code=trust_code,
+                command=("leakbench", *sys.argv[1:]),
             ),
             say,
         )
         if out is not None:
             _pictures(out, told)
+            # Here, because the board's packages are the command's to bring together.
+            from leaderboard.page.shared_update import build_update_report
+
+            say(f"report: {build_update_report(out)}")
         if as_json:
             print_json(told)
         else:
@@ -252,7 +257,6 @@ def _pictures(out: Path, told: dict[str, Any]) -> None:
             for place, image in enumerate(unit_images(arrays[name], low, high)):
                 content = base64.b64decode(png(image).partition(",")[2])
                 write_bytes(out / f"{name}_{place}.png", content)
-    say(f"report: {out}")
 
 
 def _end(answer: Any, out: Path | None, as_json: bool) -> int:
@@ -331,7 +335,8 @@ def _described(told: dict[str, Any]) -> None:
         f"TPR at {words} FPR {'n/a (more members and non-members)' if least[key] is None else f'{least[key]:.3f}'}"
         for key, words in (("tpr_at_1pct_fpr", "1 %"), ("tpr_at_0.1pct_fpr", "0.1 %"))
     )
+    proved = "n/a (10 pairs at least)" if ceiling is None else f"{ceiling:.2f}"
     print(
         f"smallest leak that would show in four audits of five: AUC {least['auc']:.3f}, {rates}; epsilon proved at "
-        f"most {'n/a (10 pairs at least)' if ceiling is None else f'{ceiling:.2f}'} from {least['pairs']} pairs"
+        f"most {proved} from {least['pairs']} pairs, by the best of {least['attacks']} attacks"
     )

@@ -204,7 +204,9 @@ def describe(asked: Asked) -> dict[str, Any]:
     return {
         "sources": {name: {"source": one.source, "n": len(one.labels)} for name, one in sources.items()},
         "attacks": [asdict(row) for row in rows],
-        "smallest_leak": smallest_leak(sizes["members"], sizes["non_members"], delta, asked.settings.level),
+        "smallest_leak": smallest_leak(
+            sizes["members"], sizes["non_members"], delta, asked.settings.level, sum(row.runs for row in rows)
+        ),
     }
 
 
@@ -275,7 +277,13 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         | {"preprocess": {"mean": list(own.mean), "std": list(own.std)}}
         | ({} if bank is None else {"shadows": {"models": bank.models, "source": bank.source}}),
         "preflight": looked.to_dict(),
-        "smallest_leak": looked.sizes,
+        "smallest_leak": smallest_leak(
+            len(groups.members),
+            len(groups.non_members),
+            delta,
+            asked.settings.level,
+            sum(one.scores is not None for one in found.outcomes),
+        ),
         "transcript": None if seen is None else _of_transcript(seen),
         "rules": broken,
         "not_tested": [*_untested(found, asked), *(seen.skipped if seen else ())],

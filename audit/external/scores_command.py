@@ -49,7 +49,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     )
     # Nothing of the inputs is there to look for a shift in.
     unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
-    sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level)
+    sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level, len(table.outcomes))
     reverse = backwards(table.outcomes, members, float(sizes["auc"]))
     told = verdict(by, bound, unknown, claim.errors if claim else (), float(sizes["auc"]), reverse)
     whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}

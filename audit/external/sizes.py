@@ -15,7 +15,9 @@ POWER = 0.8
 """With which the smallest leak that a size can show would show."""
 
 
-def smallest_leak(members: int, non_members: int, delta: float = 1e-5, level: float = 0.95) -> dict[str, Any]:
+def smallest_leak(
+    members: int, non_members: int, delta: float = 1e-5, level: float = 0.95, attacks: int = 1
+) -> dict[str, Any]:
     """The smallest leak that groups of these sizes would show in four audits of five; computes nothing of a model.
 
     Args:
@@ -23,11 +25,12 @@ def smallest_leak(members: int, non_members: int, delta: float = 1e-5, level: fl
         non_members: examples.
         delta: of the bound on epsilon.
         level: its confidence.
+        attacks: of which the bound takes the best, so that each has its part of the error rate.
 
     Returns:
         `auc` on the half that is reported, `tpr_at_1pct_fpr` and `tpr_at_0.1pct_fpr` of all candidates (None with too
-        few of either group), `epsilon_ceiling` of the pair bound by one attack (None with fewer than 10 pairs), and the
-        pairs.
+        few of either group), `epsilon_ceiling` of the pair bound by the best of these attacks (None with fewer than 10
+        pairs), the pairs, and the attacks.
     """
     halves = max(1, members // 2), max(1, non_members // 2)
     detail = auc(np.zeros(halves[0]), np.zeros(halves[1])).detail
@@ -35,7 +38,7 @@ def smallest_leak(members: int, non_members: int, delta: float = 1e-5, level: fl
     ceiling = None
     if pairs >= SHARE:
         answered = pairs // SHARE
-        ceiling = one_run(Guesses(pairs, answered, answered), delta, level)
+        ceiling = one_run(Guesses(pairs, answered, answered), delta, 1 - (1 - level) / max(1, attacks))
     return {
         "members": members,
         "non_members": non_members,
@@ -43,6 +46,7 @@ def smallest_leak(members: int, non_members: int, delta: float = 1e-5, level: fl
         **{name: _least_tpr(members, non_members, fpr) for name, fpr in FPRS.items()},
         "pairs": pairs,
         "epsilon_ceiling": ceiling,
+        "attacks": attacks,
     }
 
 

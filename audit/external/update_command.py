@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,28 @@ import torch
 
 from attacks.core import Access, Examples, LabelEstimate, MembershipScores, Reconstruction
 from benchmarks import models
-from leaderboard.records.files import write_bytes
+from leaderboard.records.files import digest_of_bytes, write_bytes
 
 from ..catalog import methods as catalog
 from ..catalog.messages import no_such
 from ..observe import World
+from ..run.arrays import write_arrays
+from ..run.provenance import library
 from .audit import gradient_attacks
 from .command import fitting
 from .data import DataFile, Preprocess, Reading, read_examples
 from .files import read_tensors
+from .gradients import ranks
 from .identity import content_ids
 from .models import filled
 from .out_folder import check_folder
 from .update import UpdateFinding, attack_update, read_update
 
-SCHEMA = "leakbench-update/1"
-DOCUMENT, ARRAYS = "update.json", "reconstructions.npz"
+SCHEMA = "leakbench-update/2"
+DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
+
+FALSE_DISCOVERIES = 0.05
+"""Expected share of wrong ones among the candidates that are said to have been in the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,7 @@ class AskedUpdate:
         device: where to compute.
         allow_pickle_tensors: whether PyTorch's restricted loader may be used.
         trust_code: whether the owner's Python files may run.
+        command: words of the command line, for the report.
     """
 
     checkpoint: Path
@@ -79,6 +86,7 @@ class AskedUpdate:
     device: torch.device
     allow_pickle_tensors: bool = False
     trust_code: bool = False
+    command: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.candidates is not None and self.public is None:
@@ -130,8 +138,11 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         report(one[0])
         found += attack_update(shared, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
     names = sources["candidates"].names if "candidates" in sources else ()
+    equations = ranks(model, shape, seed=asked.seed)
+    word, sentence = _verdict(found, names)
     told = {
         "schema": SCHEMA,
+        "verdict": {"word": word, "sentence": sentence},
         "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
         "update": {
             "file": asked.update.name,
@@ -146,18 +157,80 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         },
         "input_shape": list(shape),
         "input_range": [low, high],
+        "classes": classes,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": asked.seed,
         "attacks": [_told(one, names) for one in found],
+        "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
+        "not_tested": _untested(found, asked),
+        "command": list(asked.command),
+        "device": str(asked.device),
+        "provenance": asdict(library()),
+        "files": {},
     }
     if asked.out is not None:
-        arrays = {one.name: one.result.inputs for one in found if isinstance(one.result, Reconstruction)}
-        _write(asked.out, told, {name: tensor.detach().cpu().numpy() for name, tensor in arrays.items()})
+        _write(asked.out, told, found, names)
+    return told
+
+
+def _verdict(found: Sequence[UpdateFinding], names: Sequence[str]) -> tuple[str, str]:
+    """What is proved of the batch, in a word and a sentence; of reconstructions nobody here knows the truth."""
+    proved = {
+        one.name: int(one.result.certified.sum())
+        for one in found
+        if isinstance(one.result, Reconstruction) and one.result.certified is not None
+    }
+    best = max(proved, key=lambda name: proved[name], default="")
+    shown, said = _in_the_batch(found), []
+    if best and proved[best]:
+        said.append(f"{_inputs(proved[best])} of the batch reconstructed and proved to be in it ({best})")
+    if shown is not None and shown:
+        said.append(
+            f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "
+            f"{FALSE_DISCOVERIES:.0%}"
+        )
+    if said:
+        return "leaks", f"This update leaks: {'; '.join(said)}."
+    if all(one.result is None for one in found):
+        return "cannot be told", "No attack could read this update, so nothing is known of what it leaks."
+    asked = (
+        "nobody was asked about" if shown is None else f"none of {len(names)} candidates is shown to have been in it"
+    )
+    return "no leak shown", f"No input of the batch was proved to be reconstructed, and {asked}."
+
+
+def _in_the_batch(found: Sequence[UpdateFinding]) -> set[int] | None:
+    """Places of candidates that some attack shows, each at its part of the rate; None where nobody was asked about."""
+    ran = [one for one in found if one.q_values]
+    if not ran:
+        return None
+    rate = FALSE_DISCOVERIES / len(ran)
+    return {place for one in ran for place, q in enumerate(one.q_values) if q <= rate}
+
+
+def _inputs(count: int) -> str:
+    return f"{count} input{'s' if count > 1 else ''}"
+
+
+def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate) -> list[str]:
+    """What was not tried, a sentence each, with what would enable it."""
+    told = [one.why_not for one in found if one.why_not]
+    tried = {one.name for one in found}
+    if others := [
+        name for name, kind in sorted(_on_updates().items()) if kind == "reconstruction" and name not in tried
+    ]:
+        told.append(f"{', '.join(others)}: pass --attacks with their names")
+    if asked.candidates is None:
+        told.append("who was in the batch: pass --candidates FILE, and --public FILE for examples that were not in it")
+    if asked.labels is None:
+        told.append("attacks at the labels of the batch: pass --labels where the server knows them")
+    told.append("what several updates of one client give away together: pass the transcript of a whole training")
     return told
 
 
 def words(told: Mapping[str, Any]) -> str:
-    """What was found, a few lines an attack."""
-    lines = []
+    """What was found: the verdict, and a few lines an attack."""
+    lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
     for one in told["attacks"]:
         if one["why_not"]:
             lines.append(f"not tested: {one['why_not']}")
@@ -191,6 +264,7 @@ def _told(one: UpdateFinding, names: tuple[str, ...]) -> dict[str, Any]:
                 "labels": result.labels.tolist(),
                 "status": result.status,
                 "certified": certified,
+                "proved": None if result.certified is None else result.certified.tolist(),
                 "objective": result.objective if np.isfinite(result.objective) else None,
                 "residual_ratio": result.residual_ratio,
             }
@@ -205,12 +279,14 @@ def _told(one: UpdateFinding, names: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+def _on_updates() -> dict[str, str]:
+    """Kind of every attack of the catalogue that reads one update."""
+    attacks = {name: catalog.attack(name) for name in catalog.names("attacks")}
+    return {name: one.kind for name, one in attacks.items() if one.requires.access == Access.UPDATE}
+
+
 def _attacks(asked: AskedUpdate) -> list[tuple[str, Mapping[str, Any]]]:
-    on_updates = {
-        name: catalog.attack(name).kind
-        for name in catalog.names("attacks")
-        if catalog.attack(name).requires.access == Access.UPDATE
-    }
+    on_updates = _on_updates()
     if asked.attacks is not None:
         chosen = [name.strip() for name in asked.attacks.split(",") if name.strip()]
         if not chosen or len(set(chosen)) < len(chosen):
@@ -251,8 +327,19 @@ def _shape(asked: AskedUpdate, groups: Mapping[str, Examples], labels: list[int]
     return tuple(models.natural(asked.model).input_shape), least
 
 
-def _write(folder: Path, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def _write(folder: Path, told: dict[str, Any], found: Sequence[UpdateFinding], names: Sequence[str]) -> None:
+    """Arrays first, and the document, which names their digests, last: who finds it finds all of them."""
+    results = {one.name: one.result for one in found if isinstance(one.result, Reconstruction)}
     file = io.BytesIO()
+    arrays = {name: result.inputs.detach().cpu().numpy() for name, result in results.items()}
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] -- names of arrays
     write_bytes(folder / ARRAYS, file.getvalue())
+    told["files"][ARRAYS] = digest_of_bytes(file.getvalue())
+    columns: dict[str, Any] = {"name": list(names)}
+    for one in found:
+        if one.q_values:
+            columns |= {f"p_value_{one.name}": one.p_values, f"q_value_{one.name}": one.q_values}
+    if len(columns) > 1:
+        path, digest = write_arrays(columns, folder, Path(CANDIDATES).stem)
+        told["files"][path.name] = digest
     write_bytes(folder / DOCUMENT, (json.dumps(told, indent=1, allow_nan=False) + "\n").encode())

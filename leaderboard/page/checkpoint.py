@@ -84,20 +84,25 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
     return write_bytes(folder / PAGE, page.encode())
 
 
-def read_document(folder: Path) -> dict[str, Any]:
-    """What `audit.json` says.
+def read_document(folder: Path, *, name: str = DOCUMENT, schema: str = SCHEMA) -> dict[str, Any]:
+    """What the document of an audit says.
+
+    Args:
+        folder: of the report.
+        name: of the file.
+        schema: its version.
 
     Raises:
         RecordError: there is none, or none of this version.
     """
-    content = read_bytes(folder / DOCUMENT, "audit")
+    content = read_bytes(folder / name, "audit")
     try:
         told = json.loads(content.decode())
     except (UnicodeDecodeError, ValueError, RecursionError):
-        raise RecordError(f"{folder / DOCUMENT} is not a whole JSON document; run the audit again") from None
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        raise RecordError(f"{folder / name} is not a whole JSON document; run the audit again") from None
+    if not isinstance(told, dict) or told.get("schema") != schema:
         said = told.get("schema") if isinstance(told, dict) else None
-        raise RecordError(f"schema of {folder / DOCUMENT} must be {SCHEMA}, got {said!r}; run the audit again")
+        raise RecordError(f"schema of {folder / name} must be {schema}, got {said!r}; run the audit again")
     return told
 
 
@@ -108,7 +113,7 @@ def summary(told: Mapping[str, Any]) -> str:
     lines = [
         f"## leakbench audit: {told['verdict']['word']}",
         "",
-        _plain(told["verdict"]["sentence"]),
+        in_markdown(told["verdict"]["sentence"]),
         "",
         f"{told['groups']['members']} members, {told['groups']['non_members']} non-members; accuracy "
         f"{_number(told['accuracy']['members'])} and {_number(told['accuracy']['non_members'])}.",
@@ -116,13 +121,15 @@ def summary(told: Mapping[str, Any]) -> str:
         "| attack | " + " | ".join(heads) + " |",
         "|---|" + "---|" * len(heads),
         *(
-            f"| {_plain(one['name'])} | " + " | ".join(_number(one["metrics"].get(name)) for name in SHOWN[:3]) + " |"
+            f"| {in_markdown(one['name'])} | "
+            + " | ".join(_number(one["metrics"].get(name)) for name in SHOWN[:3])
+            + " |"
             for one in ran
         ),
         "",
-        f"**epsilon**: {_plain(epsilon_words(told['epsilon']))}",
+        f"**epsilon**: {in_markdown(epsilon_words(told['epsilon']))}",
         *(
-            f"- {'broken' if rule['broken'] else 'kept'}: {_plain(rule['broken'] or rule['text'])}"
+            f"- {'broken' if rule['broken'] else 'kept'}: {in_markdown(rule['broken'] or rule['text'])}"
             for rule in told.get("rules", ())
         ),
         "",
@@ -167,7 +174,7 @@ def render(told: dict[str, Any], folder: Path) -> str:
         "exposed": _exposed(told, pictures),
         "classes": _classes(told),
         "shared": _shared(told, pictures),
-        "ranks": _ranks(told["gradients"]["ranks"]),
+        "ranks": rank_words(told["gradients"]["ranks"]),
         "sources": [
             (name, one) for name, one in told.get("data", {}).items() if isinstance(one, dict) and "sha256" in one
         ],
@@ -297,7 +304,8 @@ def _exposed(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[P
         return []
     found = []
     for one in told["exposure"]["examples"]:
-        words = f"class {one['label']} · found at {_rate(one['false_positive_rate'], told)} false alarms"
+        rate = _rate(one["false_positive_rate"], told)
+        words = f"class {one['label']} · score {one['score']:.4g} · found at {rate} false alarms"
         found.append(Picture(uri=_uri(told, pictures, "exposed", one["id"]), title=f"{one['name']}", words=words))
     return found
 
@@ -334,7 +342,7 @@ def _shared(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[di
     return rows
 
 
-def _ranks(found: Any) -> list[str]:
+def rank_words(found: Any) -> list[str]:
     """What the ranks of the equations say, in words."""
     if isinstance(found, str):
         return [f"Ranks are not known: {found}."]
@@ -381,7 +389,7 @@ def _table(folder: Path, told: Mapping[str, Any], name: str) -> dict[str, ndarra
     return {column: np.asarray(table[column].to_pandas()) for column in table.column_names}
 
 
-def _plain(text: str) -> str:
+def in_markdown(text: str) -> str:
     """Text in which Markdown finds nothing of its own."""
     # With a space behind, neither names anybody nor is an address.
     words = " ".join(str(text).split()).replace("@", "@ ").replace("://", ": //")

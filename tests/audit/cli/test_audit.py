@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from attacks.core import balanced_halves
 from audit.cli.app import main
 from benchmarks import models
-from leaderboard.records.record import read_all
+from leaderboard.page.shared_update import build_update_report
+from leaderboard.records.record import RecordError, read_all
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,12 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
     with np.load(tmp_path / "reconstructions.npz") as found:
         np.testing.assert_allclose(found["bias_division"], shared[0][:1].numpy(), atol=1e-6)
     assert (tmp_path / "bias_division_0.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "index.html").read_text()
+    assert "1 input of the batch reconstructed and proved to be in it (bias_division)" in page
+    assert " · proved" in page
+    assert page.count("data:image/png;base64") == 2  # and r_gap's
+    assert "pass --attacks with their names" in page
+    assert "| bias\\_division |" in (tmp_path / "SUMMARY.md").read_text()
     told = json.loads((tmp_path / "update.json").read_text())
     (named,) = [one for one in told["attacks"] if one["kind"] == "labels"]
     assert named["labels"] == {str(int(shared[1][0])): 1}
@@ -253,6 +260,34 @@ def test_candidates_of_a_batch_are_told_from_others(leakbench, shared, form):
     values = [one["q_value"] for one in json.loads(out)["attacks"][0]["candidates"]]
     assert sum(value <= 0.05 for value in values[:8]) >= 6
     assert sum(value <= 0.05 for value in values[8:]) <= 2
+
+
+def test_a_report_names_candidates_and_takes_no_other_files(leakbench, shared, tmp_path):
+    asked = ("--batch-size", "8", "--candidates", "batch.npz", "--out", str(tmp_path))
+    plain = (*UPDATE, "--update", "eight.safetensors", *asked)
+    code, out, _ = leakbench(*plain, "--attacks", "gaussian_others")
+    assert code == 0
+    assert out.startswith("leaks: This update leaks: ")
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("in the batch</strong>") >= 6
+    table = pd.read_parquet(tmp_path / "candidates.parquet")
+    told = json.loads((tmp_path / "update.json").read_text())
+    rows = told["attacks"][0]["candidates"]
+    assert table["q_value_gaussian_others"].tolist() == [one["q_value"] for one in rows]
+    assert f"{int((table['q_value_gaussian_others'] <= 0.05).sum())} of 20 candidates" in told["verdict"]["sentence"]
+    # Of two attacks each has half of the rate.
+    leakbench(*plain, "--attacks", "gaussian_others,gradient_similarity")
+    table = pd.read_parquet(tmp_path / "candidates.parquet")
+    least = np.minimum(table["q_value_gaussian_others"], table["q_value_gradient_similarity"])
+    count = int((least <= 0.025).sum())
+    told = json.loads((tmp_path / "update.json").read_text())
+    assert f"{count or 'none'} of 20 candidates" in told["verdict"]["sentence"]
+    (tmp_path / "reconstructions.npz").write_bytes(b"of another")
+    with pytest.raises(RecordError, match="is not the file that the audit wrote"):
+        build_update_report(tmp_path)
+    (tmp_path / "update.json").write_text(json.dumps(told | {"schema": "leakbench-update/1"}))
+    with pytest.raises(RecordError, match="must be leakbench-update/2"):
+        build_update_report(tmp_path)
 
 
 ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")

@@ -161,6 +161,8 @@ def test_the_smallest_leak_shrinks_with_the_groups_and_needs_no_model():
     # With 100 non-members the interval of a TPR at 1 % begins at 0, whatever the scores are.
     assert smallest_leak(100, 100)["tpr_at_1pct_fpr"] is None
     assert small["epsilon_ceiling"] < large["epsilon_ceiling"]
+    # Of several attacks each has its part of the error rate, as the bound has.
+    assert smallest_leak(400, 400, attacks=8)["epsilon_ceiling"] < small["epsilon_ceiling"]
     none = smallest_leak(9, 9)
     assert none["epsilon_ceiling"] is None
     assert none["tpr_at_1pct_fpr"] is None
