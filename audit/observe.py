@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attacks.core import (
+    Controls,
     Examples,
     LabelAccess,
     MatchedFilter,
@@ -239,6 +240,7 @@ class RunView:
             gradients of a whole batch to compute.
         shadows: what shadow models answer about the candidates, in their order, and about the population.
         replay: computes the steps once more; views of a run share it, and None makes one for this view.
+        controls: what the attacker was allowed to put into the training.
     """
 
     run: Run
@@ -250,6 +252,7 @@ class RunView:
     kept: dict[int, LeftOver] = field(default_factory=dict)
     shadows: Shadows | None = None
     replay: StepReplay | None = None
+    controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
         # Dropout in training drew other units than an auditor would: contributions could not be computed again.
@@ -369,7 +372,7 @@ def every_step(view: RunView) -> SeenTranscript:
     """`Access.ALL_STEPS`: every release of a run, and queries to the final model."""
     # Built when they are read: all observations of a run together would not fit into memory.
     steps = Steps(lambda: iter(view), lambda: len(view))
-    return SeenTranscript(steps=steps, candidates=view.given, final=black_box(view))
+    return SeenTranscript(steps=steps, candidates=view.given, final=black_box(view), controls=view.controls)
 
 
 def last_update(view: RunView) -> Observation:

@@ -116,6 +116,14 @@ _TABLE = (
         # A batch of another may have the same labels, so that a negative control would fail by chance.
         controls=("positive",),
     ),
+    KindOfResult(
+        name="canaries",
+        main="canary_epsilon",
+        counts="canaries",
+        question="asked which canaries were put into the training",
+        # A bound above 0 comes by chance with one training in twenty, so that a negative control would fail as often.
+        controls=("positive",),
+    ),
 )
 
 KINDS = {kind.name: kind for kind in _TABLE}

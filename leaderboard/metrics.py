@@ -336,6 +336,17 @@ _TABLE = (
     KnownMetric(
         name="label_exact", kind="labels", label="batches whose labels are all named", better="lower", digits=2
     ),
+    KnownMetric(
+        # No column of its own where no suite puts canaries in.
+        name="canary_epsilon", kind="canaries", label="ε proved by canaries", short="canaries", better="lower",
+        most=math.inf, digits=2, chance=0.0, reported=False, proved=True, in_violations=True,
+        columns=(
+            BoardColumn(
+                key="canary_epsilon", header=("ε by", "canaries"), optional=True, title="ε at least",
+                unit="by canaries", hint="What canaries of one training prove; above the claim, the claim is false.",
+            ),
+        ),
+    ),
 )  # fmt: skip
 
 METRICS = {metric.name: metric for metric in _TABLE}

@@ -11,6 +11,7 @@ from .priors import Box, total_variation, total_variations
 from .requires import Access, AccessError, Controls, Knows, Requirements, granted
 from .results import (
     RESULTS,
+    InclusionScores,
     LabelEstimate,
     MembershipScores,
     Reconstruction,
@@ -31,6 +32,7 @@ __all__ = [
     "Controls",
     "Evidence",
     "Examples",
+    "InclusionScores",
     "InconsistentObservation",
     "Knows",
     "LabelAccess",

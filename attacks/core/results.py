@@ -7,7 +7,7 @@ would be handed the truth in the comparison, by `__torch_function__`, and could 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +130,14 @@ class MembershipScores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InclusionScores(MembershipScores):
+    """One score a canary; larger: more likely put into the training. Fields as of `MembershipScores`."""
+
+
+Scores = TypeVar("Scores", bound=MembershipScores)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LabelEstimate:
     """How often an attacker believes each class to be in the batch.
 
@@ -172,24 +180,25 @@ class LabelEstimate:
 _OF_LABELS = {"observed": torch.bool, "posterior": torch.float64}
 
 
-def checked_scores(result: object, ids: Tensor) -> MembershipScores:
+def checked_scores(result: object, ids: Tensor, kind: type[Scores] = MembershipScores) -> Scores:
     """Scores of exactly the candidates that were asked about, as a copy in their order.
 
     Args:
         result: what an attack returned.
         ids: int64 [n] of the candidates, distinct; known to the caller before the attack ran.
+        kind: of scores.
 
     Raises:
         TypeError: it is something else than scores in plain tensors.
         ValueError: a candidate has no score, or a score has no candidate.
     """
     # Exactly this class: a subclass may answer every reader differently.
-    if type(result) is not MembershipScores:
-        raise TypeError(f"a membership attack must return MembershipScores, got {type(result).__name__}")
+    if type(result) is not kind:
+        raise TypeError(f"a membership attack must return {kind.__name__}, got {type(result).__name__}")
     found, scores = _copied("ids", result.ids, ids), _copied("scores", result.scores, ids)
     found, scores = found.to(ids.device), scores.to(ids.device)
     # Made anew, so that its checks hold for these very values.
-    own = MembershipScores(
+    own = kind(
         ids=found,
         scores=scores,
         exact=bool(result.exact),
@@ -204,7 +213,7 @@ def checked_scores(result: object, ids: Tensor) -> MembershipScores:
         )
     # argsort twice is the rank: the k-th smallest id found belongs to the k-th smallest candidate.
     order = found.argsort()[ids.argsort().argsort()]
-    return MembershipScores(
+    return kind(
         ids=found[order],
         scores=scores[order],
         exact=own.exact,
@@ -295,6 +304,11 @@ def _expected_scores(target: Target) -> Callable[[object], MembershipScores]:
     return lambda result: checked_scores(result, ids)
 
 
+def _expected_inclusion(target: Target) -> Callable[[object], InclusionScores]:
+    ids = granted(target.candidates).ids.clone()
+    return lambda result: checked_scores(result, ids, InclusionScores)
+
+
 def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
     # What the target says of its batch, also to an attack that may not read it.
     size, like = target.batch_size_shown, getattr(target, "released", None)
@@ -340,6 +354,7 @@ RESULTS = {
         ResultType(kind="membership", result=MembershipScores, expected=_expected_scores, of_candidates=True),
         ResultType(kind="reconstruction", result=Reconstruction, expected=_expected_reconstruction),
         ResultType(kind="labels", result=LabelEstimate, expected=_expected_labels),
+        ResultType(kind="canaries", result=InclusionScores, expected=_expected_inclusion, of_candidates=True),
     )
 }
 """Kind -> its row; an attack that finds out something else is another row."""

@@ -30,6 +30,7 @@ from defenses.core import (
 )
 
 from ..catalog import methods as catalog
+from .canaries import without_mislabelled
 from .request import MethodAsked, TrainingRequest, Update
 from .splits_cache import load_data
 
@@ -43,7 +44,8 @@ def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | 
         of: a shared update, whose data set is wanted instead.
     """
     asked = of or request.training
-    return load_data(asked.data, request.seed, asked.sizes, device)
+    splits = load_data(asked.data, request.seed, asked.sizes, device)
+    return splits if of is not None else without_mislabelled(splits, request.training)
 
 
 def build_model(request: TrainingRequest, splits: Splits, *, of: Update | None = None) -> nn.Module:

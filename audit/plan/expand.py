@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from attacks.core import Knows
+from attacks.core import Controls, Knows
 from benchmarks import models
 from benchmarks.core import Sizes, Splits
 from defenses.core import Sampling, predict, refuse_batch_norm, standardised
@@ -29,6 +29,7 @@ from ..suite.schema import ModelChoice, TaskTable
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 from .artifact import Artifact
 from .build import initialised, reads_public
+from .canaries import why_none, without_mislabelled
 from .cells import Cell, Plan
 from .pretrain import check_pretraining
 from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
@@ -51,6 +52,7 @@ class _Aimed:
     subject: str
     skip: str
     needs: Callable[[Request], tuple[Artifact, ...]] | None = None
+    canaries: bool = False
 
     @property
     def asked(self) -> MethodAsked:
@@ -103,6 +105,7 @@ def _check_fits(suite: Suite) -> None:
     _check_views(suite, first)
     _check_statistics(suite, first)
     _check_pretraining(suite, first)
+    _check_canaries(suite, first)
     if share is not None and shared is not None:
         _check_model(f"{suite.source}: share.model", share.model, shared)
 
@@ -149,6 +152,24 @@ def _check_pretraining(suite: Suite, splits: Splits) -> None:
         except ValueError as error:
             raise SuiteError(f"{suite.source}: {where}: {error}") from None
         fine.append(task.pretrain)
+
+
+def _check_canaries(suite: Suite, splits: Splits) -> None:
+    """Refuses more mislabelled canaries than there are non-members, and samplers that see how many were put in."""
+    for where, task in [
+        ("task", suite.task),
+        *((choice.name, suite.task_for(choice)) for choice in suite.defense_grid()),
+    ]:
+        if task.canaries is None:
+            continue
+        if task.sampling not in ("poisson", "full"):
+            raise SuiteError(
+                f"{suite.source}: canaries of {where!r}: must go with poisson or full sampling, got '{task.sampling}'"
+            )
+        try:
+            without_mislabelled(splits, training_of(task))
+        except ValueError as error:
+            raise SuiteError(f"{suite.source}: canaries of {where!r}: {error}") from None
 
 
 def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
@@ -244,6 +265,8 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     for aimed in attacks:
         request, why = Request(**told, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
         if aimed.subject != OF_UPDATE:
+            if aimed.canaries:
+                why = why or _no_canaries(trained, aimed.choice.name)
             group.append(cell(request, aimed, why))
             continue
         if trained.never_saw and choice.name != BASELINE:
@@ -254,6 +277,16 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         for noise in _release_noises(suite, trained.budget):
             found.add([cell(_of_update(suite, request, noise, aimed.choice), aimed, why)], suite.digest)
     found.add(group, suite.digest)
+
+
+def _no_canaries(request: TrainingRequest, attack: str) -> str:
+    """Why a training has no canaries for an attack that looks for them; empty where it has."""
+    training = request.training
+    if training.canaries is None:
+        return f"{attack} needs canaries in the training; set task.canaries"
+    splits = load_data(training.data, request.seed, training.sizes)
+    why = why_none(training, initialised(training.model, training.model_settings, splits, 0), splits)
+    return f"{attack} needs canaries in the training: {why}" if why else ""
 
 
 def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
@@ -303,6 +336,7 @@ def training_of(task: TaskTable) -> Training:
         **views,
         statistics=None if task.statistics is None else task.statistics.model_dump(),
         pretrain=None if task.pretrain is None else task.pretrain.model_dump(exclude_none=True),
+        canaries=None if task.canaries is None else task.canaries.model_dump(exclude_none=True),
     )
 
 
@@ -394,7 +428,8 @@ def _aim(attack: AttackChoice) -> _Aimed:
         if kinds := [kind for kind, access in THREAT_MODELS if access == method.requires.access]:
             why += f" for {method.kind}, but for {' and '.join(kinds)}: is what it returns annotated right?"
         return _Aimed(attack, method.kind, OF_UPDATE if method.kind == "reconstruction" else OF_MODEL, why)
-    return _Aimed(attack, method.kind, row.subject, method.check(row.offered) or "", row.needs)
+    skip, canaries = method.check(row.offered) or "", Controls.CANARIES in method.requires.controls
+    return _Aimed(attack, method.kind, row.subject, skip, row.needs, canaries)
 
 
 def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:

@@ -148,6 +148,7 @@ class Training:
         horizontal_flip: whether half of the views are flipped left to right.
         statistics: settings of `FeatureStatistics`; None for features as they are.
         pretrain: settings of `PretrainTable`, on public examples; None for random weights.
+        canaries: settings of `CanaryTable`; None where none are put in.
     """
 
     data: str
@@ -177,6 +178,7 @@ class Training:
     # A dictionary, as settings of methods are, because a request is plain content.
     statistics: dict[str, Any] | None = None
     pretrain: dict[str, Any] | None = None
+    canaries: dict[str, Any] | None = None
 
     @property
     def pretraining(self) -> PretrainTable | None:

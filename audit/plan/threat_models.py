@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from attacks.core import Access, Knows, Requirements, Target
+from attacks.core import Access, Controls, Knows, Requirements, Target
 
 from ..observe import RunView, black_box, every_step, label_only, last_update, white_box
 from ..subjects.shadow_bank import shadow_artifacts
@@ -37,6 +37,7 @@ class ThreatModel:
         participation_known: whether the attacker knows who would have taken part in the step that it sees. It is then
             asked about those who did; sampling amplifies nothing, and the claim is that of this step alone.
         needs: results that an attack's cell waits for, as shadow models; none where None.
+        controls: what the attacker may put into training.
     """
 
     kind: str
@@ -47,11 +48,12 @@ class ThreatModel:
     reads: Literal["nothing", "last step", "every step"] = "nothing"
     participation_known: bool = False
     needs: Callable[[Request], tuple[Artifact, ...]] | None = None
+    controls: Controls = Controls.NOTHING
 
     @property
     def offered(self) -> Requirements:
         """What this threat model grants, which an attack's requirements are checked against."""
-        return Requirements(access=self.access, knows=self.knows)
+        return Requirements(access=self.access, knows=self.knows, controls=self.controls)
 
 
 _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
@@ -85,6 +87,10 @@ THREAT_MODELS = {
         ThreatModel(
             kind="membership", access=Access.WHITE_BOX, knows=_FINAL, subject="trained_model",
             build=white_box, needs=shadow_artifacts,
+        ),
+        ThreatModel(
+            kind="canaries", access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE, subject="trained_model",
+            build=every_step, reads="every step", controls=Controls.CANARIES,
         ),
     )
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attacks.core import (
+    InclusionScores,
     LabelEstimate,
     MembershipScores,
     Reconstruction,
@@ -15,6 +16,7 @@ from attacks.core import (
 )
 from leaderboard.records.record import Metric
 
+from .canaries import score_canaries
 from .choice import chosen, compare_choice, place_of
 from .images import summed_up
 from .labels import LabelledBatch, public_shares, score_labels
@@ -55,6 +57,16 @@ def _membership(result: MembershipScores, truth: GroundTruth, delta: float | Non
     return score_membership(scores, truth.membership(scores.ids), delta=delta)
 
 
+def _inclusion(result: InclusionScores, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
+    if truth.candidates is None:
+        raise ValueError("this truth is about reconstruction, it has no canaries")
+    if delta is None:
+        raise ValueError("canaries must be held against a claim, got no delta")
+    scores = checked_scores(result, truth.candidates, InclusionScores)
+    included = truth.membership(scores.ids)
+    return score_canaries(scores, included, delta=delta, gaussian=truth.gaussian, apart=truth.apart)
+
+
 def _reconstruction(result: Reconstruction, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
     if truth.inputs is None or truth.labels is None:
         raise ValueError("this truth is about membership, it has no inputs")
@@ -84,6 +96,8 @@ def _labels(result: LabelEstimate, truth: GroundTruth, delta: float | None) -> d
 
 
 SCORERS: dict[type, Callable[[Any, Any, float | None], dict[str, Metric]]] = {
+    # Before the class that it is of.
+    InclusionScores: _inclusion,
     MembershipScores: _membership,
     Reconstruction: _reconstruction,
     LabelEstimate: _labels,

@@ -28,6 +28,8 @@ class GroundTruth:
         labels_given: whether the attacker was told the labels.
         prior: images that the attacker was told to pick from, the first of `inputs` one of them; its result is then
             scored as a choice. None where it was told none.
+        gaussian: whether the claim that canaries are held against is of Gaussian steps in which everybody takes part.
+        apart: whether every canary contributes to coordinates of its own.
     """
 
     inputs: Tensor | None = None
@@ -42,6 +44,8 @@ class GroundTruth:
     others: Tensor | None = None
     labels_given: bool = True
     prior: Tensor | None = None
+    gaussian: bool = False
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if (self.members is None) != (self.candidates is None):

@@ -21,14 +21,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attacks.core import Knows, MembershipScores
+from attacks.core import InclusionScores, Knows, MembershipScores
 from leaderboard.records.files import read_bytes
 from leaderboard.records.record import Metric, Record
 
 from ..catalog import methods as catalog
 from ..catalog.settings import CatalogError
 from ..plan.threat_models import THREAT_MODELS
-from . import random_split
+from . import canaries, random_split
 from .allowed import clopper_pearson
 from .images import share_metric, summed_up
 from .labels import labels_again
@@ -76,6 +76,8 @@ def contradiction(record: Record, folder: Path) -> str:
 
 def _unlike_itself(record: Record) -> str:
     """What flags and knowledge say of an attack on membership that the rest of its record contradicts."""
+    if record.kind == "canaries":
+        return _unflagged(record, record.metrics[canaries.NAME], "canaries", "of a record that is added")
     if record.kind != "membership" or record.attack is None:
         return ""
     bound, auc = record.metrics.get(random_split.NAME), record.metrics["auc"].detail
@@ -95,13 +97,19 @@ def _unlike_itself(record: Record) -> str:
             return f"it is flagged distribution_shift or not against its p-value, {p_value}"
     if bound is None:
         return ""
+    return _unflagged(record, bound, "pairs", "of one record in the place of another")
+
+
+def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
+    """What a proved bound says of the claim that the record does not; empty where nothing."""
     proved, claimed = bound.detail.get("value_at_verdict"), bound.detail.get("claimed")
     if isinstance(proved, int | float) and isinstance(claimed, int | float):
         least = None if record.claim is None else record.claim.epsilon
+        # Of replacement, and at a smaller delta, a claim is of a larger epsilon.
         if least is None or claimed < least * (1 - TOLERANCE):
-            return f"its claim is epsilon {least}, and of one record in the place of another it says {claimed}"
+            return f"its claim is epsilon {least}, and {relation} it says {claimed}"
         if proved > claimed and "claim_violated" not in record.flags:
-            return f"its pairs prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
+            return f"its {what} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
     return ""
 
 
@@ -141,6 +149,20 @@ def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
         again.pop(random_split.NAME, None)
     return again
+
+
+def _canaries(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
+    included = torch.from_numpy(table["member"].to_numpy().astype(bool))
+    # What is assumed of the mechanism and of canaries has to be so by the rest of the record.
+    method = record.metrics[canaries.NAME].detail.get("method")
+    gaussian, apart = method != canaries.ASSUMES_NOTHING, method == canaries.ASSUMES_APART
+    if gaussian and record.task.get("sampling") != "full" and record.task.get("sample_rate") != 1:
+        raise ValueError("its bound assumes that everybody takes part in every step, and its sampling is another")
+    if apart and (record.task.get("canaries") or {}).get("kind") != "dirac":
+        raise ValueError("its bound assumes canaries on coordinates of their own, and its canaries are others")
+    found = InclusionScores(ids=ids, scores=scores, exact=False)
+    return canaries.score_canaries(found, included, delta=record.budget["delta"], gaussian=gaussian, apart=apart)
 
 
 def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
@@ -190,6 +212,7 @@ AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {
     "membership": _membership,
     "reconstruction": _reconstruction,
     "labels": _labels,
+    "canaries": _canaries,
 }
 """Kind of result -> what its arrays give, computed again."""
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attacks.core import Examples, MembershipScores, checked_scores
+from attacks.core import Examples, InclusionScores, MembershipScores, checked_scores
 from defenses.core import keyed
 
 TURNED = 0.01
@@ -68,7 +68,8 @@ class Candidates:
             TypeError: it is something else than scores.
             ValueError: it has a score for somebody else, or none for a candidate.
         """
-        scores = checked_scores(result, self.aliases)
+        kind = InclusionScores if type(result) is InclusionScores else MembershipScores
+        scores = checked_scores(result, self.aliases, kind)
         order = self.ids.argsort()
         return replace(scores, ids=self.ids[order], scores=scores.scores[order])
 

@@ -20,6 +20,7 @@ from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
 from ..scoring.utility import losses, score_utility
+from .canaries import canaries
 from .membership import membership
 from .outcome import Finding, Outcome, column, finite_claim
 from .trained_run import TrainedRun, watched
@@ -42,7 +43,11 @@ def utility(model: TrainedRun, cell: Cell) -> Finding:
     return Finding(score_utility(logits, test.labels) | {"successive_cosine": model.cosines.score()}, columns)
 
 
-ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {"utility": utility, "membership": membership}
+ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {
+    "utility": utility,
+    "membership": membership,
+    "canaries": canaries,
+}
 """Kind of result -> what computes it on a trained model."""
 
 
@@ -92,7 +97,8 @@ class TrainedModel:
         return {
             "digest": splits.digest,
             "private": len(self.model.members),
-            "trained_on": len(self.model.trained_on),
+            # Without canaries: how many of them were put in is the sum of coins that only scorers know.
+            "trained_on": len(self.model.uninserted),
             "non_member": len(splits.non_member),
             "public": len(splits.public),
             "tested_on": len(self.model.test),

@@ -6,24 +6,27 @@ examples, so that it never saw a member.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from attacks.core import Examples
 from benchmarks.core import Splits
-from defenses.core import Defense, Execution, Recording, Run, Sampling, keyed, train
+from defenses.core import Defense, Execution, Recipe, Recording, Run, Sampling, keyed, train
 
 from ..observe import World
 from ..plan.artifact import Artifacts
 from ..plan.build import defend, load_splits, noise_for, planned, reads_public
+from ..plan.canaries import Canaries, drawn, with_canaries
 from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
 from .left_over import LeftOver
-from .outcome import examples_of, pick, world_of
+from .outcome import examples_of, join, pick, world_of
 from .replay import StepReplay
 
 TRANSCRIPT_MEMORY = 4 * 2**30
@@ -71,9 +74,26 @@ class TrainedRun:
         return examples_of(self.splits.private, self.device)
 
     @cached_property
-    def trained_on(self) -> Examples:
+    def uninserted(self) -> Examples:
         """The members; for the negative control public examples, so that the model never saw a member."""
         return self.members if not self.request.never_saw else self._stand_ins[0]
+
+    @cached_property
+    def canaries(self) -> Canaries | None:
+        """The canaries that the training was offered, each with its coin; None where there are none."""
+        return drawn(self.request, self.splits, self._start, self.device)
+
+    @cached_property
+    def trained_on(self) -> Examples:
+        """Everybody in the training: with the canaries that were put in, of which the negative control sees none."""
+        if self.canaries is None or self.request.never_saw:
+            return self.uninserted
+        return join(self.uninserted, self.canaries.put_in)
+
+    @cached_property
+    def _start(self) -> nn.Module:
+        """The model as the training begins, pretrained or fresh."""
+        return starting_model(self.request, self.splits, self._public_pool)
 
     @cached_property
     def _read(self) -> Examples:
@@ -118,17 +138,25 @@ class TrainedRun:
     @cached_property
     def defense(self) -> tuple[Defense, bool]:
         """The defense at its noise, and whether that was matched instead of calibrated."""
-        return defend(self.request, len(self.trained_on))
+        return defend(self.request, len(self.uninserted))
 
     @cached_property
     def sampling(self) -> tuple[Sampling, int]:
-        """The sampler, and the number of steps."""
-        return planned(self.request, len(self.trained_on))
+        """The sampler, and the number of steps: those of the same training without canaries."""
+        return planned(self.request, len(self.uninserted))
 
     @cached_property
     def replay(self) -> StepReplay:
         """Steps of the run computed once more, for the views of all cells."""
         return StepReplay(self.run, self.trained_on, self.sampling[0], self.world.loss)
+
+    @property
+    def _recipe(self) -> Recipe:
+        """How it is trained; sums are divided by a constant that the coins of canaries do not change."""
+        recipe = self.request.training.recipe
+        if self.canaries is None:
+            return recipe
+        return replace(recipe, expected_batch=self.sampling[0].expected_batch(len(self.uninserted)))
 
     @property
     def _sampler_key(self) -> int | None:
@@ -151,7 +179,7 @@ class TrainedRun:
         sampling, steps = self.sampling
         run = train(
             # Also of the negative control, which is trained on public examples: pretrained as all others are.
-            starting_model(request, self.splits, self._public_pool),
+            with_canaries(copy.deepcopy(self._start), self.canaries, self.splits),
             (data.inputs, data.labels),
             self.defense[0],
             sampling=sampling,
@@ -161,7 +189,7 @@ class TrainedRun:
             noise=noise_for(request),
             seed=request.seed_for("coins"),
             sampler_key=self._sampler_key,
-            recipe=task.recipe,
+            recipe=self._recipe,
             execution=Execution(engine=task.engine, device=self.device),
             recording=Recording(
                 observer="updates",

@@ -107,6 +107,21 @@ class PretrainTable(StrictTable):
     stay as they are (linear probing)."""
 
 
+CanaryName = Literal["dirac", "random", "orthonormal", "mislabelled", "blank", "crafted"]
+
+
+class CanaryTable(StrictTable):
+    """Records that are put into the training, each by a fair coin of its own, for attacks that look for them."""
+
+    kind: CanaryName
+    """In gradient space: one coordinate each, a random direction, one of an orthonormal set. In input space: an example
+    with a wrong label, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
+    number: Annotated[int, Field(ge=20)]
+    """Of all canaries, put in or not."""
+    norm: Rate | None = None
+    """Length of the gradient of a canary in gradient space before it is bounded, L2; 10 where absent."""
+
+
 class TaskTable(StrictTable):
     """What is trained: data, model, and how."""
 
@@ -145,6 +160,8 @@ class TaskTable(StrictTable):
     """Of fixed features, which are standardised by them; as the model gives them where absent."""
     pretrain: PretrainTable | None = None
     """On public examples, before the private training; that starts from random weights where absent."""
+    canaries: CanaryTable | None = None
+    """Put into the training beside the private examples; none where absent."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """How clipped sums are computed; all give the same up to rounding."""
 
@@ -157,6 +174,9 @@ class TaskTable(StrictTable):
                 raise ValueError(
                     f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
                 )
+        # How many canaries are put in is the sum of secret coins: other samplers deal batches by how many there are.
+        if self.canaries is not None and self.sampling not in ("poisson", "full"):
+            raise ValueError(f"canaries must go with poisson or full sampling, got '{self.sampling}'")
         return self
 
 
@@ -171,6 +191,7 @@ TRAINING: Mapping[str, Any] = {
     "crop_padding": Padding,
     "horizontal_flip": bool,
     "pretrain": PretrainTable,
+    "canaries": CanaryTable,
 }
 """Values of the task that a defense may override -> their types."""
 
@@ -299,6 +320,7 @@ _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     ("task",): TaskTable,
     ("task", "statistics"): StatisticsTable,
     ("task", "pretrain"): PretrainTable,
+    ("task", "canaries"): CanaryTable,
     ("budget",): BudgetTable,
     ("share",): ShareTable,
     ("share", "local"): LocalTable,

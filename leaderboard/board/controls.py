@@ -128,6 +128,8 @@ def find_violations(records: Iterable[Record]) -> tuple[Violation, ...]:
 
 def leaks(metric: KnownMetric, estimate: Estimate) -> bool | None:
     """Whether an interval lies beyond chance, on the side that leaks; None without an interval."""
+    if metric.proved and metric.chance is not None and estimate.value is not None:
+        return metric.leak_sign * estimate.value > metric.leak_sign * metric.chance  # a low end by itself
     end = estimate.low if metric.leak_sign > 0 else estimate.high
     if end is None or metric.chance is None:
         return None

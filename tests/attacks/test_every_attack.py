@@ -39,7 +39,7 @@ CHEAP = {"iterations": 150, "restarts": 1, "shadows": 8}
 # Where results are compared with one another, not with the truth.
 HASTY = CHEAP | {"iterations": 15}
 SEEDS = range(6)
-ANSWER = {"membership": "scores", "reconstruction": "inputs", "labels": "counts"}
+ANSWER = {"membership": "scores", "reconstruction": "inputs", "labels": "counts", "canaries": "scores"}
 
 
 def method(name: str) -> Attack:
@@ -65,7 +65,8 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
     if one.target is Observation:
         return toys.membership_step(seed=seed, noise=0.2)
     if one.target is SeenTranscript:
-        return toys.transcript(seed=seed, noise=0.4)
+        seen, member = toys.transcript(seed=seed, noise=0.4)
+        return replace(seen, controls=one.requires.controls), member
     if one.target is LabelAccess:
         return toys.label_target(seed=seed)
     return toys.model_target(seed=seed)
@@ -88,7 +89,7 @@ def attacked_net(name: str) -> str:
 
 
 def whole_target(one: Attack) -> Target:
-    if one.kind == "membership":
+    if one.kind in ("membership", "canaries"):
         return leaky(one)[0]
     return toys.update_target(net=attacked_net(one.name))[0]
 

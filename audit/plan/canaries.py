@@ -1,0 +1,246 @@
+"""Canaries of a training: records that a suite puts into it, each by a fair coin of its own, to find them again.
+
+Input space: a mislabelled example that no pool has any more, a blank with one pixel lit, a pattern of noise at the ends
+of the range. Gradient space, Nasr et al., "Adversary Instantiation", S&P 2021, and Andrew et al., ICLR 2024: a record
+whose gradient is a chosen direction. No image of an ordinary network has a chosen gradient, so the trained model gets
+one input more: an image of one value beyond the range, which is the number of a canary, and whose first logit is the
+inner product of the parameters with that canary's direction. Examples do not see it, and the parameters, their order
+and their names stay as they are. Like all records, canaries pass the trainer's sampling, encoding and bound.
+
+The coins are drawn from the request as the noise is, or by the operating system with secure noise. Whoever scores
+canaries is not told them. How many are put in is no public number, so sampling must not depend on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from dataclasses import dataclass, replace
+from typing import cast, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.core import Examples
+from benchmarks.core import Split, Splits
+from defenses.core import Layout, keyed
+
+from ..selftest.canaries import CanaryKind, unit_directions
+from ..suite.schema import CanaryTable
+from .request import Training, TrainingRequest, seed_of_data
+from .splits_cache import load_data
+
+GRADIENT_KINDS = get_args(CanaryKind)
+"""Kinds whose gradient is chosen."""
+
+_BEYOND = 1000.0  # from the largest valid input to the first number of a canary, which no attack's inputs reach
+_MOST_NUMBERS = 2**26  # of all directions together: 256 MiB
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """The canaries of a training, and the truth about them.
+
+    Attributes:
+        examples: as records, under ids below 0, which no example of a data set has.
+        included: bool [n], the outcome of each coin; for the trainer and for scorers alone.
+        directions: [n, dim] of length 1, of the gradients; None in input space.
+        norm: of these gradients, before anything is bounded.
+    """
+
+    examples: Examples
+    included: Bool[Tensor, " n"]
+    directions: Float[Tensor, "n dim"] | None = None
+    norm: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.included)
+
+    @property
+    def put_in(self) -> Examples:
+        """Those whose coin fell that way."""
+        chosen = self.included.to(self.examples.ids.device)
+        return Examples(
+            ids=self.examples.ids[chosen], inputs=self.examples.inputs[chosen], labels=self.examples.labels[chosen]
+        )
+
+
+class CanaryInput(nn.Module):
+    """A model with one input more: canaries, whose gradients are chosen directions."""
+
+    def __init__(self, model: nn.Module, directions: Float[Tensor, "n dim"], scale: float, first: float) -> None:
+        """Takes a model's parameters and buffers under their own names.
+
+        Args:
+            model: without dropout.
+            directions: one a canary, in the order of the trained parameters.
+            scale: what the first logit multiplies them by.
+            first: value of the images of canary 0; the next one's is larger by 1.
+        """
+        super().__init__()
+        # In a list, so that the model is no part of this one: an engine that works layer by layer would not see
+        # what the canaries' logit reads of the parameters. Empty modules of no known kind hold these here.
+        self._inside = [model]
+        self._names = Layout.of(model).names
+        for name, parameter in model.named_parameters():
+            self._holder(name).register_parameter(name.rpartition(".")[2], parameter)
+        for name, buffer in model.named_buffers():
+            self._holder(name).register_buffer(name.rpartition(".")[2], buffer)
+        self._first = first
+        self.register_buffer("canary_directions", directions * scale)
+
+    def _holder(self, name: str) -> nn.Module:
+        """The empty module at the place where a tensor is in the model."""
+        holder: nn.Module = self
+        for part in name.split(".")[:-1]:
+            if part not in holder._modules:
+                holder.add_module(part, nn.Module())
+            holder = holder.get_submodule(part)
+        return holder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The model's logits; of a canary its own, and 0 for all other classes."""
+        tensors = dict(self.named_parameters()) | dict(self.named_buffers())
+        directions = tensors.pop("canary_directions")
+        number = inputs.flatten(1)[:, 0] - self._first
+        is_canary = number > -0.5
+        blank = torch.where(is_canary.view(-1, *[1] * (inputs.dim() - 1)), torch.zeros_like(inputs), inputs)
+        logits = functional_call(self._inside[0], tensors, (blank,))
+        chosen = directions[number.round().clamp(0, len(directions) - 1).long()]
+        along = chosen @ torch.cat([tensors[name].flatten() for name in self._names])
+        # Worth 0 whatever was learnt, so that the gradient is of the same length in every step.
+        along = (along - along.detach()).unsqueeze(1)
+        own = torch.cat([along, torch.zeros_like(logits[:, 1:])], dim=1)
+        return torch.where(is_canary.unsqueeze(1), own, logits)
+
+
+def with_canaries(model: nn.Module, canaries: Canaries | None, splits: Splits) -> nn.Module:
+    """The model that a training with these canaries starts from.
+
+    Args:
+        model: of the request.
+        canaries: of the training; None, or those of the input space, need no other model.
+        splits: whose range of inputs and classes it has.
+    """
+    if canaries is None or canaries.directions is None:
+        return model
+    # Of K equal logits the gradient by the first is 1 / K for a record of another class.
+    scale = canaries.norm * splits.classes
+    return CanaryInput(model, canaries.directions, scale, splits.high + _BEYOND)
+
+
+def drawn(request: TrainingRequest, splits: Splits, model: nn.Module, device: torch.device) -> Canaries | None:
+    """The canaries of a training; None where it asks for none, or none is possible.
+
+    Args:
+        request: whose coins are drawn.
+        splits: as `load_splits` gives them, without the examples that are mislabelled.
+        model: that the training starts from.
+        device: where they are wanted.
+    """
+    table = canary_table(request.training)
+    if table is None or why_none(request.training, model, splits):
+        return None
+    coins = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
+    included = torch.rand(table.number, generator=coins, dtype=torch.float64) < 0.5
+    # The canaries themselves are public, and the same for every defense of a seed.
+    public, directions = keyed(seed_of_data(splits.digest, "canaries")), None
+    shape = (table.number, *splits.input_shape)
+    if table.kind in GRADIENT_KINDS:
+        directions = unit_directions(cast(CanaryKind, table.kind), table.number, Layout.of(model).dim, public)
+        numbers = splits.high + _BEYOND + torch.arange(table.number, dtype=torch.float32)
+        inputs = numbers.view(-1, *[1] * len(splits.input_shape)).expand(shape).clone()
+        labels = torch.ones(table.number, dtype=torch.int64)
+    elif table.kind == "blank":
+        places = torch.randperm(math.prod(splits.input_shape) * splits.classes, generator=public)[: table.number]
+        inputs = torch.full((table.number, math.prod(splits.input_shape)), splits.low)
+        inputs[torch.arange(table.number), places // splits.classes] = splits.high
+        inputs, labels = inputs.view(shape), places % splits.classes
+    elif table.kind == "crafted":
+        inputs = splits.low + (splits.high - splits.low) * torch.randint(2, shape, generator=public).float()
+        labels = torch.randint(splits.classes, (table.number,), generator=public)
+    else:
+        inputs, labels = _mislabelled(request, splits.classes, table.number, public)
+    ids = -1 - torch.arange(table.number)
+    examples = Examples(ids=ids.to(device), inputs=inputs.to(device), labels=labels.to(device))
+    return Canaries(examples, included, None if directions is None else directions.to(device), table.norm or _NORM)
+
+
+_NORM = 10.0
+"""Of a gradient canary: what is left of it in a mask of a hundredth of the coordinates is still as long as 1."""
+
+
+def canary_table(training: Training) -> CanaryTable | None:
+    """What a training asks for; None for no canaries."""
+    return None if training.canaries is None else CanaryTable(**training.canaries)
+
+
+def why_none(training: Training, model: nn.Module, splits: Splits) -> str:
+    """Why a training can have none of the canaries that it asks for; empty where it can, or asks for none."""
+    table = canary_table(training)
+    if table is None:
+        return ""
+    if table.kind == "blank" and table.number > (most := math.prod(splits.input_shape) * splits.classes):
+        return f"there are {most} blank canaries, one a pixel and class, and the training asks for {table.number}"
+    if table.kind not in GRADIENT_KINDS:
+        return ""
+    if training.statistics is not None:
+        return "canaries in gradient space pass no features, so there are none where features are standardised"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"canaries in gradient space need a model without dropout, and '{name}' has some"
+    dim = Layout.of(model).dim
+    if table.kind != "random" and table.number > dim:
+        return f"there are {dim} different directions of kind '{table.kind}', and the training asks for {table.number}"
+    if table.number * dim > _MOST_NUMBERS:
+        return (
+            f"{table.number} directions in {dim} parameters take more than {4 * _MOST_NUMBERS // 2**20} MiB; ask for "
+            "fewer canaries, or take a smaller model"
+        )
+    return ""
+
+
+def without_mislabelled(splits: Splits, training: Training) -> Splits:
+    """The pools without the examples that are canaries under another label: these are nobody's non-members.
+
+    Raises:
+        ValueError: as many as there are non-members, or more.
+    """
+    table = canary_table(training)
+    if table is None or table.kind != "mislabelled":
+        return splits
+    if table.number >= len(splits.non_member):
+        raise ValueError(
+            f"number of mislabelled canaries must be below {len(splits.non_member)}, the non-members that they are "
+            f"taken from, got {table.number}"
+        )
+    _, rest = _reserved(splits, table.number)
+    left = _some(splits.non_member, rest)
+    # Without a test set of its own utility is measured on the non-members; one that stands in for them is the same.
+    same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
+    digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
+    return replace(splits, non_member=left, test=left if same else splits.test, digest=digest)
+
+
+def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Examples of nobody's any more, each with one of the labels that are not its own."""
+    task = request.training
+    whole = load_data(task.data, request.seed, task.sizes)
+    taken = _some(whole.non_member, _reserved(whole, count)[0])
+    other = 1 + torch.randint(classes - 1, (count,), generator=coins)
+    return taken.inputs, (taken.labels + other) % classes
+
+
+def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
+    """Positions of the non-members that are canaries, and of the others."""
+    coins = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
+    order = torch.randperm(len(splits.non_member), generator=coins)
+    return order[:count], order[count:].sort().values
+
+
+def _some(split: Split, places: Tensor) -> Split:
+    places = places.to(split.ids.device)
+    return Split(ids=split.ids[places], inputs=split.inputs[places], labels=split.labels[places])

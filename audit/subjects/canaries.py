@@ -1,0 +1,77 @@
+"""Canaries of a training as a subject: an attack scores them all, and their coins bound the epsilon from below."""
+
+from __future__ import annotations
+
+import copy
+
+from attacks.core import Knows, NotApplicable
+from defenses.core import Coordinates, Everything, keyed
+
+from ..catalog import methods as catalog
+from ..observe import RunView
+from ..plan.canaries import Canaries
+from ..plan.cells import Cell
+from ..plan.threat_models import threat_model
+from ..scoring.canaries import NAME, held_against
+from ..scoring.score import score
+from ..scoring.truth import GroundTruth
+from .candidates import Candidates
+from .outcome import Finding, column
+from .trained_run import TrainedRun
+
+
+def canaries(model: TrainedRun, cell: Cell) -> Finding:
+    """Runs one attack on the canaries of a trained model, and holds what their coins prove against the claim.
+
+    Raises:
+        NotApplicable: the training has no canaries.
+        ValueError: the run is too long to be shown as a whole.
+    """
+    asked = cell.request.asked_attack
+    attack = catalog.attack(asked.name)
+    row = threat_model(attack.kind, attack.requires.access)
+    if row is None or row.build is None:
+        raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
+    if (found := model.canaries) is None:
+        raise NotApplicable("no canaries were put into this training")
+    if model.run.transcript.truncated:
+        raise ValueError(
+            f"{attack.name} reads every step, and the {model.sampling[1]} steps of this run take more memory than is "
+            "kept; take fewer epochs, or a smaller model"
+        )
+    candidates = Candidates.draw(found.examples, cell.request.seed_for(f"candidates {cell.id}"))
+    view = RunView(
+        model.run,
+        model.world,
+        model.trained_on,
+        model.sampling[0],
+        candidates,
+        informed=Knows.OTHERS in attack.requires.knows,
+        controls=row.controls,
+    )
+    coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
+    result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
+    claim = model.run.claim(model.request.budget.delta)
+    # Of such a claim any refutation is one of the curve of a Gaussian, which takes fewer canaries.
+    steps = claim.gaussians
+    gaussian = steps is not None and all(step.sample_rate == 1 for step in steps)
+    truth = GroundTruth(
+        members=found.put_in.ids, candidates=found.examples.ids, gaussian=gaussian, apart=_apart(model, found)
+    )
+    metrics = score(result, truth, delta=claim.delta)
+    metrics[NAME], violated = held_against(metrics[NAME], claim)
+    columns = {
+        "id": column(result.ids),
+        "score": column(result.scores),
+        "member": column(truth.membership(result.ids)),
+    }
+    return Finding(metrics, columns, ("claim_violated",) if violated else ())
+
+
+def _apart(model: TrainedRun, found: Canaries) -> bool:
+    """Whether every canary contributed to coordinates of its own, in every step."""
+    alone = found.directions is not None and bool((found.directions.count_nonzero(dim=0) <= 1).all())
+    plans = [step.plan.plan for step in model.run.transcript.steps if step.plan is not None]
+    # Exactly these classes: what mixes coordinates brings canaries together.
+    kept = all(type(block.codec) in (Everything, Coordinates) for plan in plans for block in plan.blocks)
+    return alone and kept

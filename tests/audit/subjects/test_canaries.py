@@ -1,0 +1,147 @@
+"""Canaries that a suite puts into a training, end to end: coins, training, attack, bound, verdict, record, board."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from audit.plan.expand import plan
+from audit.run.job import compute
+from audit.scoring.canaries import NAME
+from audit.scoring.verify import contradiction
+from audit.subjects.trained_model import TrainedModel
+from defenses.core.privacy.noise import PhiloxNoise
+from leaderboard.board.table import Board
+from leaderboard.records.record import read_all
+
+from ..run.runs import run
+
+CPU = torch.device("cpu")
+SUITE = """
+name = "toy"
+seeds = [0]
+budget = { noise_multiplier = 1.732, delta = 1e-5 }
+defense = [{ name = "dp_sgd" }]
+attack = [{ name = "canary_alignment" }]
+controls = false
+[task]
+data = "digits"
+model = { name = "mlp", hidden = 16 }
+private = 100
+non_member = 100
+batch = 100
+epochs = 3
+lr = 0.5
+sampling = "full"
+canaries = { kind = "dirac", number = 1000 }
+"""
+CONTROLLED = SUITE.replace("controls = false", "controls = true")
+
+
+def job_of(suite, defense: str = "dp_sgd", control: str | None = None):
+    (job,) = (
+        job
+        for job in plan(suite).jobs
+        if (job.cells[0].request.defense.name, job.cells[0].request.control) == (defense, control)
+    )
+    return job
+
+
+def found(suite, defense: str = "dp_sgd", control: str | None = None):
+    """The outcome of the attack on canaries."""
+    cells = job_of(suite, defense, control).cells
+    (outcome,) = (one for cell, one in compute(cells, CPU) if cell.kind == "canaries")
+    return outcome
+
+
+def half_the_noise(monkeypatch):
+    real = PhiloxNoise.add
+    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, 0.5 * std))
+
+
+def test_the_right_noise_is_not_accused_and_a_part_of_its_epsilon_is_proved(suite_of):
+    outcome = found(suite_of(SUITE))
+    metric = outcome.metrics[NAME]
+    assert outcome.flags == [] and metric.detail["verdict"] == "no violation found"
+    assert 0.3 * outcome.claim["epsilon"] < metric.value < outcome.claim["epsilon"]
+    assert metric.detail["claimed"] == pytest.approx(outcome.claim["epsilon"])
+    assert metric.detail["method"] == "order_statistics" and metric.detail["ceiling"] > outcome.claim["epsilon"]
+
+
+def test_noise_of_half_the_scale_is_found_by_the_canaries_alone(suite_of, monkeypatch):
+    half_the_noise(monkeypatch)
+    outcome = found(suite_of(SUITE))
+    metric = outcome.metrics[NAME]
+    assert metric.detail["verdict"] == "violation" and metric.value > outcome.claim["epsilon"]
+    assert "claim_violated" in outcome.flags
+
+
+def test_canaries_are_trained_on_by_their_coins_through_the_trainer_itself(suite_of):
+    job = job_of(suite_of(SUITE))
+    subject = TrainedModel(job.cells, CPU)
+    utility, canaries = (subject.outcome(cell) for cell in job.cells)
+    model = subject.model
+    inserted = torch.isin(model.trained_on.ids, model.canaries.examples.ids)
+    assert int(inserted.sum()) == int(model.canaries.included.sum()) == canaries.arrays["member"].sum()
+    assert 420 < int(inserted.sum()) < 580 and int((~inserted).sum()) == 100
+    # What everybody may read does not tell how many coins fell.
+    assert utility.task["trained_on"] == 100 and model.run.transcript.steps[0].expected_batch == 100
+    # The auditor's own look at the noise knows the canaries, and finds what is claimed.
+    assert not [flag for flag in utility.flags if "noise" in flag]
+
+
+def test_a_model_that_never_saw_a_canary_proves_nothing(suite_of):
+    suite = suite_of(CONTROLLED)
+    for defense in ("sgd", "dp_sgd"):
+        outcome = found(suite, defense, "negative")
+        assert outcome.metrics[NAME].detail["value_at_verdict"] == 0 and not outcome.error
+        assert 420 < outcome.arrays["member"].sum() < 580
+    assert found(suite, "sgd", "positive").metrics[NAME].value > 3
+
+
+@pytest.mark.parametrize("kind", ["mislabelled", "blank", "crafted", "random", "orthonormal"])
+def test_every_kind_is_put_in_and_bounded(suite_of, kind):
+    text = SUITE.replace('"dirac", number = 1000', f'"{kind}", number = 80')
+    outcome = found(suite_of(text.replace("noise_multiplier = 1.732", "noise_multiplier = 0.3")))
+    assert outcome.metrics[NAME].value is not None and not outcome.error
+    assert outcome.metrics[NAME].detail["method"] == "one_run_f_dp"  # they overlap
+    if kind in ("random", "orthonormal"):
+        assert outcome.metrics[NAME].value > 1
+
+
+def test_under_poisson_sampling_nothing_is_assumed_of_the_mechanism(suite_of):
+    outcome = found(suite_of(SUITE.replace('"full"', '"poisson"').replace("batch = 100", "batch = 50")))
+    metric = outcome.metrics[NAME]
+    assert metric.detail["method"] == "one_run"
+    assert metric.detail["delta_at_verdict"] < 1e-9 and metric.value < outcome.claim["epsilon"]
+
+
+@pytest.mark.parametrize("defense", ["random_sparsification", "pcdp", "dpdr", "gep"])
+def test_masks_subspaces_and_two_blocks_take_canaries(suite_of, defense):
+    text = SUITE.replace("dp_sgd", defense).replace('"dirac", number = 1000', '"random", number = 100')
+    outcome = found(suite_of(text.replace("noise_multiplier = 1.732", "noise_multiplier = 0.5")), defense)
+    assert not outcome.error and not outcome.skipped and outcome.metrics[NAME].value is not None
+
+
+def test_records_are_written_verified_and_on_the_board(tmp_path):
+    records = run(SUITE, tmp_path)
+    folder = tmp_path / "records"
+    (record,) = (one for one in records if one.kind == "canaries")
+    assert record.status == "ok" and record.requires["controls"] == ["CANARIES"]
+    assert record.task["canaries"] == {"kind": "dirac", "number": 1000}
+    assert contradiction(record, folder) == ""
+    metric = record.metrics[NAME]
+    for change, words in (
+        ({"value_at_verdict": 90.0}, "the value_at_verdict of its canary_epsilon is 90.0"),
+        ({"correct": 200}, "the correct of its canary_epsilon is 200"),
+        ({"method": "one_run"}, "its canary_epsilon is"),
+        ({"claimed": 0.1}, "of a record that is added it says 0.1"),
+    ):
+        edited = replace(record, metrics={NAME: replace(metric, detail=metric.detail | change)})
+        assert words in contradiction(edited, folder)
+    # What assumes that everybody takes part, of a record where they do not.
+    sampled = replace(record, task=record.task | {"sampling": "poisson", "sample_rate": 0.5})
+    assert "its sampling is another" in contradiction(sampled, folder)
+    board = Board.from_records(read_all(folder))
+    (row,) = board.rows
+    assert row.estimates[NAME].value == metric.value and "canaries" in board.to_text()
