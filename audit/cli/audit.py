@@ -292,9 +292,9 @@ def _text(told: dict[str, Any]) -> str:
     else:
         kind = "at least" if bound["split"] == "random" else "if members and non-members were exchangeable, at least"
         lines.append(
-            f"epsilon: {kind} {bound['value']:.2f} (replace-one, delta {bound['delta']:.2g}, {bound['level']:.0%}; "
-            f"{bound['attack']} right in {bound['correct']} of {bound['guessed']}; {bound['ceiling']:.2f} at most "
-            "could have been shown)"
+            f"epsilon: {kind} {bound['value']:.2f} (replace-one, delta {bound['delta']:.2g}, "
+            f"{100 * bound['level']:.10g}%; {bound['attack']} right in {bound['correct']} of {bound['guessed']}; "
+            f"{bound['ceiling']:.2f} at most could have been shown)"
         )
         if bound["claimed"] is not None:
             lines.append(f"claim:   allows {bound['claimed']:.2f}: {'refuted' if bound['refutes'] else _power(bound)}")

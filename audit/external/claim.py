@@ -24,6 +24,9 @@ KEYS = ("epsilon", "delta", "relation", "sampling", "sample_rate", "noise_multip
 _SAMPLED = ("poisson", "full")
 """Samplings of which the stated noise proves an epsilon without knowing more of them."""
 
+SAMPLINGS = (*_SAMPLED, "shuffle", "fixed_size", "cyclic", "balls_in_bins", "other")
+"""What batches may be said to be drawn by; of those after the first two the noise alone proves nothing here."""
+
 _SLACK = 1e-3
 """By how much of its epsilon a claim may be below what its own noise proves: owners round, and accountants differ."""
 
@@ -36,7 +39,7 @@ class StatedClaim:
         epsilon: nats.
         delta: in (0, 1).
         relation: add_remove or replace_one.
-        sampling: of batches, as poisson; empty where not stated.
+        sampling: of batches, one of `SAMPLINGS`; empty where not stated.
         sample_rate: expected share of the examples in a batch; None where not stated.
         noise_multiplier: standard deviation of the noise over the clip norm; None where not stated.
         steps: None where not stated.
@@ -57,6 +60,11 @@ class StatedClaim:
             raise ValueError(f"delta of the claim must be in (0, 1), got {self.delta}")
         if self.relation not in ("add_remove", "replace_one"):
             raise ValueError(f"relation of the claim must be add_remove or replace_one, got {self.relation!r}")
+        if self.sampling and self.sampling not in SAMPLINGS:
+            # A word that nobody knows would leave the stated noise unchecked, and say nothing of it.
+            raise ValueError(f"sampling of the claim: {no_such('sampling', self.sampling, SAMPLINGS)}")
+        if self.sampling == "full" and self.sample_rate not in (None, 1.0):
+            raise ValueError(f"sample_rate of the claim must be 1 with sampling=full, got {self.sample_rate}")
         if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate of the claim must be in (0, 1], got {self.sample_rate}")
         if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
@@ -84,7 +92,7 @@ class StatedClaim:
                 raise ValueError(f"--claim has {key} twice")
             try:
                 found[key] = (
-                    value if key in ("relation", "sampling") else int(value) if key == "steps" else float(value)
+                    value.lower() if key in ("relation", "sampling") else int(value) if key == "steps" else float(value)
                 )
             except ValueError:
                 raise ValueError(f"{key} of --claim must be a number, got {value!r}") from None

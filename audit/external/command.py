@@ -259,6 +259,9 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         classes=looked.classes,
     )
     bank = _bank(audited, asked, whole, report)
+    if asked.transcript is not None and asked.settings.split == "random":
+        # Two judges of one claim, who together refute a true one no more often than the level says.
+        asked = replace(asked, settings=replace(asked.settings, level=(1 + asked.settings.level) / 2))
     seen = _transcript(audited, asked, report)
     found = audit_groups(
         audited, asked.settings, shift=looked.shift, bank=bank, refuted=seen.refuted if seen else (), report=report

@@ -30,8 +30,8 @@ def unlike(candidates: Examples, public: Examples) -> str:
         candidates: who may have been in the batch.
         public: who was not.
     """
-    keys = contents([candidates.inputs, public.inputs])
-    if bool(torch.isin(candidates.ids, public.ids).any()) or len(np.intersect1d(*keys)):
+    own, others = contents([candidates.inputs, public.inputs])
+    if bool(torch.isin(candidates.ids, public.ids).any()) or len(np.intersect1d(own, others)):
         return "candidates must not be among the public examples, and one is"
     decoys = len(public) // 2
     if decoys < LEAST_DECOYS:

@@ -109,6 +109,11 @@ class EpsilonBound:
         """Whether it refutes the claim: only where the split is said to be random."""
         return self.split == "random" and self.claimed is not None and self.value > self.claimed
 
+    @property
+    def percent(self) -> str:
+        """The level in words, never rounded up: 97.5 is not 98, and 99.99 not 100."""
+        return f"{100 * self.level:.10g}%"
+
     def to_dict(self) -> dict[str, Any]:
         """As a report has it."""
         return asdict(self) | {"relation": "replace_one", "method": "one_run", "refutes": self.refutes}

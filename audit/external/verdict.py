@@ -64,7 +64,7 @@ def verdict(
         proof = f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on"
         if bound.split == "random":
             proof += (
-                f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.level:.0%} confidence)"
+                f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.percent} confidence)"
             )
         if bound.refutes:
             told.append(f"{proof} where the claim allows {bound.claimed:.2f}")

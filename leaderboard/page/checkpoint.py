@@ -192,7 +192,7 @@ def epsilon_words(bound: Mapping[str, Any]) -> str:
     start = "at least" if random else "if members and non-members were exchangeable, at least"
     return (
         f"{start} {bound['value']:.2f}, where one record replaces another, at delta {bound['delta']:.2g} and "
-        f"{bound['level']:.0%} confidence in all {bound['looks']} attacks together. {bound['attack']} answered "
+        f"{100 * bound['level']:.10g}% confidence in all {bound['looks']} attacks together. {bound['attack']} answered "
         f"{bound['guessed']} of {bound['pairs']} pairs of a member and a non-member, and was right in "
         f"{bound['correct']}; all of them right would have shown {bound['ceiling']:.2f}."
     )

@@ -340,10 +340,12 @@ def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share
             optimizer.step()
     stated = "epsilon=3,sampling=poisson,sample_rate=0.1,noise_multiplier=4,steps=5"
     found, out, _ = leakbench(
-        *FILES, "--claim", stated, "--transcript", str(tmp_path / "steps"),
+        *FILES, "--claim", stated, "--transcript", str(tmp_path / "steps"), "--split", "random",
         "--no-gradients", "--attacks", "loss_threshold", "--json",
     )  # fmt: skip
     told = json.loads(out)
+    # Two judges of one claim share the level.
+    assert told["epsilon"]["level"] == told["transcript"]["level"] == 0.975
     assert any("noise" in sentence for sentence in told["transcript"]["refuted"]) == (share < 1)
     # The finished model is another one than that of these steps, which a transcript says, and which refutes nothing.
     assert told["transcript"]["problems"]

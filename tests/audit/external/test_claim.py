@@ -31,11 +31,18 @@ def test_a_claim_is_read_with_what_is_behind_it():
         ("epsilon=1,noise_multiplier=0", "positive"),
         ("epsilon=1,steps=0", "at least 1"),
         ("epsilom=1", "did you mean 'epsilon'"),
+        ("epsilon=1,sampling=poison", "did you mean 'poisson'"),
+        ("epsilon=1,sampling=full,sample_rate=0.5", "must be 1 with sampling=full"),
     ],
 )
 def test_what_is_no_claim_is_refused(text, told):
     with pytest.raises(ValueError, match=told):
         StatedClaim.parse(text)
+
+
+def test_a_sampling_in_capitals_is_checked_against_its_noise_as_well():
+    stated = StatedClaim.parse("epsilon=1,sampling=Poisson,sample_rate=0.5,noise_multiplier=0.5,steps=10")
+    assert stated.complete and stated.errors
 
 
 def test_replacement_is_group_privacy_of_two_where_nothing_else_is_stated():

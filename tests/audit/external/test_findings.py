@@ -209,6 +209,13 @@ def test_a_bound_that_refutes_is_the_verdict():
     assert "a was right in 60 of 60 answers" in found.sentence
 
 
+def test_a_level_is_never_rounded_up():
+    settings: Any = {"value": 1.5, "ceiling": 2.5, "attack": "a", "pairs": 600, "guessed": 60, "correct": 57}
+    for level, shown in ((0.95, "95%"), (0.975, "97.5%"), (0.9999, "99.99%")):
+        bound = EpsilonBound(**settings, looks=1, level=level, delta=1e-5, split="random")
+        assert f"{shown} confidence" in verdict([], bound, NO_SHIFT).sentence
+
+
 def test_right_answers_to_pairs_are_evidence_of_a_leak_by_themselves():
     settings: Any = {"value": 1.5, "ceiling": 2.5, "attack": "a", "pairs": 600, "guessed": 60, "correct": 57}
     bound = EpsilonBound(**settings, looks=1, level=0.95, delta=1e-5, split="random")
