@@ -34,6 +34,7 @@ def spear_search(
     Raises:
         ValueError: a setting is not positive.
         NotApplicable: as `spear`.
+        RankDeficient: as `spear`.
         InconsistentObservation: as `spear`.
     """
     for name, value in (("starts", starts), ("iterations", iterations), ("together", together)):
@@ -42,7 +43,7 @@ def spear_search(
     return recovered_batch(
         target,
         coins,
-        lambda left: small_on_sphere(left, coins, iterations=iterations),
+        lambda left, _: small_on_sphere(left, coins, iterations=iterations),
         budget=starts,
         block=together,
     )

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import InconsistentObservation, NotApplicable
+from .errors import InconsistentObservation, NotApplicable, RankDeficient
 from .input_layer import InputLayer, assembled, images_of, relu_layer, undone
 from .low_rank import LowRank, completed, factorised
 from .observation import Observation
 from .requires import granted
 from .results import Reconstruction
-from .sparse_columns import POOL, SPARSE, DirectionSource, Scales, filled, fitted, independent, merged, scales
+from .sparse_columns import EXTRA, POOL, SPARSE, DirectionSource, Scales, filled, fitted, independent, merged, scales
 
 MOST_COMPLETED = 64
 """Largest batch that is tried where only some entries of the gradient are known."""
@@ -33,6 +33,9 @@ MOST_COMPLETED = 64
 TOLD = 1e-3
 """Smallest singular value of the known part of the directions by which a column still counts as decided: rounding is
 magnified by its inverse. Entries that a ReLU has off are known, and say nothing."""
+
+STRICT = 2048
+"""Draws after which candidates of few zeros are looked at, too."""
 
 _AT_ONCE = 2**22  # numbers of one block of candidates and of one block of swaps, 32 MiB each
 
@@ -78,7 +81,7 @@ class _KnownPart:
 def recovered_batch(
     target: Observation,
     coins: torch.Generator,
-    source: Callable[[Tensor], DirectionSource],
+    source: Callable[[Tensor, Tensor], DirectionSource],
     *,
     budget: int,
     block: int | None = None,
@@ -88,7 +91,8 @@ def recovered_batch(
     Args:
         target: one shared update; `structure`, `released`, `contributions` and the box are read.
         coins: chooses the held-out entries of a completion.
-        source: rows of `left` that are not zero [m, b] -> candidates for columns.
+        source: rows of `left` that are not zero [m, b], and these neurons' outputs for an average input [m] ->
+            candidates for columns.
         budget: candidates drawn at most.
         block: candidates at a time; by default what fits 32 MiB.
 
@@ -97,6 +101,7 @@ def recovered_batch(
 
     Raises:
         NotApplicable: no such layer, not enough of its gradient, or more patches than it has dimensions.
+        RankDeficient: without noise, fewer directions were found than the gradient has.
         InconsistentObservation: the gradient is noise.
     """
     layer = relu_layer(granted(target.structure)(), target.released, target.expected_batch)
@@ -109,18 +114,17 @@ def recovered_batch(
 def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
     in_rows, in_columns = layer.seen.any(dim=1), layer.seen.any(dim=0)
     gradient, seen = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
-    if not bool(seen.all()):
-        gradient = completed(gradient, seen, eps, coins, most=min(MOST_COMPLETED, min(seen.shape) - 1))
-    found = factorised(gradient, eps)
-    if not bool(seen.all()):
-        # What has fewer entries than there are directions is not decided by them.
-        rows, columns = seen.sum(dim=1) >= found.rank, seen.sum(dim=0) >= found.rank
-        in_rows, in_columns = _narrowed(in_rows, rows), _narrowed(in_columns, columns)
-        gradient, seen = gradient[rows][:, columns], seen[rows][:, columns]
+    if bool(seen.all()):
         found = factorised(gradient, eps)
-        if not bool((told := _told(found.left, seen)).all()):
-            in_columns = _narrowed(in_columns, told)
-            found = factorised(gradient[:, told], eps)
+    else:
+        whole = completed(gradient, seen, eps, coins, most=min(MOST_COMPLETED, min(seen.shape) - 1))
+        # What has fewer entries than there are directions is not decided by them.
+        rows, columns = seen.sum(dim=1) >= whole.rank, seen.sum(dim=0) >= whole.rank
+        found = whole.directions(eps, rows, columns)
+        if not bool((told := _told(found.left, seen[rows][:, columns])).all()):
+            columns = _narrowed(columns, told)
+            found = whole.directions(eps, rows, columns)
+        in_rows, in_columns = _narrowed(in_rows, rows), _narrowed(in_columns, columns)
     bare = all(one.kind in ("input", "flatten", "identity") for one in layer.before)
     if not bool(in_columns.all()) and (layer.settings or not bare):
         raise NotApplicable(
@@ -157,7 +161,7 @@ def _narrowed(chosen: Tensor, keep: Tensor) -> Tensor:
 
 def _searched(
     known: _KnownPart,
-    source: Callable[[Tensor], DirectionSource],
+    source: Callable[[Tensor, Tensor], DirectionSource],
     budget: int,
     block: int | None,
     proved: Callable[[Unmixed], bool],
@@ -168,11 +172,13 @@ def _searched(
     empty = left.new_zeros(0, rank)
     if rank == 1:
         return unmixed(known, left.new_ones(1, 1))
-    draw = source(left)
+    draw = source(left, _of_average(known)[known.active])
     # About as many as hold one column, so that small batches stop soon; more as the search goes on.
     fits = _AT_ONCE // (len(left) + rank * rank)
     first = max(64, min(2 ** min(rank, 40), fits))
     least = rank - 1 + max(1, math.ceil(SPARSE * (len(left) - rank + 1)))
+    # Where most neurons are on for all a column has fewer zeros; but so have mixtures of two, which push columns out.
+    relaxed = min(least, rank - 1 + EXTRA) if found.exact else least
     pool, strengths = empty, left.new_zeros(0)
     best, tried, drawn, swaps_at = None, empty, 0, 256
     while drawn < budget:
@@ -180,7 +186,7 @@ def _searched(
         # Swaps cost as much as many draws: after each doubling, and at the end.
         due = drawn + count >= min(2 * swaps_at, budget)
         drawn += count
-        fresh, strong = fitted(left, draw(count), sizes, least)
+        fresh, strong = fitted(left, draw(count), sizes, least if drawn <= STRICT else relaxed)
         pool, strengths = merged(torch.cat([pool, fresh]), torch.cat([strengths, strong]), sizes.same)
         pool, strengths = pool[: POOL * rank + 32], strengths[: POOL * rank + 32]
         chosen = independent(pool, rank, sizes.apart)
@@ -194,7 +200,23 @@ def _searched(
             best, swaps_at = swapped(known, best, pool), drawn
         if best is not None and (best.score == 1 or (best.score > 0.9 and proved(best))):
             return best
-    return best or unmixed(known, filled(pool[independent(pool, rank, sizes.apart)], rank))
+    chosen = independent(pool, rank, sizes.apart)
+    if best is None and found.exact:
+        raise RankDeficient(
+            f"neurons that are off for some examples must single out the {rank} directions of the gradient, and those "
+            f"of {drawn} draws single out {len(chosen)}: too many neurons of {known.layer.name} are on for the whole "
+            "batch, or the draws are too few",
+            deficit=rank - len(chosen),
+        )
+    return best or unmixed(known, filled(pool[chosen], rank))
+
+
+def _of_average(known: _KnownPart) -> Tensor:
+    """Outputs [m] of the layer for an average of the batch's inputs: by least squares, G is about h x^T."""
+    layer, shown = known.layer, known.layer.bias_seen[known.in_rows]
+    shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
+    average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
+    return layer.weight[known.in_rows][:, known.in_columns] @ average + layer.bias[known.in_rows]
 
 
 def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:

@@ -61,7 +61,7 @@ def _recovered(keep: float, batch: int, width: int, inputs: int, draws: int, see
     update, shared = random_update(batch, width=width, inputs=inputs, keep=keep, seed=seed)
     coins = torch.Generator().manual_seed(seed)
     try:
-        found = recovered_batch(update, coins, lambda left: kernels(left, coins), budget=draws)
+        found = recovered_batch(update, coins, lambda left, outputs: kernels(left, coins, outputs), budget=draws)
     except (NotApplicable, InconsistentObservation):
         return False
     # The certificate decides, as it would for an attacker; that it is right is what its tests are for.

@@ -21,6 +21,9 @@ HELD_OUT = 0.05
 ENTRIES_PER_UNKNOWN = 1.2
 """Fewer known entries than this for each number that makes up a matrix are not tried: any values would fit."""
 
+PREDICTS = 0.5
+"""Error of entries that were held out, relative to them, up to which a completion under noise says anything."""
+
 SETTLED = 20
 """Steps of alternating least squares before a standstill counts."""
 
@@ -96,13 +99,48 @@ def _above_noise(values: Tensor, shape: torch.Size) -> tuple[int, float]:
     return int((values > threshold).sum()), float(threshold) / (best * math.sqrt(max(shape)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A matrix of low rank from some of its entries.
+
+    Attributes:
+        matrix: float64 [m, n]; the known entries as they were where these are exact, else as they were fitted.
+        rank: that was found.
+        noise: standard deviation of the known entries about the fit, by those that were held out; 0 where it is
+            rounding.
+        share: of the entries that were known.
+    """
+
+    matrix: Tensor
+    rank: int
+    noise: float
+    share: float
+
+    def directions(self, eps: float, rows: Tensor, columns: Tensor) -> LowRank:
+        """The directions of some rows and columns.
+
+        Args:
+            eps: relative rounding of known entries.
+            rows: bool [m].
+            columns: bool [n].
+        """
+        matrix = self.matrix[rows][:, columns]
+        if self.noise == 0:
+            return factorised(matrix, eps)
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        rank = min(self.rank, len(values))
+        # Of an entry of `left`: the noise of what is known of its row, over the length of the direction.
+        error = self.noise / (math.sqrt(self.share) * float(values[rank - 1].clamp(min=1e-300)))
+        return LowRank(left=left[:, :rank], right=values[:rank, None] * right[:rank], error=error, exact=False)
+
+
 def completed(
     matrix: Tensor, known: Tensor, eps: float, coins: torch.Generator, *, most: int, iterations: int = 600
-) -> Tensor:
+) -> Completion:
     """A matrix of low rank from some of its entries, by alternating least squares with extrapolation.
 
     Ranks are tried from 1 upwards. The first that predicts entries which it was not fitted to is taken, and fitted
-    again to all.
+    again to all. Under noise none does to the last digit, and the one that predicts best is taken.
 
     Args:
         matrix: [m, n]; entries that are not known are not read.
@@ -112,9 +150,6 @@ def completed(
         most: largest rank that is tried.
         iterations: of each fit, at most.
 
-    Returns:
-        float64 [m, n], with the known entries as they were.
-
     Raises:
         NotApplicable: no rank predicts the held-out entries, with how many entries there are for each unknown.
     """
@@ -122,19 +157,29 @@ def completed(
     draws = torch.rand(known.shape, generator=coins, dtype=torch.float64).to(values.device)
     held = known & (draws < HELD_OUT)
     fitted_to = given * ~held
-    scale = values.square().sum().div(given.sum()).sqrt()
+    scale = values[held].square().mean().sqrt() if bool(held.any()) else values.new_ones(())
     # What rounding may leave unexplained of an entry, relative to the entries: fits end a little above it.
     enough = max(1e-9, 100 * eps)
-    entries, tried = int(known.sum()), 0
+    share = float(given.mean())
+    entries, tried, best, right = int(known.sum()), 0, (math.inf, 0), values[:0]
     for rank in range(1, most + 1):
-        if entries < ENTRIES_PER_UNKNOWN * unknowns(known.shape, rank):
+        if entries < ENTRIES_PER_UNKNOWN * unknowns(known.shape, rank) or not bool(held.any()):
             break
         tried = rank
         left, right = _fit(values, fitted_to, rank, iterations, enough)
         off = (values - left @ right)[held]
-        if len(off) and float(off.square().mean().sqrt() / scale) < 100 * enough:
+        missed = float(off.square().mean().sqrt() / scale)
+        if missed < 100 * enough:
             left, right = _fit(values, given, rank, iterations, 0.0, start=right)
-            return torch.where(known, values, left @ right)
+            return Completion(matrix=torch.where(known, values, left @ right), rank=rank, noise=0.0, share=share)
+        best = min(best, (missed, rank))
+        # Far beyond the best one a rank fits noise, and predicts less and less.
+        if rank >= best[1] + 3 and best[0] < PREDICTS:
+            break
+    missed, rank = best
+    if missed < PREDICTS:
+        left, right = _fit(values, given, rank, iterations, 0.0)
+        return Completion(matrix=left @ right, rank=rank, noise=missed * float(scale), share=share)
     more = unknowns(known.shape, tried + 1)
     raise NotApplicable(
         f"the {entries} of {known.numel()} released entries of the layer's gradient must complete to a matrix of low "

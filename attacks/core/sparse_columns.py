@@ -22,7 +22,10 @@ DirectionSource = Callable[[int], Tensor]
 """How many -> unit directions [k, b], some of which are columns; fewer where some were no directions at all."""
 
 SPARSE = 0.1
-"""Fraction of the rows, beyond those that any direction can make zero, that must be zero for a candidate."""
+"""Fraction of the rows, beyond those that any direction can make zero, that must be zero for a candidate at first."""
+
+EXTRA = 3
+"""The same later on and without noise, as a number of rows: that many are zero by no chance."""
 
 SAME = 1e-6
 """Candidates whose cosine is within this of 1 are one, where there is no noise."""
@@ -62,20 +65,32 @@ def scales(found: LowRank) -> Scales:
     return Scales(rough=rough, fine=min(3 * found.error, 0.3 * typical), same=0.02, apart=0.1)
 
 
-def kernels(left: Tensor, coins: torch.Generator) -> DirectionSource:
+def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None) -> DirectionSource:
     """Source of directions that b - 1 random rows make zero.
+
+    A row serves where it is off for an example, and one that is on for all serves nobody. Which rows those are shows in
+    the layer's outputs for an average of the batch. Where inputs are alike most rows are on for all or for none, and
+    few draws from all rows hit anything; so three of four draws are from a half, a quarter or an eighth of the rows,
+    those of the lowest outputs.
 
     Args:
         left: float64 [m, b]; rows of zeros are left out by the caller.
         coins: on the CPU.
+        outputs: [m], of the rows' neurons for some average of the inputs; None to draw from all rows alike.
 
     Returns:
         Function of how many draws; directions of draws whose rows are of lower rank are left out.
     """
     rows, rank = left.shape
+    place = None if outputs is None else outputs.argsort().argsort().cpu()
+    # A window of few more rows than are drawn would give the same directions again and again.
+    windows = torch.tensor([max(rows >> halvings, min(rows, 3 * rank)) for halvings in range(4)])
 
     def draw(count: int) -> Tensor:
         order = torch.rand(count, rows, generator=coins)
+        if place is not None:
+            window = windows[torch.randint(len(windows), (count,), generator=coins)]
+            order = order - (place >= window[:, None]).to(order)
         chosen = order.topk(rank - 1, dim=1, sorted=False).indices if rank > 1 else order.new_zeros(count, 0).long()
         closing = torch.randn(count, 1, rank, generator=coins, dtype=left.dtype).to(left.device)
         systems = torch.cat([left[chosen.to(left.device)], closing], dim=1)
