@@ -1,4 +1,7 @@
-"""Why a model does not know its own examples: classes in another order, or inputs on another scale. Diagnosis alone."""
+"""Why a model does not know its own examples: classes in another order, inputs on another scale, answers that vary.
+
+Diagnosis alone.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,12 @@ TRIED = 400
 """Examples that other scales are tried on."""
 
 _MOST_CLASSES = 4000
+
+ASKED_AGAIN = 64
+"""Examples that a model is asked about more than once."""
+
+_SAME = 0.01
+"""Share of the spread of answers, up to which two of them are the same: rounding is far below it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,44 @@ class AnotherOrder:
 
     places: dict[int, int]
     share: float
+
+
+@dataclass(frozen=True)
+class Unsteady:
+    """Answers that do not follow from their examples alone.
+
+    Attributes:
+        moved: examples whose answer changed.
+        asked: examples that were asked about again.
+        told: how the model was asked, and what may be behind it.
+    """
+
+    moved: int
+    asked: int
+    told: str
+
+
+def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
+    """Whether an answer changes when it is asked for again: whoever asks often averages noise away; audits ask once.
+
+    Args:
+        model: in evaluation mode, or what its owner takes for it.
+        inputs: as the model is fed.
+    """
+    some = inputs[:ASKED_AGAIN]
+    half = max(1, len(some) // 2)
+    first, again = logits_of(model, some), logits_of(model, some)
+    alone = torch.cat([logits_of(model, part) for part in (some[:half], some[half:]) if len(part)])
+    spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
+    if not spread > 0:  # of constant and of undefined answers there are remarks of their own
+        return None
+    for other, told in (
+        (again, "asked again: its dropout or another noise is on, which whoever asks often averages away"),
+        (alone, "asked about fewer at a time: its answers depend on the batch, as by statistics of that alone"),
+    ):
+        if moved := int(((first - other).abs().amax(1) > spread).sum()):
+            return Unsteady(moved, len(some), told)
+    return None
 
 
 def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:

@@ -23,11 +23,11 @@ from ..observe import logits_of
 from ..scoring.shift import Shift, shift_between
 from ..scoring.utility import score_utility
 from .data import Groups, Preprocess
-from .diagnosis import Knowledge, another_order, knowledge, other_inputs
+from .diagnosis import Knowledge, another_order, knowledge, other_inputs, unsteady
 from .overlap import contents, near_duplicates
 from .sizes import smallest_leak
 
-ACCEPTABLE = ("chance", "one answer", "preprocessing", "swapped", "few", "near-duplicates")
+ACCEPTABLE = ("chance", "one answer", "preprocessing", "swapped", "few", "near-duplicates", "unsteady")
 """Kinds of remarks that need not stop an audit, where the owner says so: a model may be meant to know nothing."""
 
 FEW = 10
@@ -116,6 +116,7 @@ def preflight(
     classes = int(answers[0].shape[1])
     labels = torch.cat([members.labels, outside.labels])
     remarks = [*_of_labels(labels, classes), *without_model(groups, accept), *_of_near(groups)]
+    remarks += _of_steadiness(model, members.inputs)
     both = torch.cat(answers)
     accuracy = {}
     if int(labels.max()) < classes and int(labels.unique().numel()) > 1:
@@ -187,6 +188,16 @@ def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
             )
         )
     return found
+
+
+def _of_steadiness(model: nn.Module, inputs: Tensor) -> list[Remark]:
+    if (found := unsteady(model, inputs)) is None:
+        return []
+    sentence = (
+        f"the model answers {found.moved} of {found.asked} members otherwise when it is {found.told}; audit it in "
+        "evaluation mode (--accept unsteady where it is used like this)"
+    )
+    return [Remark(kind="unsteady", stop=True, sentence=sentence)]
 
 
 def _of_sizes(members: Examples, outside: Examples) -> list[Remark]:

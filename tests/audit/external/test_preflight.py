@@ -82,6 +82,36 @@ def test_ten_records(overfitted):
     assert "no TPR at low false positive rates" in few.sentence
 
 
+class _Dropout(nn.Module):
+    """A model whose dropout is on, whatever mode it is in."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs):
+        return self.model(nn.functional.dropout(inputs, 0.5, training=True))
+
+
+class _OwnStatistics(_Dropout):
+    """A model that takes off the mean of the batch that it is asked about."""
+
+    def forward(self, inputs):
+        return self.model(inputs - inputs.mean(0) + 0.3)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(_Dropout, "64 of 64 members otherwise when it is asked again"),
+                                            (_OwnStatistics, "its answers depend on the batch")])  # fmt: skip
+def test_answers_that_vary_hide_a_leak_and_stop_the_audit(overfitted, kind, told):
+    model = kind(overfitted.model).eval()
+    assert told in _stops(model, overfitted.members, overfitted.non_members)["unsteady"]
+    accepted = preflight(
+        model, _groups(overfitted.members, overfitted.non_members), accept=["unsteady", "chance", "preprocessing"]
+    )
+    assert "unsteady" not in {one.kind for one in accepted.stops}
+    assert "unsteady" in {one.kind for one in accepted.remarks}
+
+
 def test_a_model_that_answers_one_class(overfitted):
     class Constant(nn.Module):
         def forward(self, inputs):
