@@ -178,7 +178,7 @@ def audit(
             "--batch-size, --public, --candidates, --labels, --lr, --clip-norm and --noise-multiplier are of --update"
         )
     settings = AuditSettings(
-        attacks=command.attacks_asked(attacks),
+        attacks=command.attacks_asked(attacks, transcript=transcript is not None),
         split=split,
         claim=None if claim is None else StatedClaim.parse(claim),
         delta=delta,
@@ -213,7 +213,7 @@ def audit(
         shadows=shadows,
         train=train,
         bank=bank,
-        rules=command.rules_asked(fail_if or []),
+        rules=command.rules_asked(fail_if or [], transcript=transcript is not None),
         out=out,
         device=pick_device(device),
         allow_pickle_tensors=allow_pickle_tensors,

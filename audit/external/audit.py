@@ -42,6 +42,8 @@ from .identity import content_ids
 from .preflight import preflight, refuse_stops, sentences
 from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank
+from .transcript import WatchedTranscript
+from .transcript_attacks import run_on_transcript, transcript_attacks
 from .verdict import AuditVerdict, backwards, verdict
 
 Pair = tuple[Tensor, Tensor]
@@ -163,6 +165,7 @@ def audit_model(
     population: Pair | None = None,
     settings: AuditSettings | None = None,
     bank: AnsweredBank | None = None,
+    transcript: WatchedTranscript | None = None,
     accept: Collection[str] = (),
     report: Callable[[str], None] = lambda name: None,
     **options: Any,
@@ -176,6 +179,7 @@ def audit_model(
         population: public examples that are neither, which some attacks need.
         settings: what is asked; or single options by name, as `split="random"`.
         bank: of shadow models.
+        transcript: of the training, by `read_transcript`, for the attacks that read updates.
         accept: kinds of stops of the pre-flight that are meant to be so, as chance.
         report: told what the pre-flight remarks, and the name of each attack as it begins.
         **options: fields of `AuditSettings`.
@@ -205,7 +209,7 @@ def audit_model(
         population=together.population,
         classes=looked.classes,
     )
-    return audit_groups(audited, asked, shift=looked.shift, bank=bank, report=report)
+    return audit_groups(audited, asked, shift=looked.shift, bank=bank, transcript=transcript, report=report)
 
 
 def _examples(name: str, pair: Pair) -> Examples:
@@ -233,6 +237,7 @@ def audit_groups(
     *,
     shift: Shift | None = None,
     bank: AnsweredBank | None = None,
+    transcript: WatchedTranscript | None = None,
     refuted: Sequence[str] = (),
     report: Callable[[str], None] = lambda name: None,
 ) -> ModelAudit:
@@ -243,6 +248,7 @@ def audit_groups(
         settings: what is asked.
         shift: between members and non-members, where it is known already.
         bank: of shadow models; None where there is none.
+        transcript: of its training, for the attacks that read updates; None where there is none.
         refuted: sentences on what refutes the claim already, as by a transcript.
         report: told the name of each attack as it begins.
 
@@ -252,7 +258,8 @@ def audit_groups(
     Raises:
         ValueError: an attack that there is none of.
     """
-    known = final_model_attacks()
+    on_steps = [] if transcript is None else transcript_attacks()
+    known = [*final_model_attacks(), *on_steps]
     chosen = [(name, {}) for name in known] if settings.attacks is None else list(settings.attacks)
     for name, _ in chosen:
         if name not in known and name not in catalog.names("attacks"):
@@ -261,7 +268,11 @@ def audit_groups(
     outcomes: Sequence[AttackOutcome] = []
     for one in chosen:
         report(one[0])
-        outcomes = [*outcomes, *run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)]
+        if transcript is not None and one[0] in on_steps:
+            ran = run_on_transcript(audited, transcript, [one], claim=settings.claim, delta=delta, seed=settings.seed)
+        else:
+            ran = run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)
+        outcomes = [*outcomes, *ran]
     shift = shift_between(audited.members, audited.non_members) if shift is None else shift
     outcomes = unless_proved(outcomes, settings.split, shift)
     members = audited.members.ids.cpu().numpy()

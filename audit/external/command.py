@@ -37,7 +37,8 @@ from .rule_numbers import judged
 from .shadow_answers import AnsweredAbout, AnsweredBank, read_bank
 from .sizes import smallest_leak
 from .sources.raw import AS_IS, Reading
-from .transcript import read_transcript
+from .transcript import WatchedTranscript, read_transcript
+from .transcript_attacks import transcript_attacks
 from .transcript_canaries import read_canaries
 from .transcript_claim import TranscriptVerdict, judge_transcript
 
@@ -142,15 +143,19 @@ class AuditAnswer:
     refuted: bool
 
 
-def attacks_asked(text: str | None) -> list[tuple[str, Mapping[str, Any]]] | None:
+def attacks_asked(text: str | None, *, transcript: bool = False) -> list[tuple[str, Mapping[str, Any]]] | None:
     """The attacks of `--attacks a,b`; None for all that apply.
 
+    Args:
+        text: as it was written.
+        transcript: whether there is one of the training, for attacks that read updates.
+
     Raises:
-        ValueError: there is none of that name, or it asks no final model.
+        ValueError: there is none of that name, or it asks for more than there is.
     """
     if text is None:
         return None
-    known = final_model_attacks()
+    known = _askable(transcript)
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found or len(set(found)) < len(found):
         raise ValueError(f"--attacks must be names with commas between, each once, got {text!r}")
@@ -159,14 +164,21 @@ def attacks_asked(text: str | None) -> list[tuple[str, Mapping[str, Any]]] | Non
             continue
         if name in catalog.names("attacks"):
             needs = catalog.attack(name).requires.access.value
-            raise ValueError(f"{name} attacks no finished model: it needs {needs}; there are {', '.join(known)}")
+            way_out = "; pass --transcript DIR" if name in transcript_attacks() else ""
+            raise ValueError(
+                f"{name} attacks no finished model: it needs {needs}{way_out}; there are {', '.join(known)}"
+            )
         raise ValueError(no_such("attack", name, known))
     return [(name, {}) for name in found]
 
 
-def rules_asked(texts: Sequence[str]) -> list[Rule]:
-    """The rules of `--fail-if`."""
-    return rules(texts, final_model_attacks())
+def rules_asked(texts: Sequence[str], *, transcript: bool = False) -> list[Rule]:
+    """The rules of `--fail-if`; with a transcript also on attacks that read updates."""
+    return rules(texts, _askable(transcript))
+
+
+def _askable(transcript: bool) -> list[str]:
+    return [*final_model_attacks(), *(transcript_attacks() if transcript else [])]
 
 
 def describe(asked: Asked) -> dict[str, Any]:
@@ -198,7 +210,10 @@ def describe(asked: Asked) -> dict[str, Any]:
     chosen = [name for name, _ in asked.settings.attacks or ()]
     everything = [name for name in catalog.names("attacks") if catalog.attack(name).kind == "membership"]
     rows = applicable(
-        chosen or everything, population="population" in sources, shadows=asked.shadows > 0 or asked.bank is not None
+        chosen or everything,
+        population="population" in sources,
+        shadows=asked.shadows > 0 or asked.bank is not None,
+        transcript=asked.transcript is not None,
     )
     delta = asked.settings.delta_of_bounds
     return {
@@ -262,9 +277,16 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     if asked.transcript is not None and asked.settings.split == "random":
         # Two judges of one claim, who together refute a true one no more often than the level says.
         asked = replace(asked, settings=replace(asked.settings, level=(1 + asked.settings.level) / 2))
-    seen = _transcript(audited, asked, report)
+    transcript = None if asked.transcript is None else read_transcript(asked.transcript)
+    seen = _transcript(audited, transcript, asked, report)
     found = audit_groups(
-        audited, asked.settings, shift=looked.shift, bank=bank, refuted=seen.refuted if seen else (), report=report
+        audited,
+        asked.settings,
+        shift=looked.shift,
+        bank=bank,
+        transcript=transcript,
+        refuted=seen.refuted if seen else (),
+        report=report,
     )
     broken = judged(asked.rules, found.measured, found.verdict)
     about = {
@@ -300,14 +322,16 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     )
 
 
-def _transcript(audited: Audited, asked: Asked, report: Tell) -> TranscriptVerdict | None:
+def _transcript(
+    audited: Audited, transcript: WatchedTranscript | None, asked: Asked, report: Tell
+) -> TranscriptVerdict | None:
     """What the transcript says of the claim; None without one."""
     claim = asked.settings.claim
-    if asked.transcript is None or claim is None:
+    if transcript is None or claim is None:
         return None
     report("transcript")
     return judge_transcript(
-        read_transcript(asked.transcript),
+        transcript,
         claim,
         model=audited.model,
         members=audited.members.inputs,
@@ -337,7 +361,7 @@ def _untested(found: ModelAudit, asked: Asked) -> list[str]:
     told = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
     told += [one.why_not for one in found.outcomes if one.scores is None and not one.missing]
     ran = {one.name for one in found.outcomes}
-    if left := [name for name in final_model_attacks() if name not in ran]:
+    if left := [name for name in _askable(asked.transcript is not None) if name not in ran]:
         told.append(f"{', '.join(left)}: left out by --attacks")
     if asked.transcript is None:
         told.append("updates as they were shared in training: pass --transcript DIR, which `audit.watch` writes")

@@ -43,6 +43,7 @@ class TranscriptView:
         candidates: whom membership is about; None where nothing is asked.
         sample_rate: chance that a record takes part in a step; 1 for batches of everybody.
         independent: whether records take part by coins of their own, as under Poisson sampling.
+        most_steps: that are read, evenly over the training; None for all.
     """
 
     transcript: WatchedTranscript
@@ -51,6 +52,12 @@ class TranscriptView:
     candidates: Examples | None = None
     sample_rate: float = 1.0
     independent: bool = True
+    most_steps: int | None = None
+
+    @property
+    def steps_read(self) -> int:
+        """How many steps are read."""
+        return len(self.transcript) if self.most_steps is None else min(self.most_steps, len(self.transcript))
 
     def __post_init__(self) -> None:
         fitted(self.transcript.header, self.model)
@@ -62,7 +69,10 @@ class TranscriptView:
             NotApplicable: a step has no parameters, or the contributions of examples do not follow from the header.
         """
         layout, model = fitted(self.transcript.header, self.model)
-        for step in self.transcript:
+        chosen = {place * len(self.transcript) // self.steps_read for place in range(self.steps_read)}
+        for place, step in enumerate(self.transcript):
+            if place not in chosen:
+                continue
             yield observe(
                 executed(step, self.transcript.header, self.sample_rate),
                 model,
@@ -83,7 +93,7 @@ class TranscriptView:
             candidates=self.candidates,
             population=self.world.population,
         )
-        steps = Steps(self.observations, lambda: len(self.transcript))
+        steps = Steps(self.observations, lambda: self.steps_read)
         return SeenTranscript(steps=steps, candidates=self.candidates, final=final)
 
     def scores(self, attack: Attack[Any], *, log_ratio: bool, **settings: Any) -> MembershipScores:
