@@ -1,18 +1,18 @@
 """Membership attacks on a transcript: updates tell who was trained on; order, aliases and steps read tell nothing."""
 
-import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
 import audit
-from attacks.core import Access, MembershipScores
+from attacks.core import MembershipScores
 from audit.catalog import methods as catalog
 from audit.external import transcript_attacks as module
 from audit.external.attacked import READ_NO_STEP, Audited
 from audit.external.audit import audit_model
 from audit.external.claim import StatedClaim
+from audit.external.findings import EpsilonBound
 from audit.external.transcript import read_transcript
 from audit.external.transcript_attacks import run_on_transcript, transcript_attacks
 from tests.audit.external.watched import private_steps
@@ -52,14 +52,20 @@ def ran(audited, transcript, *names, claim=CLAIM):
     return {one.name: one for one in run_on_transcript(audited, transcript, asked, claim=claim, delta=1e-5)}
 
 
+def low(outcome):
+    found = outcome.metrics["auc"].low
+    assert found is not None
+    return found
+
+
 def test_updates_tell_of_members_what_the_model_does_not(watched, audited):
     found = ran(audited, watched[-1], "gaussian_others", "gradient_similarity")
-    assert found["gaussian_others"].metrics["auc"].low > 0.6
+    assert low(found["gaussian_others"]) > 0.6
     assert found["gaussian_others"].settings["steps"] == "12 of 12"
     with torch.no_grad():
         losses = [nn.functional.cross_entropy(audited.model(x), y, reduction="none") for x, y in watched[1:3]]
     of_loss = float((losses[0][:, None] < losses[1][None]).float().mean())
-    assert found["gaussian_others"].metrics["auc"].low > of_loss + 0.05
+    assert low(found["gaussian_others"]) > of_loss + 0.05
 
 
 def test_all_that_read_steps_are_asked_and_say_why_they_cannot(watched, audited):
@@ -84,7 +90,7 @@ def test_neither_order_nor_aliases_nor_ids_tell_of_membership(watched, audited, 
     attack = catalog.attack("gradient_similarity")
     monkeypatch.setattr(module.TranscriptView, "scores", lambda view, attack, **_: by_place(view, None))
     metric = ran(audited, watched[-1], attack.name)[attack.name].metrics["auc"]
-    assert metric.low < 0.5 < metric.high
+    assert metric.low is not None and metric.high is not None and metric.low < 0.5 < metric.high
     ids = {int(i) for i in torch.cat([audited.members.ids, audited.non_members.ids])}
     assert not ids & {int(i) for i in seen[0].ids}
 
@@ -112,10 +118,7 @@ def test_an_audit_asks_them_beside_the_others_and_divides_the_level_among_all(wa
     both = audit_model(model, **asked, transcript=transcript, accept=("chance",), claim=CLAIM)
     names = {one.name for one in both.outcomes} - {one.name for one in plain.outcomes}
     assert names == set(transcript_attacks())
-    assert both.bound.looks == plain.bound.looks + sum(
-        one.scores is not None for one in both.outcomes if one.name in names
-    )
+    assert isinstance(plain.bound, EpsilonBound) and isinstance(both.bound, EpsilonBound)
+    measured = sum(one.scores is not None for one in both.outcomes if one.name in names)
+    assert measured >= 3 and both.bound.looks == plain.bound.looks + measured
     assert both.verdict.word in ("leaks", "within the claim", "claim refuted")
-    assert np.isfinite(both.bound.value)
-    access = {one.name: one.requires["access"] for one in both.outcomes}
-    assert access["loss_trace"] == Access.ALL_STEPS.value or access["loss_trace"] == Access.ALL_STEPS.name
