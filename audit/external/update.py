@@ -145,6 +145,14 @@ def read_update(
     else:
         before = {name: parameter.detach() for name, parameter in own.named_parameters() if name in wanted}
         vector = update_between(before, {name: given[name] for name in wanted}, lr=lr).update.float()
+    if not bool((vector != 0).any()):
+        raise InconsistentObservation(
+            "the update must tell something, and is zero everywhere"
+            + ("" if lr is None else ": its weights are those of the checkpoint before the step")
+        )
+    if lr is None and _likeness(vector, layout.read(own).to(vector)) > _WEIGHTS:
+        # A gradient has next to nothing in common with the weights that it is taken at.
+        raise ValueError("the update must be a gradient, and looks like the model's weights; give --lr, of that step")
     return SharedFile(
         model=own,
         gradient=vector.to(next(own.parameters()).device),
@@ -154,6 +162,15 @@ def read_update(
         noise_multiplier=noise_multiplier,
         labels=None if labels is None else torch.tensor(list(labels), dtype=torch.int64),
     )
+
+
+def _likeness(one: Tensor, other: Tensor) -> float:
+    """Cosine of two vectors; 0 where one of them is zero."""
+    return float(nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
+
+
+_WEIGHTS = 0.9
+"""Cosine of an update with the model's own weights, from which on it is no gradient."""
 
 
 def observed(shared: SharedFile, world: World, candidates: Examples | None = None) -> Observation:

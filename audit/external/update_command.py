@@ -242,9 +242,10 @@ def words(told: Mapping[str, Any]) -> str:
         else:
             sure = [c["name"] for c in one["candidates"] if c["q_value"] <= 0.05]
             shown = ", ".join(sure[:20]) + (" ..." if len(sure) > 20 else "")
+            # Not that the others were not in it: who is not shown may have been.
             lines.append(
-                f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates were in the batch, at a false "
-                f"discovery rate of 5 %{': ' + shown if sure else ''}"
+                f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates shown to have been in it, at a "
+                f"false discovery rate of 5 %{': ' + shown if sure else ''}"
             )
     return "\n".join(lines)
 

@@ -309,6 +309,11 @@ ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
         ((*UPDATE, "--update", "members.npz", "--batch-size", "1"), "members.npz"),
         ((*ONE, "1", "--attacks", "lira"), "no attack on an update"),
         ((*ONE, "1", "--claim", "epsilon=1"), "one step alone"),
+        ((*UPDATE, "--update", "before.safetensors", "--batch-size", "1"), "looks like the model's weights; give --lr"),
+        (
+            (*UPDATE, "--update", "before.safetensors", "--batch-size", "1", "--lr", "0.1"),
+            "zero everywhere: its weights are those of the checkpoint",
+        ),
         ((*ONE, "1", "--describe"), "--update makes no use of --describe"),
         ((*ONE, "1", "--transcript", "steps"), "--update makes no use of --transcript"),
     ],
