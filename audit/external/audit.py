@@ -327,8 +327,22 @@ def audit_groups(
         ranks=equations,
         shared=shared,
         shared_inputs=inputs,
-        verdict=verdict(by, bound, shift, against, least, backwards(outcomes, members, least)),
+        verdict=_with_accuracy(
+            verdict(by, bound, shift, against, least, backwards(outcomes, members, least)), accuracy
+        ),
     )
+
+
+def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> AuditVerdict:
+    """No leak is found of a model, neither, that is fed otherwise than in its training: its accuracy goes with it."""
+    inside, outside = accuracy["members"].value, accuracy["non_members"].value
+    if found.word != "no leak found" or inside is None or outside is None:
+        return found
+    told = (
+        f"The model is right on {inside:.1%} of members and {outside:.1%} of non-members; where its training had other "
+        "numbers, it was fed otherwise, and this says nothing."
+    )
+    return replace(found, sentence=f"{found.sentence} {told}")
 
 
 def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:

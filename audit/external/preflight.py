@@ -352,7 +352,7 @@ def _of_knowledge(
         return [Remark(kind="order", stop=True, sentence=sentence)]
     # A network that was never trained may be right on half as many again as one answer is, by accident.
     weak = share < 2 * knows.chance and knows.agreement < 0.3
-    if knows.known and not weak and share >= 0.7:
+    if knows.known and not weak and share >= 0.9:
         return []
     inputs = torch.cat([groups.members.inputs, groups.non_members.inputs])
     if (other := other_inputs(model, inputs, labels, groups.preprocess)) is not None:

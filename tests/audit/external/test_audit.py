@@ -52,3 +52,19 @@ def test_what_would_mean_nothing_is_stopped_as_the_command_does(overfitted, chan
 def test_examples_of_another_form_are_refused_in_one_sentence(overfitted, change, told):
     with pytest.raises(ValueError, match=told):
         audit_model(overfitted.model, members=change(*overfitted.members), non_members=overfitted.non_members)
+
+
+def test_no_leak_is_found_with_the_accuracy_that_the_model_had(overfitted):
+    """Images that are mirrored: the model knows half of them, and nothing of them is a mistake by itself."""
+    members, others = ((x.flip(-1), y) for x, y in (overfitted.members, overfitted.non_members))
+    found = audit_model(overfitted.model, members=members, non_members=others, **QUICK)
+    assert found.verdict.word == "no leak found"
+    inside = found.accuracy["members"].value
+    assert inside is not None and inside < 0.6
+    assert f"right on {inside:.1%} of members" in found.verdict.sentence
+
+
+def test_another_scale_that_makes_most_a_little_better_is_named(overfitted):
+    members, others = ((x - 0.9, y) for x, y in (overfitted.members, overfitted.non_members))
+    with pytest.raises(StoppedError, match="with --preprocess mean="):
+        audit_model(overfitted.model, members=members, non_members=others, **QUICK)
