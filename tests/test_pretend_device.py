@@ -472,3 +472,36 @@ def test_the_whole_quick_suite_of_one_seed_runs_there(device, tmp_path):
     found = run(suite, tmp_path, device)
     assert {r.id: r.reason for r in found.values() if r.status != "ok" and not r.attack_refused} == {}
     assert {record.engine for record in found.values() if record.status == "ok"} == {"layerwise"}
+
+
+@pytest.mark.parametrize("kind", ["dirac", "random", "mislabelled"])
+def test_canaries_are_put_in_there(device, tmp_path, kind):
+    """Also drawn anew in each mask, by a table that every step looks into."""
+    path = tmp_path / "toy.toml"
+    path.write_text(
+        f"""
+name = "toy"
+seeds = [0]
+budget = {{ noise_multiplier = 1.0, delta = 1e-5 }}
+defense = [{{ name = "random_sparsification", final_sparsity = 0.5 }}]
+attack = [{{ name = "canary_alignment" }}]
+controls = false
+[task]
+data = "digits"
+model = {{ name = "mlp", hidden = 4 }}
+private = 40
+non_member = 80
+batch = 40
+epochs = 2
+lr = 0.5
+sampling = "full"
+canaries = {{ kind = "{kind}", number = 40 }}
+""",
+        encoding="utf-8",
+    )
+    found = {}
+    for where in (device, HERE):
+        (record,) = (one for one in run(suites.load(path), tmp_path / str(where), where).values() if one.attack)
+        assert record.status == "ok", record.reason
+        found[where] = record.metrics["canary_epsilon"].detail["correct"]
+    assert found[device] == found[HERE]

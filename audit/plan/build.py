@@ -30,9 +30,9 @@ from defenses.core import (
 )
 
 from ..catalog import methods as catalog
-from .canaries import without_mislabelled
 from .request import MethodAsked, TrainingRequest, Update
 from .splits_cache import load_data
+from .withheld import without_mislabelled
 
 
 def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | None = None) -> Splits:

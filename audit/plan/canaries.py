@@ -5,7 +5,9 @@ of the range. Gradient space, Nasr et al., "Adversary Instantiation", S&P 2021, 
 whose gradient is a chosen direction. No image of an ordinary network has a chosen gradient, so the trained model gets
 one input more: an image of one value beyond the range, which is the number of a canary, and whose first logit is the
 inner product of the parameters with that canary's direction. Examples do not see it, and the parameters, their order
-and their names stay as they are. Like all records, canaries pass the trainer's sampling, encoding and bound.
+and their names stay as they are. Like all records, canaries pass the trainer's sampling, encoding and bound. Where a
+method's masks are public before the run, single coordinates and orthonormal sets are drawn in each mask anew: the view
+of a canary in a step is the number of its direction there.
 
 The coins are drawn from the request as the noise is, or by the operating system with secure noise. Whoever scores
 canaries is not told them. How many are put in is no public number, so sampling must not depend on it.
@@ -13,10 +15,10 @@ canaries is not told them. How many are put in is no public number, so sampling 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast, get_args
 
 import torch
@@ -25,18 +27,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.core import Examples
-from benchmarks.core import Split, Splits
-from defenses.core import Layout, keyed
+from benchmarks.core import Splits
+from defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
 
 from ..selftest.canaries import CanaryKind, unit_directions
-from ..suite.schema import CanaryTable
-from .request import Training, TrainingRequest, seed_of_data
+from .build import made
+from .masks import public_masks
+from .request import TrainingRequest, seed_of_data
 from .splits_cache import load_data
+from .withheld import canary_table, withheld
 
 GRADIENT_KINDS = get_args(CanaryKind)
 """Kinds whose gradient is chosen."""
 
 _BEYOND = 1000.0  # from the largest valid input to the first number of a canary, which no attack's inputs reach
+_ENGINES = ("auto", "torch.func")  # that take any module
 _MOST_NUMBERS = 2**26  # of all directions together: 256 MiB
 
 
@@ -47,14 +52,16 @@ class Canaries:
     Attributes:
         examples: as records, under ids below 0, which no example of a data set has.
         included: bool [n], the outcome of each coin; for the trainer and for scorers alone.
-        directions: [n, dim] of length 1, of the gradients; None in input space.
+        directions: [masks, n, dim] of length 1, of the gradients under each mask; None in input space.
         norm: of these gradients, before anything is bounded.
+        schedule: which of them a canary has in which step; None where all masks are one.
     """
 
     examples: Examples
     included: Bool[Tensor, " n"]
-    directions: Float[Tensor, "n dim"] | None = None
+    directions: Float[Tensor, "masks n dim"] | None = None
     norm: float = 1.0
+    schedule: RecordSchedule | None = None
 
     def __len__(self) -> int:
         return len(self.included)
@@ -129,31 +136,49 @@ def with_canaries(model: nn.Module, canaries: Canaries | None, splits: Splits) -
         return model
     # Of K equal logits the gradient by the first is 1 / K for a record of another class.
     scale = canaries.norm * splits.classes
-    return CanaryInput(model, canaries.directions, scale, splits.high + _BEYOND)
+    return CanaryInput(model, canaries.directions.flatten(0, 1), scale, splits.high + _BEYOND)
 
 
-def drawn(request: TrainingRequest, splits: Splits, model: nn.Module, device: torch.device) -> Canaries | None:
+def drawn(
+    request: TrainingRequest,
+    splits: Splits,
+    model: nn.Module,
+    planned: tuple[Sampling, int],
+    device: torch.device,
+) -> Canaries | None:
     """The canaries of a training; None where it asks for none, or none is possible.
 
     Args:
         request: whose coins are drawn.
         splits: as `load_splits` gives them, without the examples that are mislabelled.
         model: that the training starts from.
+        planned: its sampler and number of steps.
         device: where they are wanted.
     """
     table = canary_table(request.training)
-    if table is None or why_none(request.training, model, splits):
+    if table is None or why_none(request, model, splits, planned):
         return None
     coins = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
     included = torch.rand(table.number, generator=coins, dtype=torch.float64) < 0.5
     # The canaries themselves are public, and the same for every defense of a seed.
-    public, directions = keyed(seed_of_data(splits.digest, "canaries")), None
+    public, directions, schedule = keyed(seed_of_data(splits.digest, "canaries")), None, None
     shape = (table.number, *splits.input_shape)
     if table.kind in GRADIENT_KINDS:
-        directions = unit_directions(cast(CanaryKind, table.kind), table.number, Layout.of(model).dim, public)
+        masks, of_step = _distinct(_masks(request, table.kind, model, planned))
+        directions = torch.stack(
+            [
+                unit_directions(cast(CanaryKind, table.kind), table.number, Layout.of(model).dim, public, codec=mask)
+                for mask in masks
+            ]
+        )
         numbers = splits.high + _BEYOND + torch.arange(table.number, dtype=torch.float32)
         inputs = numbers.view(-1, *[1] * len(splits.input_shape)).expand(shape).clone()
         labels = torch.ones(table.number, dtype=torch.int64)
+        if len(masks) > 1:
+            added = table.number * torch.tensor(of_step, dtype=torch.float32)
+            schedule = RecordSchedule.of(
+                inputs, labels, added.unsqueeze(1).expand(-1, table.number), seed=request.seed_for("coins")
+            )
     elif table.kind == "blank":
         places = torch.randperm(math.prod(splits.input_shape) * splits.classes, generator=public)[: table.number]
         inputs = torch.full((table.number, math.prod(splits.input_shape)), splits.low)
@@ -166,81 +191,80 @@ def drawn(request: TrainingRequest, splits: Splits, model: nn.Module, device: to
         inputs, labels = _mislabelled(request, splits.classes, table.number, public)
     ids = -1 - torch.arange(table.number)
     examples = Examples(ids=ids.to(device), inputs=inputs.to(device), labels=labels.to(device))
-    return Canaries(examples, included, None if directions is None else directions.to(device), table.norm or _NORM)
+    directions = None if directions is None else directions.to(device)
+    return Canaries(examples, included, directions, table.norm or _NORM, schedule)
 
 
 _NORM = 10.0
 """Of a gradient canary: what is left of it in a mask of a hundredth of the coordinates is still as long as 1."""
 
 
-def canary_table(training: Training) -> CanaryTable | None:
-    """What a training asks for; None for no canaries."""
-    return None if training.canaries is None else CanaryTable(**training.canaries)
+def why_none(request: TrainingRequest, model: nn.Module, splits: Splits, planned: tuple[Sampling, int]) -> str:
+    """Why a training can have none of the canaries that it asks for; empty where it can, or asks for none.
 
-
-def why_none(training: Training, model: nn.Module, splits: Splits) -> str:
-    """Why a training can have none of the canaries that it asks for; empty where it can, or asks for none."""
-    table = canary_table(training)
+    Args:
+        request: of the training.
+        model: that it starts from.
+        splits: its data.
+        planned: its sampler and number of steps.
+    """
+    training, table = request.training, canary_table(request.training)
     if table is None:
         return ""
     if table.kind == "blank" and table.number > (most := math.prod(splits.input_shape) * splits.classes):
         return f"there are {most} blank canaries, one a pixel and class, and the training asks for {table.number}"
     if table.kind not in GRADIENT_KINDS:
         return ""
+    if training.engine not in _ENGINES:
+        return f"engine '{training.engine}' goes by layers, and the gradient of such a canary is of none; take 'auto'"
     if training.statistics is not None:
         return "canaries in gradient space pass no features, so there are none where features are standardised"
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return f"canaries in gradient space need a model without dropout, and '{name}' has some"
     dim = Layout.of(model).dim
-    if table.kind != "random" and table.number > dim:
-        return f"there are {dim} different directions of kind '{table.kind}', and the training asks for {table.number}"
-    if table.number * dim > _MOST_NUMBERS:
-        return (
-            f"{table.number} directions in {dim} parameters take more than {4 * _MOST_NUMBERS // 2**20} MiB; ask for "
-            "fewer canaries, or take a smaller model"
-        )
-    return ""
+    if table.number * dim <= _MOST_NUMBERS:
+        masks, _ = _distinct(_masks(request, table.kind, model, planned))
+        least = min(dim if mask is None else mask.size for mask in masks)
+        if table.kind != "random" and table.number > least:
+            kept = f"{dim} parameters have" if least == dim else f"a mask of {least} coordinates has"
+            return f"{kept} as many directions of kind '{table.kind}', and the training asks for {table.number}"
+        if len(masks) > 1 and training.views is not None:
+            return "canaries that are drawn anew with each mask are views of their own, and the training has others"
+        if len(masks) * table.number * dim <= _MOST_NUMBERS:
+            return ""
+    return (
+        f"{table.number} directions in {dim} parameters, under each mask, take more than "
+        f"{4 * _MOST_NUMBERS // 2**20} MiB; ask for fewer canaries, or take a smaller model"
+    )
 
 
-def without_mislabelled(splits: Splits, training: Training) -> Splits:
-    """The pools without the examples that are canaries under another label: these are nobody's non-members.
+def _masks(
+    request: TrainingRequest, kind: str, model: nn.Module, planned: tuple[Sampling, int]
+) -> list[Coordinates | None]:
+    """The mask of each step that canaries are drawn in; None for the whole space.
 
-    Raises:
-        ValueError: as many as there are non-members, or more.
+    What is left of a random direction in a mask is a random direction in it, long enough to fill the bound, and is the
+    same record in all of them.
     """
-    table = canary_table(training)
-    if table is None or table.kind != "mislabelled":
-        return splits
-    if table.number >= len(splits.non_member):
-        raise ValueError(
-            f"number of mislabelled canaries must be below {len(splits.non_member)}, the non-members that they are "
-            f"taken from, got {table.number}"
-        )
-    _, rest = _reserved(splits, table.number)
-    left = _some(splits.non_member, rest)
-    # Without a test set of its own utility is measured on the non-members; one that stands in for them is the same.
-    same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
-    digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
-    return replace(splits, non_member=left, test=left if same else splits.test, digest=digest)
+    sampling, steps = planned
+    if kind == "random":
+        return [None]
+    defense, cpu = made(request.defense), torch.device("cpu")
+    return public_masks(defense, Layout.of(model), sampling, steps, seed=request.seed_for("coins"), device=cpu)
+
+
+def _distinct(masks: Sequence[Coordinates | None]) -> tuple[list[Coordinates | None], list[int]]:
+    """The different masks, and which of them each step has."""
+    keys = [b"" if mask is None else mask.kept.numpy().tobytes() for mask in masks]
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [masks[keys.index(key)] for key in places], [places[key] for key in keys]
 
 
 def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torch.Generator) -> tuple[Tensor, Tensor]:
     """Examples of nobody's any more, each with one of the labels that are not its own."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
-    taken = _some(whole.non_member, _reserved(whole, count)[0])
+    taken = withheld(whole, count)
     other = 1 + torch.randint(classes - 1, (count,), generator=coins)
     return taken.inputs, (taken.labels + other) % classes
-
-
-def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
-    """Positions of the non-members that are canaries, and of the others."""
-    coins = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
-    order = torch.randperm(len(splits.non_member), generator=coins)
-    return order[:count], order[count:].sort().values
-
-
-def _some(split: Split, places: Tensor) -> Split:
-    places = places.to(split.ids.device)
-    return Split(ids=split.ids[places], inputs=split.inputs[places], labels=split.labels[places])

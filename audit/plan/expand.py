@@ -28,13 +28,14 @@ from ..subjects.local_steps import LocalTraining, why_not_summed
 from ..suite.schema import ModelChoice, TaskTable
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
 from .artifact import Artifact
-from .build import initialised, reads_public
-from .canaries import why_none, without_mislabelled
+from .build import initialised, planned, reads_public
+from .canaries import why_none
 from .cells import Cell, Plan
 from .pretrain import check_pretraining
 from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
+from .withheld import without_mislabelled
 
 BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
@@ -285,7 +286,8 @@ def _no_canaries(request: TrainingRequest, attack: str) -> str:
     if training.canaries is None:
         return f"{attack} needs canaries in the training; set task.canaries"
     splits = load_data(training.data, request.seed, training.sizes)
-    why = why_none(training, initialised(training.model, training.model_settings, splits, 0), splits)
+    model = initialised(training.model, training.model_settings, splits, 0)
+    why = why_none(request, model, splits, planned(request, len(splits.private)))
     return f"{attack} needs canaries in the training: {why}" if why else ""
 
 

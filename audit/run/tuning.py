@@ -141,7 +141,7 @@ def _point(
         budget=Budget(**_budget_of(suite, budget)),
         control=None,
         seed=tune.seed,
-        training=replace(training_of(task), candidates=None, epochs=tune.epochs or task.epochs),
+        training=replace(training_of(task), candidates=None, canaries=None, epochs=tune.epochs or task.epochs),
     )
     request = {
         "suite": suite.name,
@@ -171,7 +171,7 @@ def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
 
 def _on_public(suite: Suite) -> Training:
     """The task's training, from which points differ in what they try."""
-    return replace(training_of(suite.task), candidates=None)
+    return replace(training_of(suite.task), candidates=None, canaries=None)
 
 
 def _task_of(training: Training) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
     if (found := model.canaries) is None:
         raise NotApplicable("no canaries were put into this training")
+    if Knows.POPULATION in attack.requires.knows and model.world.population is None:
+        raise NotApplicable("it reads public examples, and the task has none; set task.public")
     if model.run.transcript.truncated:
         raise ValueError(
             f"{attack.name} reads every step, and the {model.sampling[1]} steps of this run take more memory than is "
@@ -70,8 +72,8 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
 
 def _apart(model: TrainedRun, found: Canaries) -> bool:
     """Whether every canary contributed to coordinates of its own, in every step."""
-    alone = found.directions is not None and bool((found.directions.count_nonzero(dim=0) <= 1).all())
+    alone = found.directions is not None and bool((found.directions.count_nonzero(dim=1) <= 1).all())
     plans = [step.plan.plan for step in model.run.transcript.steps if step.plan is not None]
-    # Exactly these classes: what mixes coordinates brings canaries together.
-    kept = all(type(block.codec) in (Everything, Coordinates) for plan in plans for block in plan.blocks)
+    # Exactly these classes: what mixes coordinates, or counts rows in one of its own, brings canaries together.
+    kept = all(len(plan.blocks) == 1 and type(plan.blocks[0].codec) in (Everything, Coordinates) for plan in plans)
     return alone and kept

@@ -81,7 +81,7 @@ class TrainedRun:
     @cached_property
     def canaries(self) -> Canaries | None:
         """The canaries that the training was offered, each with its coin; None where there are none."""
-        return drawn(self.request, self.splits, self._start, self.device)
+        return drawn(self.request, self.splits, self._start, self.sampling, self.device)
 
     @cached_property
     def trained_on(self) -> Examples:
@@ -156,7 +156,10 @@ class TrainedRun:
         recipe = self.request.training.recipe
         if self.canaries is None:
             return recipe
-        return replace(recipe, expected_batch=self.sampling[0].expected_batch(len(self.uninserted)))
+        expected = self.sampling[0].expected_batch(len(self.uninserted))
+        # Where masks change canaries are views of themselves, and of the examples' own views there are none then.
+        views = recipe.augmentation if self.canaries.schedule is None else self.canaries.schedule
+        return replace(recipe, expected_batch=expected, augmentation=views)
 
     @property
     def _sampler_key(self) -> int | None:

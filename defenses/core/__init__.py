@@ -50,7 +50,7 @@ from .privacy.ledger import Claim, Entry, Ledger
 from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.strategies import Banded, BandedInverse, Buffered, NoiseStrategy, StrategyRow, Tree
 from .privacy.verified import assumptions, unverified
-from .training.augment import Augmentation, CropAndFlip, Views
+from .training.augment import Augmentation, CropAndFlip, RecordSchedule, Views
 from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
 from .training.run import Run
 from .training.sampling import (
@@ -127,6 +127,7 @@ __all__ = [
     "Query",
     "RandomSubspace",
     "Recipe",
+    "RecordSchedule",
     "Recording",
     "Release",
     "Rescale",

@@ -149,6 +149,7 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
         # Of what was judged, which is each attack on all candidates: the board's own number may be of half of them.
         shown = worst if worst.chosen_on != "calibration half" else _nearest_to_a_leak(metric, attacks)
         ends = f" {shown.words(metric.digits).partition(' ')[2]}" if shown.ends else " without an interval"
+        ends = " or more" if metric.proved else ends
         measured = f"{metric.label} {metric.words(shown.value or 0.0)}{ends} by {shown.attack}"
         # None is an attack without an interval: it proves no leak, and clears no negative control.
         ok = any(told) if row.control == "positive" else all(leak is False for leak in told)

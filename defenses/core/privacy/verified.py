@@ -24,7 +24,7 @@ from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.implicit import ImplicitSubspace
 from ..plan.post import Keep, Post, Project
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
-from ..training.augment import CropAndFlip
+from ..training.augment import CropAndFlip, RecordSchedule
 from ..training.sampling import Sampling
 from .noise import PhiloxNoise, SecureNoise
 from .strategies import Banded, BandedInverse, Buffered, StrategyRow, Tree
@@ -43,7 +43,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
     "noise": (PhiloxNoise, SecureNoise, type(None)),
-    "augmentation": (CropAndFlip, type(None)),
+    "augmentation": (CropAndFlip, RecordSchedule, type(None)),
     "sampling": (Sampling,),
     "strategy": (Banded, BandedInverse, Buffered, Tree),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -45,6 +45,16 @@ class Augmentation(Protocol):
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
         """The views: each entry by itself, of the same shape."""
         ...
+
+
+def draws(coins: int, step: int) -> int:
+    """The public seed of what is drawn inside models and views in a step.
+
+    Args:
+        coins: key of a run's public randomness.
+        step: number of the step.
+    """
+    return seed_from(coins, "draws", step)
 
 
 Views = Callable[[Tensor, Tensor], Tensor]
@@ -129,3 +139,49 @@ class CropAndFlip:
         entry = torch.arange(entries, device=inputs.device).view(-1, 1, 1)
         # Indexing around a slice puts the channels last, which is the order convolutions like best.
         return padded[entry, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordSchedule:
+    """One view of each example, itself; but of a few known records another one in some steps.
+
+    For audits: a canary has to lie in the mask of each step, and so is another record under another mask. What it is in
+    a step is known from a table, by the random word that record and step decide; every other record is itself.
+
+    Attributes:
+        known: words of the records, a step each, rising.
+        added: what is added to all entries of the input of a record in that step.
+    """
+
+    known: Int64[Tensor, " any"]
+    added: Float[Tensor, " any"]
+    views: ClassVar[int] = 1
+    words: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor, added: Float[Tensor, "steps n"], *, seed: int) -> RecordSchedule:
+        """The schedule of some records.
+
+        Args:
+            inputs: of the records [n, ...], as they are in the data.
+            targets: of the records [n].
+            added: to all entries of each, by step.
+            seed: key of the run's public randomness.
+        """
+        found = []
+        for step in range(len(added)):
+            coins = draws(seed, step)
+            keys = entry_keys(inputs, targets, cls.views, coins)
+            found.append(words(keys, cls.words, seed_from(coins, "views")).flatten().cpu())
+        known, order = torch.cat(found).sort()
+        return cls(known=known, added=added.flatten().cpu()[order])
+
+    def draw(self, words: Int64[Tensor, "entries words"]) -> Float[Tensor, "entries 1"]:
+        """What is added to each entry's input; 0 for whatever is not in the table."""
+        known, added = self.known.to(words.device), self.added.to(words.device)
+        place = torch.searchsorted(known, words[:, 0].contiguous()).clamp(max=len(known) - 1)
+        return torch.where(known[place] == words[:, 0], added[place], 0.0).unsqueeze(1)
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        """The inputs with that added, all entries at once."""
+        return inputs + drawn.to(inputs).view(-1, *[1] * (inputs.dim() - 1))

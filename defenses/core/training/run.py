@@ -14,11 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..plan.defense import State
-from ..privacy.keys import seed_from
 from ..privacy.ledger import Claim, Ledger
 from ..privacy.noise import NoiseSource
 from ..privacy.verified import assumptions
-from .augment import Augmentation, Views, views_of
+from .augment import Augmentation, Views, draws, views_of
 from .transcript import Transcript
 
 
@@ -73,13 +72,3 @@ class Run:
         sampling = self.ledger.sampling
         assumes = assumptions(self.noise, sampling, key_given=self.key_given, public_used=self.public_used)
         return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
-
-
-def draws(coins: int, step: int) -> int:
-    """The public seed of what is drawn inside models and views in a step.
-
-    Args:
-        coins: key of a run's public randomness.
-        step: number of the step.
-    """
-    return seed_from(coins, "draws", step)

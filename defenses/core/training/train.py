@@ -35,9 +35,10 @@ from ..privacy.ledger import Ledger
 from ..privacy.noise import Noise, from_os
 from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
+from .augment import draws
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors
-from .run import Run, draws
+from .run import Run
 from .sampling import Sampling, poisson
 from .settings import Execution, Recipe, Recording
 from .statistics import release_statistics, standardised

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from audit.plan.build import build_model, load_splits
+from audit.plan.build import build_model, load_splits, planned
 from audit.plan.canaries import GRADIENT_KINDS, drawn, why_none, with_canaries
 from audit.plan.expand import plan
 from audit.suite.suite import SuiteError
@@ -28,7 +28,7 @@ def made(suite, name: str = "toy"):
     request = dataclasses.replace(request, suite=name)
     splits = load_splits(request, CPU)
     model = build_model(request, splits)
-    return drawn(request, splits, model, CPU), splits, model
+    return drawn(request, splits, model, planned(request, len(splits.private)), CPU), splits, model
 
 
 @pytest.mark.parametrize("kind", GRADIENT_KINDS)
@@ -42,12 +42,12 @@ def test_the_gradient_of_a_canary_is_its_direction_wherever_the_model_is(suite_o
         rows = per_example_gradients(
             wrapped, cross_entropy, layout, canaries.examples.inputs, canaries.examples.labels, parameters=point
         )
-        torch.testing.assert_close(rows, 7.0 * canaries.directions, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(rows, 7.0 * canaries.directions[0], atol=1e-5, rtol=1e-4)
     # One by itself is computed another way.
     alone = per_example_gradients(
         wrapped, cross_entropy, layout, canaries.examples.inputs[3:4], canaries.examples.labels[3:4]
     )
-    torch.testing.assert_close(alone, 7.0 * canaries.directions[3:4], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(alone, 7.0 * canaries.directions[0, 3:4], atol=1e-5, rtol=1e-4)
 
 
 def test_examples_do_not_see_the_canaries_of_a_model(suite_of):
@@ -60,7 +60,7 @@ def test_examples_do_not_see_the_canaries_of_a_model(suite_of):
     # An engine that works layer by layer would find no gradient of a canary, so it must not be taken.
     engine = Engine(wrapped, expected_batch=20.0)
     found = engine.gradients(canaries.examples.inputs, canaries.examples.labels)(None)
-    torch.testing.assert_close(found, 10.0 * canaries.directions, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found, 10.0 * canaries.directions[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["blank", "crafted", "mislabelled"])
@@ -107,7 +107,10 @@ def test_a_training_without_canaries_keeps_its_id(suite_of):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ('kind = "dirac", number = 700', "there are 610 different directions of kind 'dirac', and the training asks"),
+        (
+            'kind = "dirac", number = 700',
+            "610 parameters have as many directions of kind 'dirac', and the training asks",
+        ),
         ('kind = "blank", number = 641', "there are 640 blank canaries, one a pixel and class"),
     ],
 )
@@ -117,6 +120,13 @@ def test_what_is_not_possible_is_skipped_with_its_sentence(suite_of, words, sent
     assert made(suite_of(with_table(words)))[0] is None
 
 
+def test_an_engine_that_goes_by_layers_has_no_gradient_canaries(suite_of):
+    for kind, possible in (("random", False), ("blank", True)):
+        text = with_table(f'kind = "{kind}", number = 30').replace("batch = 70", 'batch = 70, engine = "layerwise"')
+        skipped = [cell.skip for cell in plan(suite_of(text)).skipped]
+        assert possible != any("engine 'layerwise' goes by layers" in skip for skip in skipped)
+
+
 def test_an_attack_on_canaries_is_skipped_where_there_are_none(suite_of):
     (skip,) = {cell.skip for cell in plan(suite_of(LOOKING)).skipped}
     assert skip == "canary_alignment needs canaries in the training; set task.canaries"
@@ -124,9 +134,10 @@ def test_an_attack_on_canaries_is_skipped_where_there_are_none(suite_of):
 
 def test_a_model_with_dropout_has_no_gradient_canaries(suite_of):
     _, splits, model = made(suite_of(with_table('kind = "random", number = 30')))
-    training = plan(suite_of(with_table('kind = "random", number = 30'))).cells[0].request.training
+    request = plan(suite_of(with_table('kind = "random", number = 30'))).cells[0].request.of_training()
+    steps = planned(request, 700)
     drops = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
-    assert "'1' has some" in why_none(training, drops, splits) and why_none(training, model, splits) == ""
+    assert "'1' has some" in why_none(request, drops, splits, steps) and why_none(request, model, splits, steps) == ""
 
 
 @pytest.mark.parametrize(

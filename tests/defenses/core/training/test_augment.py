@@ -9,7 +9,9 @@ from defenses.core import (
     CropAndFlip,
     Engine,
     Everything,
+    Execution,
     Recipe,
+    RecordSchedule,
     StepPlan,
     clip,
     clipped_sums,
@@ -21,6 +23,7 @@ from defenses.core import (
     train,
 )
 from defenses.core.gradients.record_draws import record_keys, words
+from defenses.core.training.augment import draws, views_of
 from defenses.dp_sgd import dp_sgd
 
 COINS = 5
@@ -137,3 +140,47 @@ def test_training_with_views_is_a_function_of_its_seeds_and_costs_no_more():
     defense = dp_sgd(clip_norm=0.5, noise_multiplier=1.0)
     plain = train(network(), images(), defense, sampling=full(), steps=2, noise=seeded(1), seed=0)
     assert one.claim(1e-5).epsilon == plain.claim(1e-5).epsilon
+
+
+def test_a_schedule_changes_known_records_in_its_steps_and_nobody_else():
+    (inputs, labels), seed = images(), 7
+    added = torch.tensor([[0.0, 3.0], [5.0, 0.0]])  # of two records, by step
+    schedule = RecordSchedule.of(inputs[:2], labels[:2], added, seed=seed)
+    for step in range(3):
+        seen = views_of(schedule, inputs, labels, coins=draws(seed, step))
+        expected = inputs.clone()
+        if step < 2:
+            expected[:2] += added[step].double().view(2, 1, 1, 1)
+        assert torch.equal(seen, expected[None])
+        # In another order, and without the rest: by what a record is, and not by its place.
+        assert torch.equal(views_of(schedule, inputs[1:2], labels[1:2], coins=draws(seed, step))[0], expected[1:2])
+    # A record of another label is another record, and other coins are another run.
+    assert torch.equal(views_of(schedule, inputs[1:2], labels[:1], coins=draws(seed, 0))[0], inputs[1:2])
+    assert torch.equal(views_of(schedule, inputs, labels, coins=draws(seed + 1, 0))[0], inputs)
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "torch.func"])
+def test_a_run_by_a_schedule_is_that_of_the_changed_records(engine):
+    (inputs, labels), seed = images(), 7
+    schedule = RecordSchedule.of(inputs[:1], labels[:1], torch.full((2, 1), 2.0), seed=seed)
+    other = inputs.clone()
+    other[0] += 2.0
+
+    def parameters(data, augmentation):
+        run = train(
+            network(),
+            (data, labels),
+            dp_sgd(noise_multiplier=0.0),
+            sampling=full(),
+            steps=2,
+            seed=seed,
+            noise=seeded(0),
+            recipe=Recipe(augmentation=augmentation),
+            execution=Execution(engine=engine),
+        )
+        assert not [remark for remark in run.remarks if remark.startswith("unverified")]
+        return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+    scheduled = parameters(inputs, schedule)
+    torch.testing.assert_close(scheduled, parameters(other, None), rtol=1e-10, atol=1e-12)
+    assert float((scheduled - parameters(inputs, None)).abs().max()) > 1e-4

@@ -1,0 +1,44 @@
+"""Masks of a training's steps, where they are public before it: for records that are to be valid in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from defenses.core import Context, Coordinates, Defense, Layout, Sampling, Stateless
+
+
+def public_masks(
+    defense: Defense, layout: Layout, sampling: Sampling, steps: int, *, seed: int, device: torch.device
+) -> list[Coordinates | None]:
+    """The coordinates that each step of a training keeps; None for all of them, and where nobody knows before.
+
+    A method without memory that reads no public data draws its masks from the run's public seed alone. They are asked
+    for as the run will ask, with nothing released yet.
+
+    Args:
+        defense: of the training.
+        layout: of its parameters.
+        sampling: whose epochs masks go by.
+        steps: planned length.
+        seed: of the public coins.
+        device: of the run.
+    """
+    if not isinstance(defense.method, Stateless):
+        return [None] * steps
+    nothing = torch.zeros(layout.dim, device=device)
+    start = Context(
+        step=0, steps=steps, steps_per_epoch=sampling.steps_per_epoch, layout=layout, parameters=nothing, seed=seed,
+        device=device,
+    )  # fmt: skip
+    found: list[Coordinates | None] = []
+    for step in range(steps):
+        try:
+            _, plan = defense.plan(None, replace(start, step=step))
+        except (ValueError, AttributeError, TypeError):  # it looks at what a run has, and a look ahead has not
+            return [None] * steps
+        codec = plan.blocks[0].codec
+        alone = len(plan.blocks) == 1 and type(codec) is Coordinates
+        found.append(codec if alone and isinstance(codec, Coordinates) else None)
+    return found

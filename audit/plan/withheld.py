@@ -1,0 +1,64 @@
+"""Examples that are taken out of the non-members, because they are canaries under another label."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from benchmarks.core import Split, Splits
+from defenses.core import keyed
+
+from ..suite.schema import CanaryTable
+from .request import Training, seed_of_data
+
+
+def canary_table(training: Training) -> CanaryTable | None:
+    """What a training asks for; None for no canaries."""
+    return None if training.canaries is None else CanaryTable(**training.canaries)
+
+
+def without_mislabelled(splits: Splits, training: Training) -> Splits:
+    """The pools without the examples that are canaries under another label: these are nobody's non-members.
+
+    Raises:
+        ValueError: as many as there are non-members, or more.
+    """
+    table = canary_table(training)
+    if table is None or table.kind != "mislabelled":
+        return splits
+    if table.number >= len(splits.non_member):
+        raise ValueError(
+            f"number of mislabelled canaries must be below {len(splits.non_member)}, the non-members that they are "
+            f"taken from, got {table.number}"
+        )
+    _, rest = _reserved(splits, table.number)
+    left = _some(splits.non_member, rest)
+    # Without a test set of its own utility is measured on the non-members; one that stands in for them is the same.
+    same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
+    digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
+    return replace(splits, non_member=left, test=left if same else splits.test, digest=digest)
+
+
+def withheld(splits: Splits, count: int) -> Split:
+    """The examples that are taken out of a data set's own pools, with their labels.
+
+    Args:
+        splits: of the data set, as it deals them.
+        count: of canaries.
+    """
+    return _some(splits.non_member, _reserved(splits, count)[0])
+
+
+def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
+    """Positions of the non-members that are canaries, and of the others."""
+    coins = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
+    order = torch.randperm(len(splits.non_member), generator=coins)
+    return order[:count], order[count:].sort().values
+
+
+def _some(split: Split, places: Tensor) -> Split:
+    places = places.to(split.ids.device)
+    return Split(ids=split.ids[places], inputs=split.inputs[places], labels=split.labels[places])
