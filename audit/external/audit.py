@@ -44,7 +44,7 @@ from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank
 from .transcript import WatchedTranscript
 from .transcript_attacks import run_on_transcript, transcript_attacks
-from .verdict import AuditVerdict, backwards, verdict
+from .verdict import AuditVerdict, backwards, right_answers, verdict
 
 Pair = tuple[Tensor, Tensor]
 """(inputs [n, ...], labels [n])."""
@@ -328,7 +328,10 @@ def audit_groups(
         shared=shared,
         shared_inputs=inputs,
         verdict=_with_accuracy(
-            verdict(by, bound, shift, against, least, backwards(outcomes, members, least)), accuracy
+            verdict(
+                by, bound, shift, against, least, backwards(outcomes, members, least), right_answers(outcomes, members)
+            ),
+            accuracy,
         ),
     )
 

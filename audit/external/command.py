@@ -288,6 +288,9 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         refuted=seen.refuted if seen else (),
         report=report,
     )
+    if seen is not None and seen.word == "no verdict" and found.verdict.word != "claim refuted":
+        # A transcript that contradicts itself or the model was asked for, and must not be passed over in the answer.
+        found = replace(found, verdict=replace(found.verdict, sentence=f"{found.verdict.sentence} {seen.sentence}"))
     broken = judged(asked.rules, found.measured, found.verdict)
     about = {
         "model": {

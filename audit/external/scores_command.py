@@ -16,7 +16,7 @@ from .gate import Rule, rules
 from .rule_numbers import judged, numbers_of_rules, unless_proved
 from .score_files import COLUMNS, read_scores
 from .sizes import smallest_leak
-from .verdict import backwards, verdict
+from .verdict import backwards, right_answers, verdict
 
 
 def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
@@ -51,7 +51,8 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
     sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level, len(table.outcomes))
     reverse = backwards(table.outcomes, members, float(sizes["auc"]))
-    told = verdict(by, bound, unknown, claim.errors if claim else (), float(sizes["auc"]), reverse)
+    right = right_answers(table.outcomes, members)
+    told = verdict(by, bound, unknown, claim.errors if claim else (), float(sizes["auc"]), reverse, right)
     whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
     outcomes = unless_proved(table.outcomes, settings.split, unknown)
     broken = judged(asked, numbers_of_rules(outcomes, by, whole), told)

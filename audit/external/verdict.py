@@ -44,6 +44,7 @@ def verdict(
     refuted: Sequence[str] = (),
     detectable: float = 1.0,
     reverse: str = "",
+    pairs: EpsilonBound | str | None = None,
 ) -> AuditVerdict:
     """The verdict of an audit.
 
@@ -57,11 +58,16 @@ def verdict(
         refuted: sentences on what refutes the claim, beside the bound.
         detectable: AUC that so many candidates would have told from chance in four audits of five.
         reverse: what shows that non-members look more like members than members do, by `backwards`.
+        pairs: answers to pairs by `right_answers`, which no claim and no level of a bound can hide; those of the bound
+            where None.
     """
     told, proof = list(refuted), ""
+    pairs = bound if pairs is None else pairs
+    if isinstance(pairs, EpsilonBound) and pairs.value > 0:
+        proof = _answered(pairs)
     if isinstance(bound, EpsilonBound) and bound.value > 0:
         # More right answers than coins have, whatever the split; an epsilon where the split was random only.
-        proof = f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on"
+        proof = _answered(bound)
         if bound.split == "random":
             proof += (
                 f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.percent} confidence)"
@@ -149,8 +155,26 @@ def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], de
     return f"{found.attack} was wrong in {found.correct} of {found.guessed} answers to which of two was trained on"
 
 
+def right_answers(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"]) -> EpsilonBound | str:
+    """The best answers to pairs against chance, at 95 % in all attacks: a bound above 0 is evidence of a leak.
+
+    At a delta of 0 and a level of its own: at the delta that a large claim implies for replacement no number of right
+    answers proves any epsilon, and the model leaks none the less.
+
+    Args:
+        outcomes: of all attacks.
+        members: ids of members.
+    """
+    return epsilon_bound(outcomes, members, delta=0.0, level=0.95, split="unknown")
+
+
+def _answered(found: EpsilonBound) -> str:
+    return f"{found.attack} was right in {found.correct} of {found.guessed} answers to which of two was trained on"
+
+
 def _within(bound: EpsilonBound | str) -> bool:
-    return isinstance(bound, EpsilonBound) and bound.claimed is not None and bound.value <= bound.claimed
+    # Where the claim implies nothing of replacement, as a large one does, no answers go beyond it.
+    return isinstance(bound, str) or (bound.claimed is not None and bound.value <= bound.claimed)
 
 
 def _undecided(one: Strongest, detectable: float) -> bool:

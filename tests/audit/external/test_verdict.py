@@ -10,7 +10,7 @@ from scipy import stats
 from attacks.core import MembershipScores
 from audit.external.attacked import AttackOutcome
 from audit.external.findings import COMPARED, EpsilonBound, Strongest, epsilon_bound, strongest
-from audit.external.verdict import AuditVerdict, backwards, verdict
+from audit.external.verdict import AuditVerdict, backwards, right_answers, verdict
 from audit.scoring.score import score
 from audit.scoring.shift import Shift
 from audit.scoring.truth import GroundTruth
@@ -85,3 +85,31 @@ def test_right_answers_beyond_a_claim_are_not_within_it(value, word):
     assert blind is not None and not blind.found
     assert verdict([blind], bound, NO_SHIFT).word == word
     assert verdict([blind], replace(bound, split="random", claimed=2.0), NO_SHIFT).word == "within the claim"
+
+
+@pytest.mark.parametrize(("delta", "level"), [(0.5, 0.95), (1e-5, 0.999999)])
+def test_no_delta_and_no_level_hides_that_pairs_are_answered_rightly(delta, level):
+    """A delta that a claim of epsilon 10 implies for replacement, and a level that nothing reaches."""
+    draw = np.random.default_rng(5)
+    members, others = draw.normal(size=800), draw.normal(size=800)
+    members[:60] += 100
+    outcomes, ids = [_outcome("a", members, others)], np.arange(800)
+    bound = epsilon_bound(outcomes, ids, delta=delta, level=level, split="random")
+    assert isinstance(bound, EpsilonBound) and bound.value < 0.5
+    auc = strongest(outcomes, "auc", 0.999)
+    assert auc is not None and not auc.found
+    found = verdict([replace(auc, allowed=None)], bound, NO_SHIFT, (), 0.9, "", right_answers(outcomes, ids))
+    assert found.word == "leaks"
+    assert "of 80 answers" in found.sentence
+    # Of a claim that implies nothing of replacement no answers go beyond it.
+    large = verdict([auc], "the claim implies nothing", NO_SHIFT, (), 0.9, "", right_answers(outcomes, ids))
+    assert large.word == "within the claim"
+
+
+def test_answers_by_chance_are_called_a_leak_in_few_audits():
+    draw, called, runs = np.random.default_rng(6), 0, 150
+    for _ in range(runs):
+        outcomes = [_outcome(f"a{i}", draw.normal(size=200), draw.normal(size=200)) for i in range(3)]
+        found = right_answers(outcomes, np.arange(200))
+        called += isinstance(found, EpsilonBound) and found.value > 0
+    assert called <= stats.binom.ppf(0.9999, runs, 0.05)
