@@ -275,7 +275,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         why = why or _cannot_share(trained.defense, suite)
-        for noise in _release_noises(suite, trained.budget):
+        for noise in _release_noises(suite, choice, trained.budget):
             found.add([cell(_of_update(suite, request, noise, aimed.choice), aimed, why)], suite.digest)
     found.add(group, suite.digest)
 
@@ -342,9 +342,16 @@ def training_of(task: TaskTable) -> Training:
     )
 
 
-def _release_noises(suite: Suite, budget: Budget) -> tuple[Literal["none", "calibrated"], ...]:
+def _release_noises(suite: Suite, choice: DefenseChoice, budget: Budget) -> tuple[Literal["none", "calibrated"], ...]:
     """Variants in which updates are shared; a defense without noise would release the same in both."""
-    kinds = ("none",) if suite.share is None else suite.share.noise
+    kinds: tuple[Literal["none", "calibrated"], ...] = ("none",) if suite.share is None else suite.share.noise
+    alone = choice.training.get("release_noise")
+    if alone is not None:
+        if suite.share is None or alone not in kinds:
+            raise SuiteError(
+                f"{suite.source}: defense {choice.name}: release_noise must be one of share.noise, got {alone!r}"
+            )
+        kinds = ("none",) if alone == "none" else ("calibrated",)
     return ("none",) if "none" in kinds and not budget.draws_noise else kinds
 
 

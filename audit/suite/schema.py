@@ -192,8 +192,9 @@ TRAINING: Mapping[str, Any] = {
     "horizontal_flip": bool,
     "pretrain": PretrainTable,
     "canaries": CanaryTable,
+    "release_noise": Literal["none", "calibrated"],
 }
-"""Values of the task that a defense may override -> their types."""
+"""Values that a defense may override -> their types: the task's, and which variant of [share] alone it is shared in."""
 
 
 class BudgetTable(StrictTable):
@@ -364,6 +365,7 @@ def task_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: TRAINING[key].model_validate(value) if isinstance(value, dict) else value
         for key, value in overrides.items()
+        if key in TaskTable.model_fields
     }
 
 

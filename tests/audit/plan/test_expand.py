@@ -44,6 +44,21 @@ def ids(suite) -> dict[str, tuple]:
     return {cell.id: words(cell) for cell in plan(suite).cells}
 
 
+def test_a_defense_may_be_shared_with_its_noise_alone_or_without(suite_of):
+    """What would be attacked twice for the same answer; the training and the ids of other cells are as they were."""
+    whole = ids(suite_of(WITH_SHARE))
+    for kept in ("none", "calibrated"):
+        text = WITH_SHARE.replace('{ name = "dp_sgd" }', f'{{ name = "dp_sgd", release_noise = "{kept}" }}')
+        found = ids(suite_of(text))
+        dropped = set(whole.values()) - set(found.values())
+        assert [(one[0], one[2]) for one in dropped] == [("dp_sgd", {"none": "calibrated"}.get(kept, "none"))]
+        assert found.items() <= whole.items()
+    with pytest.raises(SuiteError, match=r"release_noise must be one of share\.noise, got 'calibrated'"):
+        plan(suite_of(text.replace("images = 1 }", 'images = 1, noise = "none" }')))
+    with pytest.raises(SuiteError, match="release_noise"):
+        suite_of(text.replace('"calibrated"', '"loud"'))
+
+
 def test_every_defense_meets_every_attack_at_every_seed_once(suite_of):
     found = ids(suite_of(WITH_SHARE.replace("seeds = [0]", "seeds = [0, 4]")))
     expected = {
