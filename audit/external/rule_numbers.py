@@ -58,6 +58,9 @@ def numbers_of_rules(
     for name, row in METRICS.items():
         one = named.get(name) or (strongest(outcomes, name) if row.kind == "membership" and name != NAME else None)
         if one is None:
+            # Where every attack lacks it, as with few non-members, for the reason that they have.
+            if unmeasured := [outcome.metrics[name] for outcome in outcomes if name in outcome.metrics]:
+                found["", name] = unmeasured[0]
             continue
         metric = found[one.attack, name]
         # The half that had no say in the choice: the attack's own number flatters whoever picked it.

@@ -61,6 +61,14 @@ def test_a_rule_without_an_attack_asks_the_strongest_by_any_metric(outcomes, met
     assert _broken(outcomes, f"{metric}.value>0.9999") is None
 
 
+def test_what_no_attack_could_measure_breaks_its_rule_with_the_reason():
+    values, ids = torch.tensor(np.random.default_rng(1).normal(size=60)), torch.arange(60)
+    truth = GroundTruth(members=ids[:30], candidates=ids)
+    scores = MembershipScores(ids=ids, scores=values, exact=False)
+    few = [AttackOutcome(name="blind", scores=scores, metrics=score(scores, truth))]
+    assert "at least 100 non-members, got 30 members and 30 non-members" in _broken(few, "tpr_at_1pct_fpr>0.5")
+
+
 def test_an_audit_that_cannot_tell_keeps_no_rule(outcomes):
     doubt = AuditVerdict(word="cannot be told", sentence="Nothing is known.")
     assert _broken(outcomes, "blind:auc>0.9") is None
