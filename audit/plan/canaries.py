@@ -54,13 +54,15 @@ class Canaries:
         included: bool [n], the outcome of each coin; for the trainer and for scorers alone.
         directions: [masks, n, dim] of length 1, of the gradients under each mask; None in input space.
         norm: of these gradients, before anything is bounded.
-        schedule: which of them a canary has in which step; None where all masks are one.
+        of_step: which of these masks each step has; empty in input space.
+        schedule: the canaries' views, by which they follow the masks; None where all masks are one.
     """
 
     examples: Examples
     included: Bool[Tensor, " n"]
     directions: Float[Tensor, "masks n dim"] | None = None
     norm: float = 1.0
+    of_step: tuple[int, ...] = ()
     schedule: RecordSchedule | None = None
 
     def __len__(self) -> int:
@@ -162,6 +164,7 @@ def drawn(
     included = torch.rand(table.number, generator=coins, dtype=torch.float64) < 0.5
     # The canaries themselves are public, and the same for every defense of a seed.
     public, directions, schedule = keyed(seed_of_data(splits.digest, "canaries")), None, None
+    of_step: list[int] = []
     shape = (table.number, *splits.input_shape)
     if table.kind in GRADIENT_KINDS:
         masks, of_step = _distinct(_masks(request, table.kind, model, planned))
@@ -192,7 +195,7 @@ def drawn(
     ids = -1 - torch.arange(table.number)
     examples = Examples(ids=ids.to(device), inputs=inputs.to(device), labels=labels.to(device))
     directions = None if directions is None else directions.to(device)
-    return Canaries(examples, included, directions, table.norm or _NORM, schedule)
+    return Canaries(examples, included, directions, table.norm or _NORM, tuple(of_step), schedule)
 
 
 _NORM = 10.0
@@ -249,7 +252,7 @@ def _masks(
     """
     sampling, steps = planned
     if kind == "random":
-        return [None]
+        return [None] * steps
     defense, cpu = made(request.defense), torch.device("cpu")
     return public_masks(defense, Layout.of(model), sampling, steps, seed=request.seed_for("coins"), device=cpu)
 

@@ -2,10 +2,10 @@
 
 By what is assumed: nothing of the mechanism, Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run",
 NeurIPS 2023; that it is a composition of Gaussians, where the claim is of Gaussian steps in which everybody takes part,
-Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024; and where canaries are besides on
-coordinates of their own, so that each is a trial by itself, the order statistics of such trials, after Xiang et al.,
-arXiv:2509.08704. A fifth of the canaries is guessed to be in and a fifth to be out, as is fixed here for all trainings:
-whoever takes the best number of guesses refutes true claims.
+Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024; and where canaries are besides in
+directions orthogonal to one another, so that each is a trial by itself, the order statistics of such trials, after
+Xiang et al., arXiv:2509.08704. A fifth of the canaries is guessed to be in and a fifth to be out, as is fixed here for
+all trainings: whoever takes the best number of guesses refutes true claims.
 
 Guarantee:
     With confidence 0.95 the training is not (epsilon, delta)-private, where one record is added or removed, for any
@@ -41,6 +41,9 @@ _SPENT = 20
 ASSUMES_GAUSSIANS, ASSUMES_NOTHING, ASSUMES_APART = "one_run_f_dp", "one_run", "order_statistics"
 """Methods of the bound."""
 
+APART = ("dirac", "orthonormal")
+"""Kinds of canaries whose contributions may be orthogonal in every step."""
+
 
 def score_canaries(
     scores: InclusionScores, included: Bool[Tensor, " n"], *, delta: float, gaussian: bool, apart: bool = False
@@ -52,7 +55,7 @@ def score_canaries(
         included: the coins, aligned with `scores.ids`.
         delta: of the claim.
         gaussian: whether the claim is of Gaussian steps in which everybody takes part.
-        apart: whether every canary contributes to coordinates of its own.
+        apart: whether contributions of canaries are orthogonal in every step.
 
     Returns:
         `canary_epsilon`, in nats; `detail` has canaries, guesses, those that are right, the largest bound that so many

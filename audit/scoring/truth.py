@@ -29,7 +29,7 @@ class GroundTruth:
         prior: images that the attacker was told to pick from, the first of `inputs` one of them; its result is then
             scored as a choice. None where it was told none.
         gaussian: whether the claim that canaries are held against is of Gaussian steps in which everybody takes part.
-        apart: whether every canary contributes to coordinates of its own.
+        apart: whether contributions of canaries are orthogonal in every step.
     """
 
     inputs: Tensor | None = None

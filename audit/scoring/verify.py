@@ -159,8 +159,8 @@ def _canaries(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     gaussian, apart = method != canaries.ASSUMES_NOTHING, method == canaries.ASSUMES_APART
     if gaussian and record.task.get("sampling") != "full" and record.task.get("sample_rate") != 1:
         raise ValueError("its bound assumes that everybody takes part in every step, and its sampling is another")
-    if apart and (record.task.get("canaries") or {}).get("kind") != "dirac":
-        raise ValueError("its bound assumes canaries on coordinates of their own, and its canaries are others")
+    if apart and (record.task.get("canaries") or {}).get("kind") not in canaries.APART:
+        raise ValueError("its bound assumes canaries in directions of their own, and its canaries are others")
     found = InclusionScores(ids=ids, scores=scores, exact=False)
     return canaries.score_canaries(found, included, delta=record.budget["delta"], gaussian=gaussian, apart=apart)
 

@@ -71,9 +71,28 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
 
 
 def _apart(model: TrainedRun, found: Canaries) -> bool:
-    """Whether every canary contributed to coordinates of its own, in every step."""
-    alone = found.directions is not None and bool((found.directions.count_nonzero(dim=1) <= 1).all())
-    plans = [step.plan.plan for step in model.run.transcript.steps if step.plan is not None]
-    # Exactly these classes: what mixes coordinates, or counts rows in one of its own, brings canaries together.
-    kept = all(len(plan.blocks) == 1 and type(plan.blocks[0].codec) in (Everything, Coordinates) for plan in plans)
-    return alone and kept
+    """Whether every canary contributed to a direction of its own in every step, orthogonal to those of all others.
+
+    Then noise that is alike in all directions makes independent trials of them.
+    """
+    seen: set[tuple[int, bytes]] = set()
+    for step in model.run.transcript.steps:
+        plan = None if step.plan is None else step.plan.plan
+        # Exactly these classes: what mixes coordinates, or counts rows in one of its own, brings canaries together.
+        if found.directions is None or plan is None or len(plan.blocks) != 1:
+            return False
+        codec, place = plan.blocks[0].codec, found.of_step[step.step]
+        if type(codec) not in (Everything, Coordinates):
+            return False
+        key = place, codec.kept.cpu().numpy().tobytes() if isinstance(codec, Coordinates) else b""
+        if key not in seen:
+            own = codec.encode(found.directions[place])
+            inner = (own @ own.T).fill_diagonal_(0.0)
+            if float(inner.abs().max()) > _ORTHOGONAL:
+                return False
+            seen.add(key)
+    return True
+
+
+_ORTHOGONAL = 1e-4
+"""Inner product of directions of length 1 that is rounding."""

@@ -106,7 +106,8 @@ def test_every_kind_is_put_in_and_bounded(suite_of, kind):
     text = SUITE.replace('"dirac", number = 1000', f'"{kind}", number = 80')
     outcome = found(suite_of(text.replace("noise_multiplier = 1.732", "noise_multiplier = 0.3")))
     assert outcome.metrics[NAME].value is not None and not outcome.error
-    assert outcome.metrics[NAME].detail["method"] == "one_run_f_dp"  # they overlap
+    overlap = kind != "orthonormal"
+    assert outcome.metrics[NAME].detail["method"] == ("one_run_f_dp" if overlap else "order_statistics")
     if kind in ("random", "orthonormal"):
         assert outcome.metrics[NAME].value > 1
 
@@ -173,6 +174,15 @@ def test_canaries_are_drawn_anew_with_each_mask_and_are_whole_in_all_of_them(sui
         whole = fixed.contributions(examples.inputs, examples.labels).norm(dim=1) > 0.999
         assert bool(whole.all()) == (step.step == 0 or kind == "orthonormal")
     assert not [remark for remark in model.run.remarks if "unverified" in remark]
+
+
+@pytest.mark.parametrize("defense", ["random_sparsification", "pcdp"])
+def test_directions_that_a_step_brings_together_are_no_trials_by_themselves(suite_of, defense):
+    """Random ones overlap in a mask, and whatever is in a subspace."""
+    kind = "random" if defense == "random_sparsification" else "dirac"
+    outcome = found(suite_of(MASKED.replace("random_sparsification", defense).replace(", final_sparsity = 0.8", "")
+                             .replace("dirac", kind)), defense)  # fmt: skip
+    assert outcome.metrics[NAME].detail["method"] == "one_run_f_dp"
 
 
 def test_what_redrawn_canaries_prove_and_less_noise_under_masks_is_found(suite_of, monkeypatch):
