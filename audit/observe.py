@@ -50,6 +50,7 @@ from defenses.core import (
     cross_entropy,
 )
 
+from . import stepping
 from .subjects.candidates import Candidates, copied
 from .subjects.gradient_norms import GradientNorms
 from .subjects.left_over import LeftOver, Remainders
@@ -280,7 +281,9 @@ class RunView:
         return len(self.run.transcript.steps)
 
     def __iter__(self) -> Iterator[Observation]:
-        return (self.at(position) for position in range(len(self)))
+        for position in range(len(self)):
+            yield self.at(position)
+            stepping.tell(position + 1, len(self))  # when the attack asks for the next one
 
     def at(self, position: int, *, participation_known: bool = False) -> Observation:
         """The observation of one step.

@@ -24,6 +24,7 @@ from ..catalog import methods as catalog
 from ..plan import expand as planning
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.cells import Cell, Job, Plan
+from ..stepping import Listener
 from ..subjects.outcome import Outcome
 from ..suite.suite import Suite
 from .arrays import write_arrays
@@ -32,7 +33,7 @@ from .executors.local import Local
 from .graph import Graph
 from .job import compute
 from .lock import locked
-from .progress import Report
+from .progress import Report, Told
 from .provenance import library, third_party, tuning_digest
 from .resume import kept, refuse_other_code
 from .tuning import tune
@@ -108,10 +109,10 @@ def run(
         there |= _skipped(plan, there, suite.digest, device, origins, folder)
         todo = _missing(plan, there)
         waiting = _artifacts(todo, directory / "artifacts", recompute=recompute)
-        computed = _computed(todo, waiting, directory, device, jobs, origins)
         # Cells and what they wait for: a bank of shadow models takes longer than the cells that read it.
-        pieces = len(plan.cells) + len(waiting)
-        there |= _collected(computed, todo, len(waiting), pieces, found.remarks, report, fail_fast=fail_fast)
+        told = Told(report, len(plan.cells) + len(waiting))
+        computed = _computed(todo, waiting, directory, device, jobs, origins, told.doing)
+        there |= _collected(computed, todo, len(waiting), found.remarks, told, fail_fast=fail_fast)
         # After --fail-fast some are not there.
         return [there[cell.id] for cell in plan.cells if cell.id in there]
 
@@ -120,24 +121,24 @@ def _collected(
     computed: Generator[tuple[Job | Artifact, list[Record]], None, None],
     todo: Sequence[Job],
     waiting: int,
-    total: int,
     remarks: Sequence[str],
-    report: Report,
+    told: Told,
     *,
     fail_fast: bool,
 ) -> dict[str, Record]:
     """The records of what is computed, by id, each reported as it comes."""
     found: dict[str, Record] = {}
-    finished = total - waiting - sum(len(job.cells) for job in todo)
+    cells = told.total - waiting
+    told.finished = cells - sum(len(job.cells) for job in todo)
     for remark in remarks:
-        report(finished, total, remark)
-    report(finished, total, f"{finished} of {total - waiting} cells are there already" if finished else "starting")
+        told.now(remark)
+    told.now(f"{told.finished} of {cells} cells are there already" if told.finished else "starting")
     # Closed on a break and on an error, too, which is what ends the workers.
     with closing(computed):
         for piece, records in computed:
             found |= {record.id: record for record in records}
-            finished += len(records) if isinstance(piece, Job) else 1
-            report(finished, total, piece.words)
+            told.finished += len(records) if isinstance(piece, Job) else 1
+            told.now(piece.words)
             if fail_fast and any(record.status == "failed" for record in records):
                 break
     return found
@@ -241,13 +242,14 @@ def _computed(
     device: torch.device,
     jobs: int | None,
     origins: dict[str, Provenance],
+    say: Listener,
 ) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
     """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
     folder, store = directory / "records", directory / "artifacts"
     graph = _graph(todo, waiting)
     known = origins | {name: origin_of(artifact) for name, artifact in waiting.items()}
     work = partial(run_piece, folder=folder, store=store, device=device, origins=known)
-    yield from Local(device, jobs, folder).run(graph, work)
+    yield from Local(device, jobs, folder, say).run(graph, work)
 
 
 def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact]) -> Graph[Job | Artifact]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +20,36 @@ from rich.progress import (
 
 Report = Callable[[int, int, str], None]
 """(pieces done, pieces in all, what just happened); pieces are cells, and the shadow models that they wait for."""
+
+QUIET = 30.0
+"""Seconds without a line, after which what is being done is told off a terminal, too."""
+
+
+@dataclass
+class Told:
+    """Progress of one run: pieces that are done, and meanwhile what is being done.
+
+    Attributes:
+        report: shows it.
+        total: pieces in all.
+        finished: pieces done.
+    """
+
+    report: Report
+    total: int
+    finished: int = 0
+
+    def now(self, what: str) -> None:
+        """Says what just happened."""
+        self.report(self.finished, self.total, what)
+
+    def doing(self, what: str) -> None:
+        """Says which step a piece has reached."""
+        self.report(self.finished, self.total, f"{STEPPING}{what}")
+
+
+STEPPING = "… "
+"""Begins what is being done, in place of what just happened."""
 
 
 @contextmanager
@@ -44,10 +75,14 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
             task = bar.add_task("starting", total=None)
             yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
     else:
-        start = time.monotonic()
+        start = last = time.monotonic()
 
         def line(done: int, total: int, what: str) -> None:
-            spent = time.monotonic() - start
+            nonlocal last
+            if what.startswith(STEPPING) and time.monotonic() - last < QUIET:
+                return
+            last = time.monotonic()
+            spent = last - start
             # As if all pieces took equally long, those of former runs included: a rough guide.
             left = f", about {spent / done * (total - done):.0f} s left" if 0 < done < total else ""
             print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from attacks.core import Examples, Knows, MembershipScores, Target
 from defenses.core import Claim, keyed
 
+from .. import stepping
 from ..catalog import methods as catalog
 from ..observe import RunView, participation
 from ..plan.cells import Cell
@@ -69,7 +70,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
         target = _target(view, row, attack.name, model.sampling[1])
         # A deep copy of the settings: an attack may write into a list of them, and the record has them, too.
-        return candidates.answers(attack(target, coins, **copy.deepcopy(asked.settings)))
+        with stepping.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
+            return candidates.answers(attack(target, coins, **copy.deepcopy(asked.settings)))
 
     result = asked_about(examples, "candidates")
     # Without noise there is nothing to cancel: a remainder shows who took part by itself.

@@ -20,13 +20,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ...stepping import Listener, listen, told_to
 from ..graph import Graph, Item, Result
 from .lifeline import children_end_with_us, end_with_runner
 
 MOST_JOBS = 8
+_LISTENED = 0.5  # seconds between two looks at what workers are doing
 _THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
 
 
@@ -38,11 +41,13 @@ class Local:
         device: where work computes, which decides the number of processes where none is given.
         jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
         drafts: folder that workers write to, from which unfinished files of killed ones are removed.
+        say: told what long pieces are doing; None for nobody.
     """
 
     device: torch.device
     jobs: int | None
     drafts: Path
+    say: Listener | None = None
 
     def run(self, graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple[Item, Result], None, None]:
         """Works a graph off; see `Executor`.
@@ -53,7 +58,9 @@ class Local:
         """
         graph.check()
         count = min(self._places(), len(graph))
-        return _here(graph, work) if count <= 1 else _in_processes(graph, work, count, self.drafts)
+        if count <= 1:
+            return _here(graph, work, self.say)
+        return _in_processes(graph, work, count, self.drafts, self.say)
 
     def _places(self) -> int:
         # Those that this process may use: a cluster or a container grants fewer than the machine has.
@@ -61,13 +68,16 @@ class Local:
         return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
 
 
-def _here(graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple[Item, Result], None, None]:
+def _here(
+    graph: Graph[Item], work: Callable[[Item], Result], say: Listener | None
+) -> Generator[tuple[Item, Result], None, None]:
     """One piece after another in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(_THREADS)
     try:
         while (name := graph.take()) is not None:
-            result = _worked(work, graph.items[name])
+            with told_to(say):
+                result = _worked(work, graph.items[name])
             graph.finish(name)
             yield graph.items[name], result
     finally:
@@ -75,13 +85,15 @@ def _here(graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple
 
 
 def _in_processes(
-    graph: Graph[Item], work: Callable[[Item], Result], count: int, drafts: Path
+    graph: Graph[Item], work: Callable[[Item], Result], count: int, drafts: Path, say: Listener | None
 ) -> Generator[tuple[Item, Result], None, None]:
     """Side by side, in processes that are started once."""
     # Children of the caller's, which are not ours to end.
     others = set(multiprocessing.active_children())
     # Spawned, not forked: torch's threads do not survive a fork.
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+    context = multiprocessing.get_context("spawn")
+    words = None if say is None else context.SimpleQueue()
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(words,))
     waiting: dict[Future[Result], str] = {}
 
     def submit() -> None:
@@ -93,7 +105,11 @@ def _in_processes(
     try:
         submit()
         while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            done = wait(waiting, timeout=None if words is None else _LISTENED, return_when=FIRST_COMPLETED).done
+            if words is not None and say is not None:
+                while not words.empty():
+                    say(words.get())
+            for future in done:
                 result, name = future.result(), waiting[future]
                 graph.finish(name)
                 del waiting[future]
@@ -161,8 +177,10 @@ def give_memory_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _start_worker() -> None:
+def _start_worker(words: Any) -> None:
     gc.freeze()  # as the command does, with what was imported
+    if words is not None:
+        listen(words.put)
     torch.set_num_threads(_THREADS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_runner()

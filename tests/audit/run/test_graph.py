@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from audit import stepping
 from audit.plan.artifact import Artifact
 from audit.run.artifacts import make_one, origin_of, read_kept, read_made
 from audit.run.executors.local import Local
@@ -44,6 +45,22 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
     assert sorted(done) == sorted((name, name.upper()) for name in ("cells", "left", "right", "first", "alone"))
     before = {path.name: set(path.read_text().split()) for path in tmp_path.iterdir()}
     assert {"left", "right"} <= before["cells"] and "first" in before["left"] and "first" in before["right"]
+
+
+def step_by_step(piece: str) -> str:
+    with stepping.doing(piece):
+        for step in range(1, 4):
+            stepping.tell(step, 3)
+    return piece
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long
+def test_what_a_piece_is_doing_is_heard_while_it_does_it(tmp_path, jobs):
+    heard = []
+    list(Local(CPU, jobs, tmp_path, heard.append).run(diamond(), step_by_step))
+    for name in ("cells", "left", "right", "first", "alone"):
+        assert f"{name}: step 3 of 3" in heard
 
 
 def resident() -> float:
