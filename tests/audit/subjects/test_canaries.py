@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from audit.cli.app import main
 from audit.plan.expand import plan
 from audit.run.job import compute
 from audit.scoring.canaries import NAME
@@ -134,6 +135,33 @@ def test_without_public_examples_the_attack_does_not_apply_and_does_not_fail(sui
 def test_a_count_that_all_rows_share_brings_canaries_together(suite_of):
     text = SUITE.replace("dp_sgd", "adaptive_clipping").replace("number = 1000", "number = 60")
     assert found(suite_of(text), "adaptive_clipping").metrics[NAME].detail["method"] == "one_run_f_dp"
+
+
+TWICE = '''
+from defenses.core import Bound, Defense, Whole
+
+class Twice(Bound):
+    def factors(self, norms):
+        return 2 * super().factors(norms)
+
+def wrong(*, noise_multiplier: float | None = None) -> Defense:
+    """Clips to twice the norm that it claims and is charged for."""
+    return Defense(Whole(bound=Twice(kind="clip", norm=1.0)), noise_multiplier)
+'''
+
+
+def test_a_defense_that_claims_half_of_its_norm_is_found_by_canaries_and_ends_the_command_with_1(tmp_path, capsys):
+    """The auditor's look at the noise finds nothing: it is as the plan says, and so are contributions."""
+    (tmp_path / "wrong.py").write_text(TWICE, encoding="utf-8")
+    path = tmp_path / "wrong.toml"
+    path.write_text(SUITE.replace('"dp_sgd"', f'"{tmp_path}/wrong.py:wrong"'), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])
+    assert ended.value.code == 1
+    records = {one.kind: one for one in read_all(tmp_path / "out" / "records")}
+    assert "claim_violated" in records["canaries"].flags and "claim_violated" not in records["utility"].flags
+    assert records["canaries"].metrics[NAME].detail["verdict"] == "violation"
+    assert "canary_epsilon" in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.slow
