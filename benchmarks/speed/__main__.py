@@ -34,6 +34,9 @@ def speed(
     what: Annotated[Benchmark, typer.Argument(help="What to measure.")] = "all",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Small and few: shows that all works, in a minute.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Of rgap: the paper's size, which takes minutes a round.")
+    ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each comparison; 15, or 3 if quick.")] = None,
     budget: Annotated[
         float | None, typer.Option(help="Seconds for the rounds of one comparison; each part has its own.")
@@ -55,6 +58,10 @@ def speed(
     try:
         if what == "methods" and case:
             raise ValueError("case must be left out, for every method is measured on one network; give ways")
+        if full and what not in ("all", "rgap"):
+            raise ValueError(f"full must be left out, for only rgap has a size of its own, got '{what}'")
+        if full and quick:
+            raise ValueError("full and quick must not go together")
         if what == "architectures" and way:
             raise ValueError("way must be left out, for every network is measured in the same three; give cases")
         if what in ("all", "methods"):
@@ -81,7 +88,7 @@ def speed(
     if what in ("all", "informed"):
         _finish(informed.measure(**shared), out)
     if what in ("all", "rgap"):
-        _finish(rgap.measure(**shared), out)
+        _finish(rgap.measure(**shared, full=full), out)
     if what in ("all", "shadows"):
         _finish(shadows.measure(**shared), out)
     if what in ("all", "projection"):

@@ -226,6 +226,7 @@ def compare(
     rounds: int,
     budget: float = math.inf,
     memory: bool = False,
+    memory_calls: int = 3,
     warmup: int = 2,
 ) -> SpeedComparison:
     """Times all ways of doing one thing, and measures their memory.
@@ -240,6 +241,7 @@ def compare(
         rounds: at most so many.
         budget: seconds for the rounds.
         memory: whether to start a fresh process for each way and look at its memory.
+        memory_calls: of each way in its process; 1 where a single one takes long and leaves nothing behind.
         warmup: calls of each way before the first round.
     """
     wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
@@ -249,7 +251,11 @@ def compare(
     measurements = []
     for way, probe in probes.items():
         failure = found.failed.get(way, "")
-        space = (failure or "not asked for") if failure or not memory else measured(probe, device=device)
+        space = (
+            (failure or "not asked for")
+            if failure or not memory
+            else measured(probe, device=device, calls=memory_calls)
+        )
         measurements.append(
             Measurement(
                 way=way,

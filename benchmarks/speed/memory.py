@@ -63,15 +63,16 @@ class Unavailable(RuntimeError):
     """There is no high-water mark on this platform, or none that can be reset."""
 
 
-def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None) -> Memory | str:
+def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None, calls: int = 3) -> Memory | str:
     """Memory of a callable in a fresh process, or why it is not known.
 
     Args:
         probe: what to build and to call there.
         device: "cpu" or "cuda".
         threads: of PyTorch in that process; as many as here where None.
+        calls: of the callable, the first included.
     """
-    job = {**asdict(probe), "device": device, "threads": threads or torch.get_num_threads()}
+    job = {**asdict(probe), "device": device, "threads": threads or torch.get_num_threads(), "calls": calls}
     # Other distributions have a top-level `benchmarks` too; the current folder comes first, and so does this path.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     try:
@@ -105,7 +106,7 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
     Args:
         build: makes the callable; what it allocates is there before.
         device: "cpu" or "cuda".
-        calls: how many, the first included.
+        calls: how many, the first included; of a single one the later peak is its own.
 
     Raises:
         Unavailable: where the platform keeps no high-water mark.
@@ -118,10 +119,12 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
     step()
     # The first call with its preparations: workspaces, hooks, compiled kernels.
     first = mark.peak()
-    mark.restart()
-    for _ in range(max(1, calls - 1)):
-        step()
-    later = mark.peak()
+    later = first
+    if calls > 1:
+        mark.restart()
+        for _ in range(calls - 1):
+            step()
+        later = mark.peak()
     # Not below 0: the kernel may take pages back, and a peak then lies under the start.
     return Memory(extra=max(0, first - before, later - before), later=max(0, later - before))
 
@@ -177,7 +180,7 @@ def main(job: str) -> None:
     torch.set_num_threads(settings["threads"])
     probe = Probe(settings["function"], settings["arguments"])
     try:
-        print(json.dumps(asdict(measure_here(probe.build, device=settings["device"]))))
+        print(json.dumps(asdict(measure_here(probe.build, device=settings["device"], calls=settings.get("calls", 3)))))
     except Exception as error:  # whatever a tool raises on a model that it does not know
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(json.dumps({"reason": line}))

@@ -379,6 +379,29 @@ def test_both_ways_to_invert_a_gradient_find_the_image_and_ours_exactly():
     assert comparison["about"][f"error of {rgap.DENSE}"] < 0.08
 
 
+def test_the_usual_size_of_an_inversion_says_that_the_papers_is_larger(monkeypatch):
+    said, sizes = [], []
+
+    def no_comparison(name, probes, **about):
+        sizes.append(about["about"]["size"])
+        assert about["memory_calls"] == 1 and set(probes) == set(rgap.WAYS)
+        return SpeedComparison(name=name, about={}, measurements=(), peer=rgap.DENSE)
+
+    monkeypatch.setattr(rgap, "compare", no_comparison)
+    monkeypatch.setattr(rgap, "errors", lambda **_: {})
+    found = rgap.measure(say=said.append)
+    assert sizes == [24] and "the paper's 32: --full" in said[0] and "--full measures that size" in found["method"]
+    assert found["settings"]["rounds"] == 1 and [one["limit"] for one in found["targets"]] == [20.0, 0.25]
+    whole = rgap.measure(full=True, say=said.append)
+    assert sizes == [24, 32] and "--full" not in said[1] + whole["method"] and whole["settings"]["rounds"] == 3
+
+
+def test_the_full_size_is_of_one_part_and_not_quick():
+    for arguments in (["noise", "--full"], ["rgap", "--full", "--quick"]):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2 and "full" in result.output
+
+
 @pytest.mark.parametrize("way", ways(noise.WAYS))
 def test_every_kind_of_noise_is_added_to_the_same_sum_at_the_same_scale(way):
     size = 100_000
@@ -418,8 +441,8 @@ def test_a_step_with_exact_noise_is_a_way_that_is_timed_when_asked_for():
 def test_memory_is_asked_of_a_fresh_process_for_each_way(monkeypatch):
     asked = []
 
-    def answer(probe, *, device):
-        asked.append((probe.arguments["way"], device))
+    def answer(probe, *, device, calls):
+        asked.append((probe.arguments["way"], device, calls))
         return Memory(extra=10, later=5)
 
     monkeypatch.setattr("benchmarks.speed.harness.measured", answer)
@@ -428,7 +451,7 @@ def test_memory_is_asked_of_a_fresh_process_for_each_way(monkeypatch):
         way: Probe("benchmarks.speed.masked:build", {**sizes, "way": way}) for way in (masked.BOOK, masked.CLOSED)
     }
     found = compare("case", probes, peer=masked.BOOK, rounds=1, memory=True)
-    assert asked == [(masked.BOOK, "cpu"), (masked.CLOSED, "cpu")]
+    assert asked == [(masked.BOOK, "cpu", 3), (masked.CLOSED, "cpu", 3)]
     assert found.memory_ratio(masked.CLOSED, masked.BOOK) == 1.0
 
 

@@ -90,12 +90,14 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
         balanced: every set of equations gets the same mean square; else the factors are 1. A gradient is as small as
             the loss's derivative, which says nothing about how good its equations are.
     """
-    total, factors = equations[0].map.like.new_zeros(()), []
-    for one in equations:
+    total, factors = equations[0].map.like.new_zeros(()), [1.0] * len(equations)
+    # A gradient's last: its normal matrix is made in its own place, that of an output in twice the room.
+    for number in sorted(range(len(equations)), key=lambda i: isinstance(equations[i].map, WeightGradient)):
+        one = equations[number]
         gram = one.map.gram(one.weights)
         trace = float(gram.diagonal().sum())
         factor = len(gram) / trace if balanced and trace > 0 else 1.0
-        factors.append(factor)
+        factors[number] = factor
         gram *= factor
         total = gram if total.ndim == 0 else total.add_(gram)
     return total, factors
@@ -197,6 +199,7 @@ def solve(
         return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
+    del gram  # a solution with the factor takes a copy of that, and a third matrix would be the peak
     for _ in range(1 + REFINEMENTS):
         pulls = [
             f * one.map.adjoint(one.weighted(one.misfit(x))[None])[0] for f, one in zip(factors, equations, strict=True)
