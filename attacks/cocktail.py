@@ -126,7 +126,7 @@ def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Genera
             f"the update must show {batch_size} entries of every column of {layer.name}, and it shows fewer of {short}"
         )
     if not bool(seen.all()):
-        gradient = completed(gradient, seen, eps, coins, most=batch_size)
+        gradient = completed(gradient, seen, eps, coins, most=batch_size).matrix
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     rank = int((values > rounding_floor(gradient.shape, eps) * values[0]).sum())
     if rank < batch_size:
