@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -155,8 +155,16 @@ class RecordSchedule:
 
     known: Int64[Tensor, " any"]
     added: Float[Tensor, " any"]
-    views: ClassVar[int] = 1
-    words: ClassVar[int] = 1
+
+    @property
+    def views(self) -> int:
+        """One: the record itself."""
+        return 1
+
+    @property
+    def words(self) -> int:
+        """One, by which the table is read."""
+        return 1
 
     @classmethod
     def of(cls, inputs: Tensor, targets: Tensor, added: Float[Tensor, "steps n"], *, seed: int) -> RecordSchedule:
@@ -171,8 +179,8 @@ class RecordSchedule:
         found = []
         for step in range(len(added)):
             coins = draws(seed, step)
-            keys = entry_keys(inputs, targets, cls.views, coins)
-            found.append(words(keys, cls.words, seed_from(coins, "views")).flatten().cpu())
+            keys = entry_keys(inputs, targets, 1, coins)
+            found.append(words(keys, 1, seed_from(coins, "views")).flatten().cpu())
         known, order = torch.cat(found).sort()
         return cls(known=known, added=added.flatten().cpu()[order])
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def with_table(words: str, text: str = LOOKING) -> str:
     return text.replace("candidates = 100", f"candidates = 100, canaries = {{ {words} }}")
 
 
-def made(suite, name: str = "toy"):
+def made(suite, name: str = "toy") -> Any:
     """Canaries of the first training of a suite, its splits and its model."""
     request = plan(suite).jobs[0].cells[0].request.of_training()
     request = dataclasses.replace(request, suite=name)

@@ -40,6 +40,7 @@ def test_masks_are_those_of_the_run(method):
     found = masks(defense)
     assert len(found) == STEPS and any(one is not None for one in found)
     for step, mask in zip(run.transcript.steps, found, strict=True):
+        assert step.plan is not None
         codec = step.plan.plan.blocks[0].codec
         assert isinstance(codec, Coordinates) and mask is not None and torch.equal(codec.kept, mask.kept)
 

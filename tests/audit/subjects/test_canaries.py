@@ -1,6 +1,7 @@
 """Canaries that a suite puts into a training, end to end: coins, training, attack, bound, verdict, record, board."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def job_of(suite, defense: str = "dp_sgd", control: str | None = None):
     return job
 
 
-def found(suite, defense: str = "dp_sgd", control: str | None = None):
+def found(suite, defense: str = "dp_sgd", control: str | None = None) -> Any:
     """The outcome of the attack on canaries."""
     cells = job_of(suite, defense, control).cells
     (outcome,) = (one for cell, one in compute(cells, CPU) if cell.kind == "canaries")
@@ -83,7 +84,7 @@ def test_canaries_are_trained_on_by_their_coins_through_the_trainer_itself(suite
     job = job_of(suite_of(SUITE))
     subject = TrainedModel(job.cells, CPU)
     utility, canaries = (subject.outcome(cell) for cell in job.cells)
-    model = subject.model
+    model: Any = subject.model
     inserted = torch.isin(model.trained_on.ids, model.canaries.examples.ids)
     assert int(inserted.sum()) == int(model.canaries.included.sum()) == canaries.arrays["member"].sum()
     assert 420 < int(inserted.sum()) < 580 and int((~inserted).sum()) == 100
@@ -190,7 +191,7 @@ MASKED = SUITE.replace('{ name = "dp_sgd" }', '{ name = "random_sparsification",
 @pytest.mark.parametrize("kind", ["dirac", "orthonormal"])
 def test_canaries_are_drawn_anew_with_each_mask_and_are_whole_in_all_of_them(suite_of, kind):
     job = job_of(suite_of(MASKED.replace("dirac", kind)), "random_sparsification")
-    model = TrainedModel(job.cells, CPU).model
+    model: Any = TrainedModel(job.cells, CPU).model
     examples, steps = model.canaries.examples, model.run.transcript.steps
     assert len({step.plan.blocks[0].codec.size for step in steps}) == len(model.canaries.directions) == 3
     for step in steps:
@@ -236,7 +237,7 @@ def test_records_are_written_verified_and_on_the_board(tmp_path):
     records = run(SUITE, tmp_path)
     folder = tmp_path / "records"
     (record,) = (one for one in records if one.kind == "canaries")
-    assert record.status == "ok" and record.requires["controls"] == ["CANARIES"]
+    assert record.status == "ok" and record.requires is not None and record.requires["controls"] == ["CANARIES"]
     assert record.task["canaries"] == {"kind": "dirac", "number": 1000}
     assert contradiction(record, folder) == ""
     metric = record.metrics[NAME]
