@@ -329,7 +329,9 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
             row = plans[at].correlated
             if row is not None:
                 weights = taken_back(row)
-                drawn = (weights @ torch.stack(past)) / weights.norm() * seen.noise_std
+                # Of its own tree: where a strategy begins anew, what was drawn before is in none of its noise.
+                own_draws = torch.stack(past[-len(weights) :])
+                drawn = (weights @ own_draws) / weights.norm() * seen.noise_std
         own = seen.contributions(PEOPLE.inputs, PEOPLE.labels)
         for z in range(0, len(PEOPLE), 4):
             expected = drawn + own[z] if z in took_part else drawn
