@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
-from attacks.rmia import GRID, best_slope, dominated, rmia
+from attacks.core.shadow_statistics import label_log_probability
+from attacks.rmia import GRID, best_slope, dominated, rmia, taylor_log_probability
 
 from . import toys
 
@@ -150,3 +151,22 @@ def test_too_few_public_examples_and_bad_settings_are_refused():
     for a in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"a must be in \[0, 1\]"):
             rmia(target, shadows=8, a=a)
+    with pytest.raises(ValueError, match="terms must be even"):
+        rmia(target, shadows=8, terms=3)
+    with pytest.raises(ValueError, match="margin must be at least 0"):
+        rmia(target, shadows=8, margin=0.6)
+    assert rmia(target, shadows=8, terms=4, margin=0.6).scores.isfinite().all()
+
+
+def test_the_taylor_softmax_is_the_softmax_where_the_series_is_long_and_a_hand_worked_one_else():
+    logits = torch.randn(3, 5, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 3, 1])
+    long = taylor_log_probability(logits, labels, 40, 0.0)
+    torch.testing.assert_close(long, label_log_probability(logits, labels), atol=1e-12, rtol=0)
+    # 1 + x + x^2 / 2: of logits 2 (the label, less a margin of 1) and 0, 2.5 and 1.
+    one = taylor_log_probability(torch.tensor([[[2.0, 0.0]]]), torch.tensor([0]), 2, 1.0)
+    assert math.exp(float(one)) == pytest.approx(2.5 / 3.5)
+    # Where the softmax is 1 to the last digit a longer logit is still told from a shorter one.
+    far = torch.tensor([[[800.0, 0.0]], [[1600.0, 0.0]]])
+    first, second = taylor_log_probability(far, torch.tensor([0, 0]), 4, 0.6)[:, 0].tolist()
+    assert first < second < 0 and label_log_probability(far, torch.tensor([0, 0])).abs().max() == 0
