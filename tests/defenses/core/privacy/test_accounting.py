@@ -153,7 +153,8 @@ def test_beyond_the_time_limit_rdp_stands_in_by_name():
 def test_within_the_time_limit_the_other_process_computes_the_same():
     many = [Gaussian(0.1, 1.0 + 0.1 * i, 1) for i in range(30)]  # or it would not have been another process
     found = epsilon(many, DELTA)
-    assert found.value == pld_epsilon(many, DELTA) < found.rdp
+    # Up to the order of a sum: events are composed as they are kept, and not as they are given.
+    assert found.value == pytest.approx(pld_epsilon(many, DELTA), rel=1e-8) and found.value < found.rdp
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 0.01, 0.3, 1.0, 22.0, 1e4, 1e8])
