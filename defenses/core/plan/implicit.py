@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ class OuterDirections:
     signals: Float[Tensor, "m out"] = field(repr=False)
     inputs: Float[Tensor, "m in"] = field(repr=False)
     weights: Float[Tensor, "m k"] = field(repr=False)
+    _formed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     @torch.no_grad()
@@ -78,11 +78,16 @@ class OuterDirections:
         """Number of directions."""
         return self.weights.shape[1]
 
-    @cached_property
+    @property
     def basis(self) -> Float[Tensor, "span k"]:
         """The directions themselves, one a column; as elsewhere the transpose of a contiguous matrix."""
-        products = (self.signals.unsqueeze(2) * self.inputs.unsqueeze(1)).flatten(1)
-        return (self.weights.T @ products).T
+        # Formed once for the steps that keep it, and again when somebody wrote into what it is made of.
+        parts = (self.signals, self.inputs, self.weights)
+        versions = None if any(part.is_inference() for part in parts) else tuple(part._version for part in parts)
+        if versions is None or self._formed.get("versions") != versions:
+            products = (self.signals.unsqueeze(2) * self.inputs.unsqueeze(1)).flatten(1)
+            self._formed.update(versions=versions, basis=(self.weights.T @ products).T)
+        return self._formed["basis"]
 
     def of_products(
         self, signals: Float[Tensor, "rows out"], inputs: Float[Tensor, "rows in"]
@@ -138,18 +143,10 @@ class ImplicitSubspace(Subspace):
         for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim)):
             object.__setattr__(self, name, value)
 
-    @cached_property
+    @property
     def bases(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """All of them, formed."""
         return tuple(part.basis if isinstance(part, OuterDirections) else part for part in self.parts)
-
-    def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        """As of any subspace; found once for all steps that keep one."""
-        return self._moments
-
-    @cached_property
-    def _moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        return super().moments()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies without bases that were formed."""
