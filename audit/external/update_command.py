@@ -35,7 +35,7 @@ from .models import filled
 from .out_folder import check_folder
 from .update import UpdateFinding, attack_update, read_update
 
-SCHEMA = "leakbench-update/2"
+SCHEMA = "leakbench-update/3"
 DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
 
 FALSE_DISCOVERIES = 0.05
@@ -139,7 +139,8 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         found += attack_update(shared, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
     names = sources["candidates"].names if "candidates" in sources else ()
     equations = ranks(model, shape, seed=asked.seed)
-    word, sentence = _verdict(found, names)
+    rate = _rate(found)
+    word, sentence = _verdict(found, names, rate)
     told = {
         "schema": SCHEMA,
         "verdict": {"word": word, "sentence": sentence},
@@ -160,7 +161,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         "classes": classes,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": asked.seed,
-        "attacks": [_told(one, names) for one in found],
+        "attacks": [_told(one, names, rate) for one in found],
         "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
         "not_tested": _untested(found, asked),
         "command": list(asked.command),
@@ -173,7 +174,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
     return told
 
 
-def _verdict(found: Sequence[UpdateFinding], names: Sequence[str]) -> tuple[str, str]:
+def _verdict(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> tuple[str, str]:
     """What is proved of the batch, in a word and a sentence; of reconstructions nobody here knows the truth."""
     proved = {
         one.name: int(one.result.certified.sum())
@@ -181,10 +182,11 @@ def _verdict(found: Sequence[UpdateFinding], names: Sequence[str]) -> tuple[str,
         if isinstance(one.result, Reconstruction) and one.result.certified is not None
     }
     best = max(proved, key=lambda name: proved[name], default="")
-    shown, said = _in_the_batch(found), []
+    asked_about = any(one.q_values for one in found)
+    shown, said = set[int]().union(*(_shown(one, rate) for one in found)), []
     if best and proved[best]:
         said.append(f"{_inputs(proved[best])} of the batch reconstructed and proved to be in it ({best})")
-    if shown is not None and shown:
+    if shown:
         said.append(
             f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "
             f"{FALSE_DISCOVERIES:.0%}"
@@ -193,19 +195,18 @@ def _verdict(found: Sequence[UpdateFinding], names: Sequence[str]) -> tuple[str,
         return "leaks", f"This update leaks: {'; '.join(said)}."
     if all(one.result is None for one in found):
         return "cannot be told", "No attack could read this update, so nothing is known of what it leaks."
-    asked = (
-        "nobody was asked about" if shown is None else f"none of {len(names)} candidates is shown to have been in it"
-    )
+    asked = f"none of {len(names)} candidates is shown to have been in it" if asked_about else "nobody was asked about"
     return "no leak shown", f"No input of the batch was proved to be reconstructed, and {asked}."
 
 
-def _in_the_batch(found: Sequence[UpdateFinding]) -> set[int] | None:
-    """Places of candidates that some attack shows, each at its part of the rate; None where nobody was asked about."""
-    ran = [one for one in found if one.q_values]
-    if not ran:
-        return None
-    rate = FALSE_DISCOVERIES / len(ran)
-    return {place for one in ran for place, q in enumerate(one.q_values) if q <= rate}
+def _rate(found: Sequence[UpdateFinding]) -> float:
+    """Each attack's part of the false discoveries: of all that some attack shows, they are together the whole."""
+    return FALSE_DISCOVERIES / max(1, sum(bool(one.q_values) for one in found))
+
+
+def _shown(one: UpdateFinding, rate: float) -> set[int]:
+    """Places of the candidates that an attack shows to have been in the batch."""
+    return {place for place, q in enumerate(one.q_values) if q <= rate}
 
 
 def _inputs(count: int) -> str:
@@ -240,17 +241,17 @@ def words(told: Mapping[str, Any]) -> str:
         elif one["kind"] == "labels":
             lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")
         else:
-            sure = [c["name"] for c in one["candidates"] if c["q_value"] <= 0.05]
+            sure = [c["name"] for c in one["candidates"] if c["shown"]]
             shown = ", ".join(sure[:20]) + (" ..." if len(sure) > 20 else "")
             # Not that the others were not in it: who is not shown may have been.
             lines.append(
                 f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates shown to have been in it, at a "
-                f"false discovery rate of 5 %{': ' + shown if sure else ''}"
+                f"false discovery rate of {100 * one['false_discovery_rate']:.3g} %{': ' + shown if sure else ''}"
             )
     return "\n".join(lines)
 
 
-def _told(one: UpdateFinding, names: tuple[str, ...]) -> dict[str, Any]:
+def _told(one: UpdateFinding, names: tuple[str, ...], rate: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": one.name,
         "settings": dict(one.settings),
@@ -273,8 +274,12 @@ def _told(one: UpdateFinding, names: tuple[str, ...]) -> dict[str, Any]:
             found["labels"] = {str(kind): int(count) for kind, count in enumerate(result.counts.tolist()) if count}
             found["status"] = result.status
         case MembershipScores() as result:
-            rows = zip(names, one.p_values, one.q_values, strict=True)
-            found["candidates"] = [{"name": name, "p_value": p, "q_value": q} for name, p, q in rows]
+            rows, shown = zip(names, one.p_values, one.q_values, strict=True), _shown(one, rate)
+            found["false_discovery_rate"] = rate
+            found["candidates"] = [
+                {"name": name, "p_value": p, "q_value": q, "shown": place in shown}
+                for place, (name, p, q) in enumerate(rows)
+            ]
         case None:
             pass
     return found

@@ -23,7 +23,7 @@ from .build import template_environment
 from .checkpoint import Picture, in_markdown, rank_words, read_document
 from .images import png, unit_images
 
-SCHEMA = "leakbench-update/2"
+SCHEMA = "leakbench-update/3"
 DOCUMENT, PAGE, SUMMARY, ARRAYS = "update.json", "index.html", "SUMMARY.md", "reconstructions.npz"
 
 TONES = {"leaks": "bad", "no leak shown": "good", "cannot be told": "warn"}
@@ -119,8 +119,9 @@ def _outcome(one: Mapping[str, Any]) -> str:
     if one["kind"] == "reconstruction":
         proved = "nothing can be proved" if one["certified"] is None else f"{one['certified']} of them proved"
         return f"{one['images']} reconstructed, {proved} ({one['status']})"
-    sure = sum(row["q_value"] <= 0.05 for row in one["candidates"])
-    return f"{sure} of {len(one['candidates'])} candidates at a false discovery rate of 5 %"
+    sure = sum(row["shown"] for row in one["candidates"])
+    rate = 100 * one["false_discovery_rate"]
+    return f"{sure} of {len(one['candidates'])} candidates shown, at a false discovery rate of {rate:.3g} %"
 
 
 def _pictures(one: Mapping[str, Any], told: Mapping[str, Any], arrays: Mapping[str, ndarray]) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _pictures(one: Mapping[str, Any], told: Mapping[str, Any], arrays: Mapping[s
 def _candidates(one: Mapping[str, Any]) -> dict[str, Any]:
     rows = sorted(one["candidates"], key=lambda row: (row["q_value"], row["p_value"]))
     shown = [
-        {"name": row["name"], "p": f"{row['p_value']:.2g}", "q": f"{row['q_value']:.2g}", "in": row["q_value"] <= 0.05}
+        {"name": row["name"], "p": f"{row['p_value']:.2g}", "q": f"{row['q_value']:.2g}", "in": row["shown"]}
         for row in rows[:MOST_SHOWN]
     ]
     return {"name": one["name"], "words": _outcome(one), "rows": shown, "beyond": len(rows) - len(shown)}

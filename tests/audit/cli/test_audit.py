@@ -280,17 +280,32 @@ def test_a_report_names_candidates_and_takes_no_other_files(leakbench, shared, t
         in told["verdict"]["sentence"]
     )
     # Of two attacks each has half of the rate.
-    leakbench(*plain, "--attacks", "gaussian_others,gradient_similarity")
+    _, out, _ = leakbench(*plain, "--attacks", "gaussian_others,gradient_similarity")
     table = pd.read_parquet(tmp_path / "candidates.parquet")
     least = table[["q_value_gaussian_others", "q_value_gradient_similarity"]].to_numpy().min(axis=1)
     count = np.count_nonzero(least <= 0.025)
     told = json.loads((tmp_path / "update.json").read_text())
     assert f"{count or 'none'} of 20 candidates" in told["verdict"]["sentence"]
+    # Page, summary, text and files show of each attack whom the verdict counts.
+    between = 0
+    page, summary = (tmp_path / "index.html").read_text(), (tmp_path / "SUMMARY.md").read_text()
+    for one in told["attacks"]:
+        q_values = table[f"q_value_{one['name']}"].to_numpy()
+        own = np.count_nonzero(q_values <= 0.025)
+        between += np.count_nonzero(q_values <= 0.05) - own
+        assert [row["shown"] for row in one["candidates"]] == (q_values <= 0.025).tolist()
+        said = f"{own} of 20 candidates shown, at a false discovery rate of 2.5 %"
+        assert said in page and said in summary
+        assert f"{one['name']}: {own} of 20 candidates shown to have been in it" in out
+    assert between > 0, "nobody whom one rate shows and the other does not: the seed tries nothing"
+    assert page.count("in the batch</strong>") == sum(
+        row["shown"] for one in told["attacks"] for row in one["candidates"]
+    )
     (tmp_path / "reconstructions.npz").write_bytes(b"of another")
     with pytest.raises(RecordError, match="is not the file that the audit wrote"):
         build_update_report(tmp_path)
     (tmp_path / "update.json").write_text(json.dumps(told | {"schema": "leakbench-update/1"}))
-    with pytest.raises(RecordError, match="must be leakbench-update/2"):
+    with pytest.raises(RecordError, match="must be leakbench-update/3"):
         build_update_report(tmp_path)
 
 
