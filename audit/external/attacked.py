@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from defenses.core import keyed
 from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
+from ..catalog.messages import in_one_line
 from ..observe import World, label_access, logits_of, model_access
 from ..plan.request import seed_of
 from ..plan.threat_models import THREAT_MODELS
@@ -109,6 +110,10 @@ class AttackOutcome:
     seconds: float = 0.0
 
 
+Asks = Callable[[Attack[Any], Candidates, int, dict[str, Any]], MembershipScores]
+"""Attacks what there is to attack, about candidates; with the seed of the attack's coins and its settings."""
+
+
 def final_model_attacks() -> list[str]:
     """Names of the membership attacks of the catalogue that ask a final model."""
     found = (catalog.attack(name) for name in catalog.names("attacks"))
@@ -135,36 +140,60 @@ def run_attacks(
     Yields:
         One outcome an attack, in their order.
     """
-    examples = join(audited.members, audited.non_members)
-    truth = GroundTruth(members=audited.members.ids, candidates=examples.ids)
+    knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
     for name, given in asked:
         attack = catalog.attack(name)
         settings = attack.settings(**_sized(attack, given, bank))
-        about = {"name": name, "settings": settings, "requires": attack.requires.to_dict()}
-        knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
         if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:
             why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
-            yield AttackOutcome(**about, why_not=why)
+            yield AttackOutcome(name=name, settings=settings, requires=attack.requires.to_dict(), why_not=why)
             continue
-        if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
-            yield AttackOutcome(**about, why_not=why, missing=attack.requires.knows & ~knows)
-            continue
-        begun = time.perf_counter()
-        key = {"attack": name, "settings": settings, "seed": seed}
-        try:
-            candidates = Candidates.draw(examples, seed_of(key, "candidates"))
-            target = _target(audited, attack.requires, candidates, bank)
-            coins = keyed(seed_of(key, "attack"))
-            found = candidates.answers(attack(target, coins, **copy.deepcopy(settings)))
-            metrics = score(found, truth, delta=delta)
-        except (NotApplicable, AccessError) as error:
-            yield AttackOutcome(**about, why_not=f"{name} does not apply: {error}")
-        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-            # An attack that cannot cope with this model ends itself only, and the report has its sentence.
-            told = " ".join(str(error).split())
-            yield AttackOutcome(**about, why_not=f"{name} failed: {type(error).__name__}: {told}", failed=True)
-        else:
-            yield AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
+
+        def asks(
+            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+        ) -> MembershipScores:
+            return attack(_target(audited, attack.requires, candidates, bank), keyed(coins), **settings)
+
+        yield outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
+
+
+def outcome_of(
+    audited: Audited,
+    attack: Attack[Any],
+    settings: Mapping[str, Any],
+    asks: Asks,
+    *,
+    knows: Knows,
+    delta: float,
+    seed: int,
+) -> AttackOutcome:
+    """What comes of one attack, on candidates in an order and under aliases of its own.
+
+    Args:
+        audited: whom it is asked about.
+        attack: the attack.
+        settings: all of its settings.
+        asks: attacks what there is to attack.
+        knows: what the attacker is granted beside it.
+        delta: of the claim, at which bounds on epsilon are computed.
+        seed: of the candidates' order and aliases, and of the attack's own coins.
+    """
+    about = {"name": attack.name, "settings": settings, "requires": attack.requires.to_dict()}
+    if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
+        return AttackOutcome(**about, why_not=why, missing=attack.requires.knows & ~knows)
+    begun = time.perf_counter()
+    examples = join(audited.members, audited.non_members)
+    key = {"attack": attack.name, "settings": settings, "seed": seed}
+    try:
+        candidates = Candidates.draw(examples, seed_of(key, "candidates"))
+        found = candidates.answers(asks(attack, candidates, seed_of(key, "attack"), copy.deepcopy(dict(settings))))
+        metrics = score(found, GroundTruth(members=audited.members.ids, candidates=examples.ids), delta=delta)
+    except (NotApplicable, AccessError) as error:
+        return AttackOutcome(**about, why_not=f"{attack.name} does not apply: {error}")
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        # An attack that cannot cope with this model ends itself only, and the report has its sentence.
+        return AttackOutcome(**about, why_not=f"{attack.name} failed: {in_one_line(error)}", failed=True)
+    return AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
 
 
 def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:

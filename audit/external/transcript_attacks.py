@@ -9,22 +9,16 @@ Candidates get an order and aliases that tell nothing of membership, as for atta
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from attacks.core import Access, AccessError, Attack, Examples, Knows, MembershipScores, NotApplicable, Requirements
+from attacks.core import Access, Attack, Examples, Knows, MembershipScores
 from defenses.core import keyed
 
 from ..catalog import methods as catalog
-from ..catalog.messages import in_one_line
-from ..plan.request import seed_of
-from ..scoring.score import score
-from ..scoring.truth import GroundTruth
 from ..subjects.candidates import Candidates
-from ..subjects.outcome import join
-from .attacked import READ_NO_STEP, AttackOutcome, Audited
+from .attacked import READ_NO_STEP, AttackOutcome, Audited, outcome_of
 from .claim import StatedClaim
 from .transcript import WatchedTranscript
 from .transcript_view import TranscriptView
@@ -61,41 +55,29 @@ def run_on_transcript(
     Yields:
         One outcome an attack, in their order.
     """
-    examples = join(audited.members, audited.non_members)
-    truth = GroundTruth(members=audited.members.ids, candidates=examples.ids)
     knows = audited.offered | Knows.DEFENSE
+    read = min(max(1, MOST_GRADIENTS // (len(audited.members) + len(audited.non_members))), len(transcript))
     for name, given in asked:
         attack = catalog.attack(name)
         settings = attack.settings(**given)
-        about: dict[str, Any] = {"name": name, "settings": settings, "requires": attack.requires.to_dict()}
-        if attack.check(Requirements(access=attack.requires.access, knows=knows)):
-            missing = attack.requires.knows & ~knows
-            if Knows.OTHERS in missing:
-                why = f"{name} needs what everybody else contributed to each update, which is in no transcript"
-                yield AttackOutcome(**about, why_not=why)
-            else:
-                yield AttackOutcome(**about, why_not=f"{name} needs more than is there", missing=missing)
+        if Knows.OTHERS in attack.requires.knows & ~knows:
+            why = f"{name} needs what everybody else contributed to each update, which is in no transcript"
+            yield AttackOutcome(name=name, settings=settings, requires=attack.requires.to_dict(), why_not=why)
             continue
-        begun = time.perf_counter()
-        key = {"attack": name, "settings": settings, "seed": seed}
-        try:
-            candidates = Candidates.draw(examples, seed_of(key, "candidates"))
-            view = _view(audited, transcript, candidates.given, claim)
-            found = candidates.answers(_scores(attack, view, seed_of(key, "attack"), settings))
-            metrics = score(found, truth, delta=delta)
-        except (NotApplicable, AccessError) as error:
-            yield AttackOutcome(**about, why_not=f"{name} does not apply: {error}")
-        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-            yield AttackOutcome(**about, why_not=f"{name} failed: {in_one_line(error)}", failed=True)
-        else:
-            about["settings"] = dict(settings) | {"steps": f"{view.steps_read} of {len(transcript)}"}
-            yield AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
+
+        def asks(
+            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+        ) -> MembershipScores:
+            return _scores(attack, _view(audited, transcript, candidates.given, claim, read), coins, settings)
+
+        found = outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
+        yield replace(found, settings={**settings, "steps": f"{read} of {len(transcript)}"}) if found.scores else found
 
 
 def _view(
-    audited: Audited, transcript: WatchedTranscript, candidates: Examples, claim: StatedClaim | None
+    audited: Audited, transcript: WatchedTranscript, candidates: Examples, claim: StatedClaim | None, steps: int
 ) -> TranscriptView:
-    """Those steps that the number of candidates allows, evenly over the training."""
+    """So many steps, evenly over the training."""
     everybody = claim is None or claim.sampling == "full" or claim.sample_rate is None
     return TranscriptView(
         transcript=transcript,
@@ -104,12 +86,11 @@ def _view(
         candidates=Examples(ids=candidates.ids.cpu(), inputs=candidates.inputs.cpu(), labels=candidates.labels.cpu()),
         sample_rate=1.0 if claim is None or claim.sample_rate is None or everybody else claim.sample_rate,
         independent=claim is None or claim.sampling in ("", "poisson", "full"),
-        most_steps=max(1, MOST_GRADIENTS // len(candidates)),
+        most_steps=steps,
     )
 
 
 def _scores(attack: Attack[Any], view: TranscriptView, seed: int, settings: Mapping[str, Any]) -> MembershipScores:
-    given = copy.deepcopy(dict(settings))
     if attack.requires.access is Access.ALL_STEPS:
-        return attack(view.seen(), keyed(seed), **given)
-    return view.scores(attack, log_ratio=Knows.DEFENSE in attack.requires.knows, **given)
+        return attack(view.seen(), keyed(seed), **settings)
+    return view.scores(attack, log_ratio=Knows.DEFENSE in attack.requires.knows, **settings)
