@@ -9,20 +9,39 @@ solved together where one alone stays open), average pooling and batch norms of 
 layers. Padded pixels are deleted instead of being equations. Both roots of the scalar equation are found, and for three
 classes or more its solution without labels and under an unknown clip factor. Normal matrices come from the structure of
 convolutions, in float64, where the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
-filled by its rank of one, by the logits, and by the layer below.
+filled by its rank of one, by the logits, and by the layer below. A clip factor that one logit does not tell is the one
+by which the other layers agree. What comes out is released again, under the defense as it is, before it is `ok`.
 """
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
 
-from .core import Access, InconsistentObservation, Knows, NotApplicable, Observation, Reconstruction, attack, granted
-from .core.recursion.invert import inverted, layers_of
-from .core.recursion.shown import shown
+from .core import (
+    Access,
+    InconsistentObservation,
+    Knows,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+    Reconstruction,
+    attack,
+    granted,
+)
+from .core.explained import Explanation
+from .core.network import Network
+from .core.recursion.clip_factor import identifiable, sharpest, untold
+from .core.recursion.invert import TOLERANCE, InvertedInput, inverted, layers_of
+from .core.recursion.shown import LayerGradient, shown
 from .core.recursion.walk import Solver
 
 Mode = Literal["single", "combination"]
 ClipFactor = Literal["auto", "one", "unknown"]
+
+EXACT = 1e-4
+"""Residual of all layers below which a factor of one needs no better; float32 stays below."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
@@ -45,7 +64,8 @@ def r_gap(
             all are `ls`.
         mode: `single`: a batch of one example; `combination`: one input for the whole batch, which mixes them.
         clip_factor: `one`: the gradient was not shortened; `unknown`: it may have been, by a factor that is solved for,
-            refused where it cannot be; `auto`: solved for where it can be, else taken for one.
+            refused where it cannot be; `auto`: solved for where it can be, else taken for one, and the result is
+            `degraded` where an input of another scale would have been clipped to the same update.
         allow_min_norm: whether a layer whose input is not determined gets the shortest one, and the result is
             `degraded`, instead of an error; `determined` says which entries of the input are right all the same: none
             behind another layer.
@@ -53,7 +73,9 @@ def r_gap(
     Returns:
         The input, clamped to the valid range, and its label, both from the update alone; the relative misfit of its
         own update as objective. `alternatives` has the inputs that explain the update as well; the first is chosen by
-        the range of inputs.
+        the range of inputs. `ok` is what explains the update to the last digits, or up to noise, when nothing else does
+        that lies in the range. Of an input of open scale the first is the multiple that just fits into the range, and
+        the second the one whose gradient was not clipped.
 
     Raises:
         NotApplicable: a layer, loss, batch or release that it does not invert.
@@ -73,7 +95,7 @@ def r_gap(
     structure = granted(target.structure)()
     network = structure.known_network()
     sums = target.released.double() * target.expected_batch
-    found = inverted(
+    found = _found(
         network,
         shown(structure, sums, noise.double(), layers_of(network)),
         solver=next(one for one in get_args(Solver) if one == solver),
@@ -86,13 +108,45 @@ def r_gap(
         raise InconsistentObservation("the input must be finite, and the equations give none that is")
     inputs = torch.stack([one.x for one in found]).to(target.released).clamp(target.input_low, target.input_high)
     best, labels = inputs[:1], torch.tensor([found[0].label], device=target.released.device)
+    explanation = Explanation.of(target, noise)
+    degraded = bool(found[0].degraded) or not explanation.fits(best, labels)
+    # Twins outside of the range are none; of two within, the order is a guess.
+    degraded = degraded or sum(one.is_within(target.input_low, target.input_high) for one in found) > 1
+    if not degraded and clip_factor != "one" and explanation.leaves_scale_open(best, labels):
+        degraded, longest = True, explanation.stretched(best, labels)
+        inputs = inputs if longest is None else torch.cat([longest, inputs])
+        best = inputs[:1]
     with torch.no_grad():
         left = target.released - target.simulate(best, labels)
     return Reconstruction(
         inputs=best,
         labels=labels,
         objective=float(left.norm() / target.released.norm()),
-        status="degraded" if found[0].degraded else "ok",
+        status="degraded" if degraded else "ok",
         alternatives=inputs[1:] if len(inputs) > 1 else None,
         determined=None if found[0].determined is None else found[0].determined[None],
     )
+
+
+def _found(
+    network: Network, gradients: Mapping[str, LayerGradient], *, clipped: bool | None, **settings: Any
+) -> list[InvertedInput]:
+    """Explanations of a gradient; where its last layer tells no clip factor, by the factor that other layers tell."""
+    noisy = any(float(one.std.max()) > 0 for one in gradients.values())
+    told = not untold(network, gradients) or not identifiable(network, gradients)
+    if clipped is False or told or noisy or settings["combination"] or settings["allow_min_norm"]:
+        return inverted(network, gradients, clipped=clipped, **settings)
+    if clipped is None:
+        try:
+            found = inverted(network, gradients, clipped=False, **settings)
+        except (InconsistentObservation, RankDeficient):
+            found = []
+        if found and found[0].residual < EXACT:
+            return found
+
+    def inverted_by(factor: float, tolerance: float = float("inf")) -> list[InvertedInput]:
+        scaled = {name: one.scaled(factor) for name, one in gradients.items()}
+        return inverted(network, scaled, clipped=False, tolerance=tolerance, **settings)
+
+    factor = sharpest(lambda factor: min(one.residual for one in inverted_by(factor)))
+    return [replace(one, factor=factor) for one in inverted_by(factor, TOLERANCE)]

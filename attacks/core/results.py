@@ -31,8 +31,8 @@ class Reconstruction:
             measure.
         restarts: number of random starts of which this is the one with the smallest objective.
         history: [restarts, iterations], the mismatch over time, or None.
-        status: `ok`; `degraded`: the attacker itself can tell that it found no match; `failed`: no finite
-            objective, so `inputs` are only the start.
+        status: `ok`; `degraded`: the attacker itself can tell that it found no match, or that other inputs match as
+            well; `failed`: no finite objective, so `inputs` are only the start.
         certified: bool [b], inputs that the attack proves to be in the batch, by the update alone; None where it has no
             such proof.
         determined: bool, in the shape of `inputs`: entries that the update decides; the rest are guesses. None for all.

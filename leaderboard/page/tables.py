@@ -47,7 +47,7 @@ FLAGS = {
     "one_off_not_attacked": "a release before the first step, as that of a mask or of statistics, is part of the claim "
     "and was not attacked, so a stronger test exists",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
-    "degraded": "the attacker itself saw that it found no match",
+    "degraded": "the attacker itself saw that it found no match, or that others match as well",
     "public_in_distribution": "the method, or pretraining, reads public examples of the very data set that it trains "
     "on",
     "pretrained_on_public": "the model was trained on public examples first, without privacy",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import NotApplicable, RankDeficient
 from ..network import Network, Operation
+from .clip_factor import HOMOGENEOUS
 from .forward import doubled, drawn_inputs, results
 from .gaps import filled
 from .head import HeadCandidate, HeadGradient, candidates
@@ -45,6 +46,11 @@ class InvertedInput:
     degraded: tuple[str, ...] = ()
     determined: Tensor | None = None
 
+    def is_within(self, low: float, high: float) -> bool:
+        """Whether it lies in the box of valid inputs, up to rounding."""
+        slack = 1e-6 * (high - low)
+        return bool(((self.x >= low - slack) & (self.x <= high + slack)).all())
+
 
 def layers_of(network: Network) -> tuple[Operation, ...]:
     """Operations with parameters that the recursion solves, from the input on; the last one is the head.
@@ -68,6 +74,7 @@ def inverted(
     combination: bool = False,
     allow_min_norm: bool = False,
     box: tuple[float, float] = (0.0, 1.0),
+    tolerance: float = TOLERANCE,
 ) -> list[InvertedInput]:
     """Inputs that explain a gradient, best first.
 
@@ -80,6 +87,7 @@ def inverted(
             inconsistent then.
         allow_min_norm: see `Walk`.
         box: (low, high) of inputs, by which twins are ordered.
+        tolerance: relative residual of a layer above which no example explains a noise-free update.
 
     Raises:
         NotApplicable: of the network, or of what is shown.
@@ -132,7 +140,7 @@ def inverted(
             variance = float(scaled[head.name].std.square().mean() / one.slopes.square().sum())
         walk.begin(one.x, shown.weight.T @ one.slopes, variance, uncertain)
         walks.append((one, walk))
-    left = walked([walk for _, walk in walks], tolerance=TOLERANCE if strict else float("inf"))
+    left = walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
     found = []
     for walk in left:
         own = next(one for one, other in walks if other is walk)
@@ -199,8 +207,7 @@ def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadC
 
 def _homogeneous(network: Network) -> bool:
     """Whether a multiple of the input gives that multiple of every result."""
-    kinds = ("input", "linear", "conv2d", "avg_pool2d", "flatten", "identity", "leaky_relu", "relu", "add")
-    return all(one.kind in kinds and one.bias is None for one in network.operations)
+    return all(one.kind in HOMOGENEOUS and one.bias is None for one in network.operations)
 
 
 def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[str, Belief]:
