@@ -30,7 +30,7 @@ from .core import (
     attack,
     granted,
 )
-from .core.explained import Explanation
+from .core.explained import ReleaseMatch
 from .core.network import Network
 from .core.recursion.clip_factor import identifiable, sharpest, untold
 from .core.recursion.invert import TOLERANCE, InvertedInput, inverted, layers_of
@@ -108,12 +108,12 @@ def r_gap(
         raise InconsistentObservation("the input must be finite, and the equations give none that is")
     inputs = torch.stack([one.x for one in found]).to(target.released).clamp(target.input_low, target.input_high)
     best, labels = inputs[:1], torch.tensor([found[0].label], device=target.released.device)
-    explanation = Explanation.of(target, noise)
-    degraded = bool(found[0].degraded) or not explanation.fits(best, labels)
+    match = ReleaseMatch.of(target, noise)
+    degraded = bool(found[0].degraded) or not match.fits(best, labels)
     # Twins outside of the range are none; of two within, the order is a guess.
     degraded = degraded or sum(one.is_within(target.input_low, target.input_high) for one in found) > 1
-    if not degraded and clip_factor != "one" and explanation.leaves_scale_open(best, labels):
-        degraded, longest = True, explanation.stretched(best, labels)
+    if not degraded and clip_factor != "one" and match.leaves_scale_open(best, labels):
+        degraded, longest = True, match.stretched(best, labels)
         inputs = inputs if longest is None else torch.cat([longest, inputs])
         best = inputs[:1]
     with torch.no_grad():

@@ -25,7 +25,7 @@ STRETCHED = (1.1, 1 / 1.1, 1.003, 1 / 1.003)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class ReleaseMatch:
     """What guessed inputs leave unexplained of one update.
 
     Attributes:
@@ -39,7 +39,7 @@ class Explanation:
     scale: float
 
     @classmethod
-    def of(cls, target: Observation, noise_std: Tensor) -> "Explanation":
+    def of(cls, target: Observation, noise_std: Tensor) -> "ReleaseMatch":
         """What is left of an update whose noise is known, on the undivided sums [m]."""
         with torch.no_grad():
             scale = float(target.residual(torch.zeros_like(target.released)).double().square().sum())

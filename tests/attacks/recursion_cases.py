@@ -87,3 +87,8 @@ def _released(part: ReleasedPart, flat: Tensor) -> Tensor:
 
 def mse(one: Tensor, other: Tensor) -> float:
     return float((one - other).square().mean())
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -9,7 +9,7 @@ from torch import nn
 
 import audit
 from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
-from attacks.core.explained import Explanation
+from attacks.core.explained import ReleaseMatch
 from attacks.core.recursion.clip_factor import sharpest
 from attacks.r_gap import r_gap
 from defenses.core import Defense, seeded
@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 def network(
     kind: str, activation: str, classes: int, *, body: bool = False, head: bool = False, seed: int = 0
-) -> nn.Module:
+) -> nn.Sequential:
     """A small random network, with biases in front of the last layer, in it, or without any."""
     torch.manual_seed(seed)
     act = ACTIVATIONS[activation]
@@ -145,13 +145,12 @@ def test_a_clip_factor_hides_where_the_mask_hides_the_bias_too():
 def test_of_two_twins_in_the_range_none_is_called_right():
     model, x = network("fcn3", "leaky", 1), image()
     with torch.no_grad():
-        logit = float(model(x[None]))
-        # A margin of 1 has its twin at 1.62.
-        model[-1].weight.mul_(1 / abs(logit))
-    label = int(logit > 0)
+        label = int(float(model(x[None])) > 0)
     for times, status in ((0.5, "degraded"), (1.0, "ok")):
         with torch.no_grad():
-            model[-1].weight.mul_(1 / (float(model(times * x[None]).abs())))
+            # A margin of 1 has its twin at 1.62.
+            for weight in model[-1].parameters():
+                weight.mul_(1 / float(model(times * x[None]).abs()))
         observation = update(model, times * x, label, bounded(1e9))
         result = r_gap(observation)
         assert result.alternatives is not None and result.status == status
@@ -178,12 +177,12 @@ def test_an_explanation_is_measured_in_rounding_or_in_noise():
     labels = torch.tensor([1])
     for noise in (0.0, 1e-3):
         observation = update(model, x, 1, dp_sgd(clip_norm=1e3, noise_multiplier=noise))
-        explanation = Explanation.of(observation, granted(observation.noise_std))
-        assert explanation.fits(x[None], labels)
+        match = ReleaseMatch.of(observation, granted(observation.noise_std))
+        assert match.fits(x[None], labels)
         # 1e-3 of a clip norm of 1000 hides everything, and then the scale is open.
-        assert explanation.fits(1.5 * x[None], labels) == (noise > 0)
-        assert explanation.leaves_scale_open(x[None], labels) == (noise > 0)
-        assert (explanation.stretched(x[None], labels) is not None) == (noise > 0)
+        assert match.fits(1.5 * x[None], labels) == (noise > 0)
+        assert match.leaves_scale_open(x[None], labels) == (noise > 0)
+        assert (match.stretched(x[None], labels) is not None) == (noise > 0)
 
 
 def test_the_sharpest_factor_is_found_between_those_that_are_tried_and_past_refusals():

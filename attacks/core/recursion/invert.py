@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import NotApplicable, RankDeficient
+from ..errors import InconsistentObservation, NotApplicable, RankDeficient
 from ..network import Network, Operation
 from .clip_factor import HOMOGENEOUS
 from .forward import doubled, drawn_inputs, results
@@ -15,7 +15,7 @@ from .head import HeadCandidate, HeadGradient, candidates
 from .least_squares import Solution
 from .order import without_identities
 from .shown import LayerGradient
-from .walk import Belief, Solver, Walk, walked
+from .walk import Belief, Solver, Walk
 
 TOLERANCE = 0.03
 """Relative residual of a layer above which no example explains a noise-free update; float32 stays below 1e-3."""
@@ -140,7 +140,7 @@ def inverted(
             variance = float(scaled[head.name].std.square().mean() / one.slopes.square().sum())
         walk.begin(one.x, shown.weight.T @ one.slopes, variance, uncertain)
         walks.append((one, walk))
-    left = walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
+    left = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
     found = []
     for walk in left:
         own = next(one for one, other in walks if other is walk)
@@ -159,6 +159,42 @@ def inverted(
                 scale = float(own.slopes.norm() / twin.slopes.norm())
                 found.append(replace(result, x=result.x * scale, solutions=()))
     return sorted(found, key=lambda one: _oddness(one.x, box))
+
+
+def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
+    """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
+
+    Args:
+        walks: of one network, each begun.
+        tolerance: relative residual above which an explanation is dropped, if another one fits a hundred times as well;
+            where none is below it, the update is of no example.
+
+    Returns:
+        Those that are left, best first.
+
+    Raises:
+        InconsistentObservation: all contradict one layer.
+        RankDeficient: a layer's input is not determined.
+    """
+    for one in walks[0].steps():
+        left: list[Walk] = []
+        for walk in walks:
+            try:
+                walk.step(one)
+                left.append(walk)
+            except RankDeficient:
+                # Of a wrong explanation it says nothing, so it counts only where no other is left.
+                if walk is walks[-1] and not left:
+                    raise
+        walks = left
+        best = min(walk.largest_residual for walk in walks)
+        if best > tolerance:
+            raise InconsistentObservation(
+                f"the update must be that of one example, and no input of the layer at {one.words or one.name} "
+                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise"
+            )
+        walks = [walk for walk in walks if walk.largest_residual <= max(100 * best, 1e-9)]
+    return sorted(walks, key=lambda walk: walk.largest_residual)
 
 
 def _head_gradient(

@@ -16,33 +16,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..errors import InconsistentObservation, NotApplicable, RankDeficient
+from ..errors import NotApplicable, RankDeficient
 from ..network import Network, Operation
 from .activations import invert
-from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
 from .forward import doubled, of_norm
 from .joint import OpenSum, joint_equations
+from .layer_equations import Known, affine, bias_misfit, of_gradient, of_result
 from .least_squares import Equations, Solution, boxed, solve, with_prior
-from .maps import Coefficients, Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
+from .maps import IdentityMap, LinearMap, Reshaped, Then
 from .order import ACTIVATIONS, LAYERS, backwards, without_identities
 from .shown import LayerGradient
 
 Solver = Literal["ls", "gls", "map"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known of a tensor.
-
-    Attributes:
-        value: in its shape.
-        where: bool, the entries that are known; None for all.
-        variance: of each entry's error; None where nobody counts.
-    """
-
-    value: Tensor
-    where: Tensor | None = None
-    variance: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,52 +335,16 @@ class Walk:
     def _as_equations(
         self, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
     ) -> Equations:
-        weights = None if known.where is None else known.where.to(known.value)
-        if self.solver != "ls":
-            variance = torch.zeros_like(known.value) if known.variance is None else known.variance
-            # What is known exactly has no variance; rounding is what is left.
-            floor = 1e-24 * float(known.value.square().mean()) + 1e-30
-            weights = (variance + floor).reciprocal() if weights is None else weights / (variance + floor)
-        value = known.value if weights is None else torch.where(weights > 0, known.value, 0.0)
-        return Equations(map=linear, target=value, weights=weights, layer=layer, source=source)
+        return of_result(linear, known, source=source, layer=layer, weighted=self.solver != "ls")
 
     def _pose_gradient(self, one: Operation, linear: LinearMap, slopes: Tensor) -> None:
         """K x = g, and the bias's gradient as a check of k."""
-        own = self.gradients[one.name]
-        if isinstance(linear, Convolved):
-            in_bias = slopes.flatten(1).sum(dim=1)
-
-            def gradient(seen: Tensor | None) -> LinearMap:
-                return WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
-        else:
-            in_bias = slopes
-
-            def gradient(seen: Tensor | None) -> LinearMap:
-                return OuterProduct(slopes, linear.unknowns, seen)
-
-        maps: list[tuple[LinearMap, Tensor, Tensor]] = []
-        if own.seen is None or bool(own.seen.any()):
-            maps.append((gradient(own.seen), own.weight, own.std))
-        for direction in own.directions:
-            if direction.of_weight is not None:
-                shift = 0.0 if direction.of_bias is None else in_bias @ direction.of_bias
-                maps.append(
-                    (Coefficients(gradient(None), direction.of_weight), direction.values - shift, direction.std)
-                )
-        for each, target, std in maps:
-            weights = None
-            if self.solver != "ls":
-                floor = 1e-24 * float(target.square().mean()) + 1e-30
-                weights = (std.square() + floor).reciprocal()
-                if own.seen is not None and isinstance(each, WeightGradient | OuterProduct):
-                    weights = weights * own.seen
-            made = Equations(map=each, target=target, weights=weights, layer=self._number(one), source="gradient")
-            self.equations.setdefault(one.inputs[0], []).append(made)
-        if own.bias is not None and float(own.bias.norm()) > 0:
-            there = in_bias if own.bias_seen is None else in_bias * own.bias_seen
-            misfit = float((own.bias - there).norm() / own.bias.norm())
-            if self.solver == "ls":
-                self.largest_residual = max(self.largest_residual, misfit)
+        own, weighted = self.gradients[one.name], self.solver != "ls"
+        made = of_gradient(own, linear, slopes, layer=self._number(one), weighted=weighted)
+        if made:
+            self.equations.setdefault(one.inputs[0], []).extend(made)
+        if not weighted:
+            self.largest_residual = max(self.largest_residual, bias_misfit(own, linear, slopes))
 
     def _before_norm(self, one: Operation, known: Known) -> Known:
         factors, shift = of_norm(one, self.by_name[one.inputs[0]].shape, self.values)
@@ -421,58 +370,4 @@ class Walk:
 
     def _linear(self, one: Operation) -> tuple[LinearMap, Tensor]:
         """The linear part of an operation, and what it adds."""
-        below = self.by_name[one.inputs[0]].shape
-        like = next(iter(self.slopes.values()))
-        weight = None if one.weight is None else self.values[one.weight]
-        bias = None if one.bias is None else self.values[one.bias]
-        zero = like.new_zeros(())
-        match one.kind:
-            case "linear" if weight is not None and len(below) == 1:
-                return Dense(weight, below), zero if bias is None else bias
-            case "conv2d" if weight is not None:
-                geometry = KernelGeometry(one.settings, below, one.shape, like.device)
-                return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
-            case "avg_pool2d":
-                return pooled(one.settings, below, one.shape, like), zero
-            case "flatten":
-                return Reshaped(IdentityMap(one.shape, like), below), zero
-            case "batch_norm":
-                factors, shift = of_norm(one, self.by_name[one.inputs[0]].shape, self.values)
-                return Factors(factors, below), shift
-        raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
-
-
-def walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
-    """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
-
-    Args:
-        walks: of one network, each begun.
-        tolerance: relative residual above which an explanation is dropped, if another one fits a hundred times as well;
-            where none is below it, the update is of no example.
-
-    Returns:
-        Those that are left, best first.
-
-    Raises:
-        InconsistentObservation: all contradict one layer.
-        RankDeficient: a layer's input is not determined.
-    """
-    for one in walks[0].steps():
-        left: list[Walk] = []
-        for walk in walks:
-            try:
-                walk.step(one)
-                left.append(walk)
-            except RankDeficient:
-                # Of a wrong explanation it says nothing, so it counts only where no other is left.
-                if walk is walks[-1] and not left:
-                    raise
-        walks = left
-        best = min(walk.largest_residual for walk in walks)
-        if best > tolerance:
-            raise InconsistentObservation(
-                f"the update must be that of one example, and no input of the layer at {one.words or one.name} "
-                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise"
-            )
-        walks = [walk for walk in walks if walk.largest_residual <= max(100 * best, 1e-9)]
-    return sorted(walks, key=lambda walk: walk.largest_residual)
+        return affine(one, self.by_name[one.inputs[0]].shape, self.values, next(iter(self.slopes.values())))
