@@ -21,7 +21,13 @@ ABOVE_NOISE = 4.0
 """How many times the squared length of the noise is left at an input that explains a noisy update, at most."""
 
 STRETCHED = (1.1, 1 / 1.1, 1.003, 1 / 1.003)
-"""Multiples that are tried; the last two only in float64, whose misfit at a thousandth tells."""
+"""Multiples that are tried."""
+
+WORSE = 10.0
+"""How much longer than at an input the rest at a multiple of it must be, for the input's scale to be decided."""
+
+DIGITS = 100.0
+"""The same, in rounding errors of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +62,11 @@ class ReleaseMatch:
         return self.left(inputs, labels) <= max(rounding**2 * self.scale, ABOVE_NOISE * self.expected)
 
     def leaves_scale_open(self, inputs: Tensor, labels: Tensor) -> bool:
-        """Whether multiples of the inputs explain the update as well: it was clipped to its length, or it is noise."""
-        stretched = STRETCHED if self.target.released.dtype == torch.float64 else STRETCHED[:2]
-        return any(self.fits(times * inputs, labels) for times in stretched)
+        """Whether multiples of the inputs explain the update no worse: it was clipped to its length, or it is noise."""
+        rounding = DIGITS * torch.finfo(self.target.released.dtype).eps
+        least = max(WORSE**2 * self.left(inputs, labels), rounding**2 * self.scale)
+        least = ABOVE_NOISE * self.expected if self.expected > 0 else least
+        return any(self.left(times * inputs, labels) <= least for times in STRETCHED)
 
     def stretched(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
         """The largest multiple that lies in the box of valid inputs, if it explains the update; None if not."""
