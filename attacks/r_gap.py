@@ -136,17 +136,23 @@ def _found(
     told = not untold(network, gradients) or not identifiable(network, gradients)
     if clipped is False or told or noisy or settings["combination"] or settings["allow_min_norm"]:
         return inverted(network, gradients, clipped=clipped, **settings)
+    refused: NotApplicable | InconsistentObservation | None = None
     if clipped is None:
         try:
             found = inverted(network, gradients, clipped=False, **settings)
-        except (InconsistentObservation, RankDeficient):
-            found = []
-        if found and found[0].residual < EXACT:
-            return found
+            if found[0].residual < EXACT:
+                return found
+        except (InconsistentObservation, RankDeficient) as error:
+            refused = error
 
     def inverted_by(factor: float, tolerance: float = float("inf")) -> list[InvertedInput]:
         scaled = {name: one.scaled(factor) for name, one in gradients.items()}
         return inverted(network, scaled, clipped=False, tolerance=tolerance, **settings)
 
     factor = sharpest(lambda factor: min(one.residual for one in inverted_by(factor)))
-    return [replace(one, factor=factor) for one in inverted_by(factor, TOLERANCE)]
+    try:
+        return [replace(one, factor=factor) for one in inverted_by(factor, TOLERANCE)]
+    except (InconsistentObservation, RankDeficient):
+        if refused is None:
+            raise
+        raise refused from None  # what the whole gradient lacks says more than what a tried factor does

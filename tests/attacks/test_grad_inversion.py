@@ -7,11 +7,16 @@ import torch
 from torch import Tensor, nn
 
 import audit
-from attacks.core import NotApplicable
+from attacks.core import NotApplicable, Observation
 from attacks.core.batch_statistics import statistics_mismatches
 from attacks.core.consensus import consensus, shifts
 from attacks.core.search import jittered_adams
 from attacks.grad_inversion import grad_inversion
+from attacks.inverting_gradients import inverting_gradients
+from audit.external.update import observed, read_update
+from audit.observe import World
+from benchmarks import data
+from defenses.core import cross_entropy
 from defenses.sgd import sgd
 
 from . import toys
@@ -90,6 +95,68 @@ def test_an_image_is_recovered_and_starts_together_find_it_where_one_alone_fails
     assert toys.psnr(group.inputs, batch.inputs) > 30 and group.status == "ok"
     assert group.objective < alone.objective
     assert group.history is not None and group.history.shape == (4, 150)
+
+
+def whole_network(number: int, pixels: int) -> tuple[Observation, Tensor, nn.Sequential, Tensor]:
+    """One photo's gradient at a network of three batch norms that have seen public photos, the photo and their mean."""
+    photos = data.load("photos")
+    public, photo = (
+        nn.functional.avg_pool2d(images, 32 // pixels)
+        for images in (photos.public.inputs, photos.private.inputs[number : number + 1])
+    )
+    label = photos.private.labels[number : number + 1]
+    torch.manual_seed(number)
+    layers: list[nn.Module] = []
+    for below, above, stride in ((3, 16, 1), (16, 32, 2), (32, 32, 2)):
+        convolution = nn.Conv2d(below, above, 3, stride=stride, padding=1)
+        layers += [convolution, nn.BatchNorm2d(above, momentum=None), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * pixels**2, photos.classes)).train()
+    with torch.no_grad():
+        model(public)
+    model.eval()
+    gradients = torch.autograd.grad(cross_entropy(model(photo), label).mean(), list(model.parameters()))
+    named = dict(zip((name for name, _ in model.named_parameters()), gradients, strict=True))
+    world = World(
+        input_shape=(3, pixels, pixels), classes=photos.classes, low=0.0, high=1.0, loss=cross_entropy, population=None
+    )
+    shared = read_update(model, named, batch_size=1, labels=label.tolist())
+    return observed(shared, world), photo, model, public.mean(dim=0, keepdim=True)
+
+
+def test_a_whole_network_as_leakbench_update_reads_it_gives_a_photo_away():
+    observation, photo, model, mean = whole_network(0, 8)
+    assert observation.structure is not None
+    statistics = statistics_mismatches(observation.structure().known_network(), photo)
+    entered: list[Tensor] = []
+    for layer in model:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.register_forward_pre_hook(lambda norm, given: entered.append(_distance(norm, given[0].detach())))
+    model(photo)
+    assert len(entered) == 3
+    torch.testing.assert_close(statistics(photo[None])[0], torch.stack(entered).sum())
+    found = grad_inversion(observation, toys.generator(1), iterations=250, restarts=1, statistics_weight=0.01)
+    assert found.status == "ok" and toys.psnr(found.inputs, photo) > toys.psnr(mean, photo) + 3
+
+
+def _distance(norm: nn.Module, entering: Tensor) -> Tensor:
+    """Of mean and variance of what enters from those that a batch norm remembers."""
+    mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    flat = entering.transpose(0, 1).flatten(1)
+    return (flat.mean(dim=1) - mean).norm() + (flat.var(dim=1, unbiased=False) - variance).norm()
+
+
+@pytest.mark.slow
+def test_photos_behind_three_batch_norms_are_seen_far_better_than_by_inverting_gradients():
+    """Measured on CIFAR, nine photos: 30.3 dB against 20.4, and 11.4 of the mean image; with statistics at 0.1 15.2."""
+    gains = []
+    for number in (0, 20):
+        observation, photo, _, mean = whole_network(number, 32)
+        settings = {"iterations": 2000, "restarts": 2}
+        ours = grad_inversion(observation, toys.generator(1), statistics_weight=0.01, **settings)
+        theirs = inverting_gradients(observation, toys.generator(1), **settings)
+        gains.append(toys.psnr(ours.inputs, photo) - max(toys.psnr(theirs.inputs, photo), toys.psnr(mean, photo)))
+    # Measured: 2.8 and 23.4.
+    assert min(gains) > 1 and sum(gains) > 10
 
 
 def test_models_of_private_training_are_refused_in_one_sentence():

@@ -13,6 +13,7 @@ from attacks.inverting_gradients import inverting_gradients
 from attacks.sme import sme
 from audit.observe import World
 from audit.subjects.local_steps import LocalTraining
+from benchmarks import data, models
 from defenses.dp_sgd import dp_sgd
 from defenses.random_pruning import random_pruning
 from defenses.sgd import sgd
@@ -32,7 +33,11 @@ def local_update(seed: int, defense=None, *, lr: float = 0.05, epochs: int = 5) 
 def believed_one_step(seen: Observation, seed: int) -> Observation:
     """The same release, taken for the gradient of one step at the first weights."""
     inputs, labels = toys.examples(2, (1, 8, 8), seed=seed).inputs, torch.tensor([0, 1])
-    step, _ = audit.share_update(toys.conv_net(seed=seed), inputs, labels, sgd())
+    return taken_for_one_step(seen, audit.share_update(toys.conv_net(seed=seed), inputs, labels, sgd())[0])
+
+
+def taken_for_one_step(seen: Observation, step: Observation) -> Observation:
+    """What a sum of steps looks like to whoever takes it for the gradient of the first."""
     changes = {"compare_many": None, "simulate_many": None, "residual": lambda predicted: seen.released - predicted}
     return replace(step, released=seen.released, **changes)
 
@@ -101,6 +106,25 @@ def test_several_steps_are_inverted_better_than_by_believing_in_one():
         gained.append(toys.psnr(found.inputs, inputs) - toys.psnr(naive.inputs, inputs))
     # Measured: 2 dB, where unrolling the ten steps gains 20 dB.
     assert min(gained) > 0.5
+
+
+@pytest.mark.slow
+def test_photos_behind_eight_short_local_steps_are_seen_better_than_by_believing_in_one():
+    """Four photos of much the same label, two epochs of one a step. Measured on six batches: 4.6 to 7.6 dB more."""
+    photos, gained = data.load("photos"), []
+    mean = photos.public.inputs.mean(dim=0, keepdim=True)
+    for seed in (0, 3):
+        own = slice(10 * seed, 10 * seed + 4)
+        inputs, labels = photos.private.inputs[own], photos.private.labels[own]
+        model = models.build("convnet", input_shape=photos.input_shape, classes=photos.classes, seed=seed)
+        local = LocalTraining(epochs=2, batch=1)
+        seen, _ = audit.share_update(model, inputs, labels, sgd(), local=local, lr=0.005)
+        step, _ = audit.share_update(model, inputs, labels, sgd())
+        found = sme(seen, toys.generator(1), iterations=600)
+        naive = inverting_gradients(taken_for_one_step(seen, step), toys.generator(1), iterations=600)
+        assert toys.psnr(found.inputs, inputs) > toys.psnr(mean, inputs)
+        gained.append(toys.psnr(found.inputs, inputs) - toys.psnr(naive.inputs, inputs))
+    assert min(gained) > 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,13 @@ TRIED = 48
 """Factors of the first round, equally far apart in logarithms."""
 
 SHARPENED = 60
-"""Steps of golden sections around the best one."""
+"""Steps of golden sections around one of them."""
+
+DIPS = 6
+"""Factors around which is searched, the best ones first: where activations are near their ends the dip is narrow."""
+
+ENOUGH = 1e-6
+"""What is left of the equations below which no other dip is tried."""
 
 HOMOGENEOUS = ("input", "linear", "conv2d", "avg_pool2d", "flatten", "identity", "leaky_relu", "relu", "add")
 """Operations that, without a bias, give a multiple of their result for that multiple of their argument."""
@@ -60,18 +66,27 @@ def sharpest(residual: Callable[[float], float]) -> float:
             return math.inf
 
     width = -math.log(SMALLEST) / (TRIED - 1)
-    tried = [-width * number for number in range(TRIED)]
-    centre = min(tried, key=left)
-    low, high = centre - width, min(0.0, centre + width)
+    tried = sorted((-width * number for number in range(TRIED)), key=left)
+    best = tried[0], math.inf
+    for centre in tried[:DIPS]:
+        found = _by_golden_sections(left, centre - width, min(0.0, centre + width))
+        best = min(best, found, key=lambda one: one[1])
+        if best[1] < ENOUGH:
+            break
+    return math.exp(best[0])
+
+
+def _by_golden_sections(value: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Where a function with one dip between two ends is smallest, and its value there."""
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_a, at_b = left(a), left(b)
+    at_a, at_b = value(a), value(b)
     for _ in range(SHARPENED):
         if at_a <= at_b:
             high, b, at_b = b, a, at_a
             a = high - GOLDEN * (high - low)
-            at_a = left(a)
+            at_a = value(a)
         else:
             low, a, at_a = a, b, at_b
             b = low + GOLDEN * (high - low)
-            at_b = left(b)
-    return math.exp(a if at_a <= at_b else b)
+            at_b = value(b)
+    return (a, at_a) if at_a <= at_b else (b, at_b)
