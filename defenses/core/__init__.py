@@ -65,7 +65,8 @@ from .training.sampling import (
     truncated_poisson,
 )
 from .training.settings import Execution, Meter, Recipe, Recording
-from .training.stacked import NotTogether, train_together
+from .training.stacked.not_together import NotTogether
+from .training.stacked.together import train_together
 from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
 from .training.step import Account, Stepper
 from .training.train import train

@@ -40,7 +40,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     """Convolutions over one or two dimensions, with any stride, padding, dilation and groups."""
     inputs, signals = use.inputs, use.signals
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    padding = _padding(layer)
+    padding = padding_of(layer)
     if layer.padding_mode != "zeros":
         # The weight's gradient takes patches of the padded input, whatever it was padded with. F.pad: last axis first.
         inputs = F.pad(inputs, [size for pair in reversed(padding) for size in pair], mode=layer.padding_mode)
@@ -133,7 +133,7 @@ def refuse_settings(layer: nn.Module, name: str) -> None:
             raise Unsupported(f"embedding '{name}' must not have scale_grad_by_freq, which counts the whole batch")
 
 
-def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+def padding_of(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
     """(before, after) of each dimension."""
     if layer.padding == "valid":
         return [(0, 0)] * len(layer.kernel_size)

@@ -24,7 +24,7 @@ from defenses.core import (
     train,
     train_together,
 )
-from defenses.core.training import stacked as stacked_models
+from defenses.core.training.stacked import together as stacked_models
 
 FOLDER = Path(inspect.getfile(defenses)).parent
 MODELS, COUNT = 3, 40
@@ -202,6 +202,10 @@ def test_a_row_that_is_not_finite_counts_as_zero_by_itself():
     torch.testing.assert_close(ends[0], ends[1])
 
 
+def images(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(4, 5))
+
+
 def hooked(_: int) -> nn.Module:
     model = network(0)
     model.get_submodule("1").register_forward_hook(lambda *_: None)
@@ -279,15 +283,25 @@ def hooked_at_a_gradient(_: int) -> nn.Module:
         (computes_otherwise(""), "another forward"),
         (computes_otherwise("0"), "another forward"),  # the flattening, which a stack leaves out
         (computes_otherwise("1"), "another forward"),
-        (with_parameter(""), "of linear layers, got 'extra'"),
-        (with_parameter("1"), r"of linear layers, got '1\.extra'"),
-        (with_parameter("2"), r"of linear layers, got '2\.extra'"),
+        (with_parameter(""), "of known layers, got 'extra'"),
+        (with_parameter("1"), r"of known layers, got '1\.extra'"),
+        (with_parameter("2"), r"of known layers, got '2\.extra'"),
         (hooked_before_all, "without hooks"),
         (hooked_backwards, "no backward hooks"),
         (hooked_at_a_gradient, "parameters must have no hooks"),
-        (lambda _: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(4, 5)), "got Conv2d"),
+        (
+            lambda _: images(nn.Conv2d(1, 2, 3)),
+            "convolutions are not stacked where that is slower, as on the device cpu",
+        ),
+        (lambda _: images(nn.Conv1d(1, 2, 3)), "got Conv1d"),
+        (lambda _: images(nn.BatchNorm2d(1)), "got BatchNorm2d"),
+        (lambda _: images(nn.MaxPool2d(2, return_indices=True)), "one output, got indices"),
+        (
+            lambda _: nn.Sequential(nn.Flatten(0), nn.Linear(12, 5)),
+            "within an example, start_dim at least 1, got Flatten",
+        ),
         (lambda _: nn.Linear(12, 5), "must be of nn.Sequential models, got Linear"),
-        (lambda _: nn.Sequential(nn.Flatten(), nn.Tanh()), "must have a linear layer"),
+        (lambda _: nn.Sequential(nn.Flatten(), nn.Tanh()), "must have a layer with parameters"),
         (lambda seed: network(seed, nn.Dropout(0.5)), "got Dropout"),
         (lambda seed: network(seed, *[nn.Tanh()] * (1 + seed), bias=seed == 0), "one architecture"),
         (lambda seed: network(seed, nn.LeakyReLU(0.1 * (1 + seed))), "one architecture"),
@@ -327,7 +341,7 @@ def test_poisson_sampling_is_a_coin_of_each_record_in_each_step_and_each_model()
     members = torch.arange(200).repeat(8, 1) + 1000
     joined = torch.zeros(8, 60, 200)
     for step in range(60):
-        rows, there = stacked_models._drawn(poisson(0.1), step, members, list(range(8)))
+        rows, there = stacked_models.drawn(poisson(0.1), step, members, list(range(8)))
         for model in range(8):
             joined[model, step, rows[model][there[model]] - 1000] += 1
     assert set(joined.unique().tolist()) == {0.0, 1.0}
@@ -335,9 +349,9 @@ def test_poisson_sampling_is_a_coin_of_each_record_in_each_step_and_each_model()
     assert abs(float(joined.mean()) - 0.1) < 5 * (0.09 / joined.numel()) ** 0.5
     for a, b in ((joined[1:], joined[:-1]), (joined[:, 1:], joined[:, :-1]), (joined[..., 1:], joined[..., :-1])):
         assert abs(float((a * b).mean()) - 0.01) < 5 * (0.01 * 0.99 / a.numel()) ** 0.5
-    again = stacked_models._drawn(poisson(0.1), 3, members, list(range(8)))
-    assert torch.equal(again[0], stacked_models._drawn(poisson(0.1), 3, members, list(range(8)))[0])
-    none = stacked_models._drawn(poisson(1e-9), 0, members, list(range(8)))
+    again = stacked_models.drawn(poisson(0.1), 3, members, list(range(8)))
+    assert torch.equal(again[0], stacked_models.drawn(poisson(0.1), 3, members, list(range(8)))[0])
+    none = stacked_models.drawn(poisson(1e-9), 0, members, list(range(8)))
     assert not none[1].any()
 
 

@@ -1,0 +1,1 @@
+"""Many models of one architecture trained at once, with a leading model axis."""

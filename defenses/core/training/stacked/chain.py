@@ -1,0 +1,83 @@
+"""Which models a stack takes: chains of known layers that compute what their types do, and are trained as a whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _of_all_modules
+
+from ...gradients.model_checks import Refused, refuse_model
+from .layers import EXAMPLE_BY_EXAMPLE, KINDS
+from .not_together import NotTogether
+
+
+def chain(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model, one after another.
+
+    Raises:
+        NotTogether: it is no chain, or has another layer, one that is not trained, or a hook.
+    """
+    _refuse_unseen(model)
+    layers = _layers(model)
+    for layer in layers:
+        if type(layer) not in KINDS and type(layer) not in EXAMPLE_BY_EXAMPLE:
+            raise NotTogether(
+                "a stack must be of linear layers, convolutions, group norms and functions of single examples, got "
+                f"{type(layer).__name__}"
+            )
+        if any(not p.requires_grad for p in layer.parameters()):
+            raise NotTogether("a stack must be of models that are trained as a whole, got a frozen layer")
+        # It would write over the outputs by which a layer's gradient is taken.
+        if getattr(layer, "inplace", False):
+            raise NotTogether(f"a stack must be of functions that change nothing in place, got {layer}")
+        if getattr(layer, "return_indices", False):
+            raise NotTogether(f"a stack must be of layers with one output, got indices beside it from {layer}")
+        if isinstance(layer, nn.Flatten) and layer.start_dim < 1:
+            raise NotTogether(f"a stack must flatten within an example, start_dim at least 1, got {layer}")
+    weights = [id(p) for layer in layers for p in layer.parameters()]
+    if len(set(weights)) < len(weights):
+        raise NotTogether("a stack must be of layers with parameters of their own, got shared ones")
+    if not any(has_parameters(layer) for layer in layers):
+        raise NotTogether("a stack must have a layer with parameters")
+    return layers
+
+
+def has_parameters(layer: nn.Module) -> bool:
+    """Whether a layer of a chain is of `KINDS` here; a group norm may also be without scales."""
+    return type(layer) in KINDS and getattr(layer, "weight", None) is not None
+
+
+def gains(layers: list[nn.Module], device: torch.device) -> bool:
+    """Whether a stack of such a chain is faster than training one model after another.
+
+    Args:
+        layers: of one model.
+        device: that they are trained on.
+    """
+    # On a CPU, which one network of convolutions keeps busy, a stack of them was slower at every size that was tried.
+    return device.type == "cuda" or not any(isinstance(layer, nn.Conv2d) for layer in layers)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    if type(model) is not nn.Sequential:
+        raise NotTogether(f"a stack must be of nn.Sequential models, got {type(model).__name__}")
+    return [part for child in model for part in (_layers(child) if type(child) is nn.Sequential else [child])]
+
+
+def _refuse_unseen(model: nn.Module) -> None:
+    """Refuses what a module does beside its type's own computation, whatever layer it is of.
+
+    Raises:
+        NotTogether: a hook, or a function of its own in the place of its class's.
+    """
+    try:
+        refuse_model(model)
+    except Refused as error:
+        raise NotTogether(str(error)) from error
+    everywhere = [*_of_all_modules._global_forward_hooks, *_of_all_modules._global_forward_pre_hooks]
+    for part in model.modules():
+        own = vars(part)
+        if everywhere or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            raise NotTogether("a stack must be of models without hooks")
+        if replaced := [name for name in own if callable(getattr(type(part), name, None))]:
+            raise NotTogether(f"a stack must be of layers that compute what their type does, got another {replaced[0]}")

@@ -1,0 +1,135 @@
+"""Kinds of layers that a stack has: what each computes with a model axis in front, and its gradients' terms.
+
+To add a kind that has parameters, write a class with `forward` and `terms`, and name it in `KINDS`; a module that has
+none, and takes each example by itself, has a line in `EXAMPLE_BY_EXAMPLE`. The equality tests cover it as soon as one
+of their networks has it. Types are matched exactly: a subclass may compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...gradients.layerwise.layer_rules import padding_of
+from .not_together import NotTogether
+from .patches import KernelGrid, patches
+from .terms import FormedRows, OneProduct, Place, ProductSum, Term
+
+Activations = Float[Tensor, "models rows ..."]
+"""What goes into a layer and comes out: a model axis, an axis of examples, and the shape of one of them."""
+
+_ELEMENTWISE = (
+    *(nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Softplus, nn.Identity),
+    *(nn.SELU, nn.Mish, nn.Softsign),
+)
+_POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+
+EXAMPLE_BY_EXAMPLE: frozenset[type[nn.Module]] = frozenset((*_ELEMENTWISE, *_POOLING, nn.Flatten, nn.GroupNorm))
+"""Modules that take the examples of all models as one batch; those that have parameters have none of them here."""
+
+
+@runtime_checkable
+class StackedLayer(Protocol):
+    """A layer of all models."""
+
+    def forward(self, inputs: Activations, at: Float[Tensor, "models dim"]) -> tuple[Activations, Tensor]:
+        """The outputs at these parameters, and what `terms` needs of the inputs; parameters get no gradients here."""
+        ...
+
+    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+        """Gradients of its parameters, from what `forward` held and the losses' derivatives by the outputs."""
+        ...
+
+
+class StackedLinear:
+    """A linear layer, with or without dimensions between the examples and the features."""
+
+    def __init__(self, layer: nn.Linear, weight: Place, bias: Place | None) -> None:
+        """Takes one model's layer, and where its parameters are."""
+        self.weight, self.bias = weight, bias
+
+    def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
+        """One product for each model."""
+        flat, weight = inputs.flatten(1, -2), self.weight.of(at).mT
+        out = flat.bmm(weight) if self.bias is None else self.bias.of(at)[:, None] + flat.bmm(weight)
+        return out.unflatten(1, inputs.shape[1:-1]), inputs.detach()
+
+    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+        """One product an example, or a sum of them over positions."""
+        if held.dim() == 3:
+            return (OneProduct(self.weight, self.bias, held, signals),)
+        inputs, signals = held.flatten(2, -2), signals.flatten(2, -2)
+        weight = ProductSum(self.weight, inputs[:, None], signals[:, None])
+        return (weight,) if self.bias is None else (weight, FormedRows(self.bias, signals.sum(2)))
+
+
+class StackedConvolution:
+    """A convolution over two dimensions, with any stride, padding, dilation and groups, as a product with patches."""
+
+    def __init__(self, layer: nn.Conv2d, weight: Place, bias: Place | None) -> None:
+        """Takes one model's layer, and where its parameters are."""
+        # Pixels before channels: the channels of a pixel lie side by side in what another convolution made.
+        self.weight, self.bias = replace(weight, order=(0, 2, 3, 1), groups=layer.groups), bias
+        kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+        self.grid = KernelGrid((kernel[0], kernel[1]), (stride[0], stride[1]), (dilation[0], dilation[1]), layer.groups)
+        (top, bottom), (left, right) = padding_of(layer)
+        self.padding = (left, right, top, bottom)
+        self.mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+
+    def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
+        """One product for each model and group; channels lie last in the memory of what comes out."""
+        if inputs.dim() != 5:
+            raise NotTogether(f"a stacked convolution must be of images with channels, got {list(inputs.shape[2:])}")
+        models, examples = inputs.shape[:2]
+        images = inputs.flatten(0, 1)
+        padded = F.pad(images, self.padding, mode=self.mode) if any(self.padding) else images
+        rows, columns = self.grid.positions(padded.shape[2], padded.shape[3])
+        found = patches(padded, self.grid, models)
+        out = found.flatten(2, 3) @ self.weight.read(at).mT
+        if self.bias is not None:
+            out = out + self.bias.of(at).unflatten(1, (self.grid.groups, 1, -1))
+        by_pixel = out.unflatten(2, (examples, rows, columns)).permute(0, 2, 1, 5, 3, 4)
+        return by_pixel.flatten(2, 3), found.detach()
+
+    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+        """Sums over positions, and the signals' own sums."""
+        by_group = signals.unflatten(2, (self.grid.groups, -1)).permute(0, 2, 1, 4, 5, 3).flatten(3, 4).contiguous()
+        weight = ProductSum(self.weight, held, by_group)
+        return (weight,) if self.bias is None else (weight, FormedRows(self.bias, signals.sum((-1, -2))))
+
+
+class StackedGroupNorm:
+    """A group norm with a scale and a shift for each channel."""
+
+    def __init__(self, layer: nn.GroupNorm, weight: Place, bias: Place | None) -> None:
+        """Takes one model's layer, and where its parameters are."""
+        self.groups, self.eps, self.weight, self.bias = layer.num_groups, layer.eps, weight, bias
+
+    def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Each example is normalised by itself; scales and shifts are its model's."""
+        normal = F.group_norm(inputs.flatten(0, 1), self.groups, eps=self.eps).unflatten(0, inputs.shape[:2])
+        behind = (1,) * (inputs.dim() - 3)
+        out = normal * self.weight.of(at).unflatten(1, (1, -1, *behind))
+        if self.bias is not None:
+            out = out + self.bias.of(at).unflatten(1, (1, -1, *behind))
+        return out, normal.detach()
+
+    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+        """Sums over pixels."""
+        pixels = tuple(range(3, held.dim()))
+        scales, shifts = (one.sum(pixels) if pixels else one for one in (held * signals, signals))
+        scale = FormedRows(self.weight, scales)
+        return (scale,) if self.bias is None else (scale, FormedRows(self.bias, shifts))
+
+
+KINDS: Mapping[type[nn.Module], Callable[..., StackedLayer]] = {
+    nn.Linear: StackedLinear,
+    nn.Conv2d: StackedConvolution,
+    nn.GroupNorm: StackedGroupNorm,
+}
+"""Layers that have parameters."""

@@ -1,0 +1,137 @@
+"""The layers of models of one architecture, with a leading model axis, and the clipped sums of their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from ...gradients.reference import Loss
+from ...plan.bound import Bound
+from ...plan.layout import Layout
+from .chain import chain, gains, has_parameters
+from .layers import KINDS, Activations, StackedLayer
+from .not_together import NotTogether
+from .terms import Place, Term, norms_of
+
+CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
+"""Memory for what is held and formed of examples at a time, by device; patches of images take most of it."""
+
+
+class StackedNetwork:
+    """Models as one network.
+
+    Attributes:
+        layout: of one model.
+        parameters: [models, dim].
+    """
+
+    def __init__(self, models: Sequence[nn.Module], loss: Loss, device: torch.device, *, asked: bool = False) -> None:
+        """Takes the models' architecture and copies of their parameters.
+
+        Args:
+            models: of one architecture.
+            loss: of each example.
+            device: of models and data.
+            asked: for a stack, even where it is slower.
+
+        Raises:
+            NotTogether: a model that a stack does not take.
+        """
+        chains = [chain(model) for model in models]
+        layers, self.loss = chains[0], loss
+        self.layout = Layout.of(models[0])
+        # By what they say of themselves: functions differ in more than their number, as in a slope.
+        said = repr(layers)
+        if any(Layout.of(model) != self.layout for model in models) or any(repr(other) != said for other in chains):
+            raise NotTogether("models of a stack must have one architecture")
+        if not (asked or gains(layers, device)):
+            raise NotTogether(f"convolutions are not stacked where that is slower, as on the device {device.type}")
+        self.parameters = torch.stack([self.layout.read(model) for model in models])
+        spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))
+        names = {part: name for name, part in models[0].named_modules()}
+        self._layers: list[nn.Module | StackedLayer] = []
+        seen: set[str] = set()
+        for layer in layers:
+            if not has_parameters(layer):
+                self._layers.append(layer)
+                continue
+            own = [f"{names[layer]}.{slot}" for slot in ("weight", "bias")]
+            weight, bias = (Place(*spans[name]) if name in spans else None for name in own)
+            self._layers.append(KINDS[type(layer)](layer, weight, bias))
+            seen.update(own)
+        if unknown := set(self.layout.names) - seen:
+            raise NotTogether(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
+        self._numbers: int | None = None
+
+    def clipped_sums(
+        self,
+        at: Float[Tensor, "models dim"],
+        pool: tuple[Tensor, Tensor],
+        rows: Int[Tensor, "models rows"],
+        there: Bool[Tensor, "models rows"],
+        bound: Bound,
+        kept: Float[Tensor, "models dim"] | None,
+    ) -> Float[Tensor, "models dim"]:
+        """The sum of bounded gradients of each model's batch, in the coordinates that it keeps.
+
+        Args:
+            at: parameters of each model.
+            pool: inputs and labels that batches are drawn from.
+            rows: of the pool in each batch, filled up to one size.
+            there: which of them are in it.
+            bound: on an example's gradient.
+            kept: masks; None: all coordinates.
+        """
+        sums = torch.zeros_like(at)
+        for models, some in self._chunks(at, pool, rows):
+            chosen, mask = rows[models, some], None if kept is None else kept[models]
+            terms = self._terms(at[models], pool[0][chosen], pool[1][chosen])
+            terms, norms = norms_of(terms, mask, at.dtype)
+            # A row that is not finite counts as zero, by itself, and so does one that only fills a batch up.
+            finite = norms.isfinite()
+            scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
+            factors = scale * (there[models, some] & finite)
+            for term in terms:
+                term.add(factors, sums[models])
+        return sums if kept is None else sums.mul_(kept)
+
+    def _terms(self, at: Tensor, inputs: Activations, labels: Int[Tensor, "models rows"]) -> list[Term]:
+        """Gradients of all parameters for each example, from one pass forward and one back."""
+        passing, layers, held, outputs = inputs, [], [], []
+        with torch.enable_grad():
+            for layer in self._layers:
+                if isinstance(layer, nn.Module):
+                    passing = layer(passing.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+                    continue
+                out, needed = layer.forward(passing, at)
+                # The first is a leaf, so that nothing is differentiated by the inputs.
+                passing = out if outputs else out.requires_grad_()
+                layers.append(layer)
+                held.append(needed)
+                outputs.append(passing)
+            value = self.loss(passing.flatten(0, 1), labels.flatten()).sum()
+        signals = torch.autograd.grad(value, outputs)
+        found = (layer.terms(*each) for layer, *each in zip(layers, held, signals, strict=True))
+        return [term for terms in found for term in terms]
+
+    def _chunks(
+        self, at: Tensor, pool: tuple[Tensor, Tensor], rows: Int[Tensor, "models rows"]
+    ) -> list[tuple[slice, slice]]:
+        """Models and rows that fit the memory at a time: all rows of several models, or else some rows of one."""
+        if self._numbers is None:
+            # Of one example, whichever: only sizes are looked at.
+            first = rows[:1, :1]
+            terms = self._terms(at[:1], pool[0][first], pool[1][first])
+            self._numbers = sum(term.numbers for term in terms)
+        models, count = rows.shape
+        limit = CHUNK_BYTES.get(at.device.type, CHUNK_BYTES["cuda"])
+        together = max(1, limit // (self._numbers * at.element_size()))
+        by_model, by_row = max(1, together // count), min(count, together)
+        return [
+            (slice(first, first + by_model), slice(start, start + by_row))
+            for first in range(0, models, by_model)
+            for start in range(0, count, by_row)
+        ]

@@ -1,0 +1,92 @@
+"""What the plans of all models have in common in a step, which is what a stack executes, and the mask of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...plan.bound import Bound
+from ...plan.codec import Codec, Coordinates, Everything
+from ...plan.defense import StepPlan
+from ...plan.query import gradient
+from .not_together import NotTogether
+
+
+def masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "models dim"]) -> Tensor | None:
+    """Which coordinates each model has, as ones and zeros; None where all have all."""
+    if all(one is None for one in coordinates):
+        return None
+    found = torch.zeros_like(like)
+    for mask, one in zip(found, coordinates, strict=True):
+        if one is None:
+            mask.fill_(1.0)
+        else:
+            mask.index_fill_(0, one.kept.to(like.device), 1.0)
+    return found
+
+
+@dataclass(frozen=True)
+class SharedPlan:
+    """One block of gradients for all models, each in its own coordinates.
+
+    Attributes:
+        codecs: of each model.
+        bound: of all.
+        std: of the noise on an undivided sum.
+        kept: masks in the dtype of the parameters; None where all coordinates are released.
+    """
+
+    codecs: list[Codec]
+    bound: Bound
+    std: float
+    kept: Float[Tensor, "models dim"] | None
+
+    @classmethod
+    def of(
+        cls,
+        plans: Sequence[StepPlan],
+        noise_multiplier: float,
+        like: Float[Tensor, "models dim"],
+        last: SharedPlan | None,
+    ) -> SharedPlan:
+        """From the plans of the models in one step.
+
+        Args:
+            plans: one a model.
+            noise_multiplier: of the defense.
+            like: parameters.
+            last: of the step before, whose masks are taken over where codecs are the same objects.
+
+        Raises:
+            NotTogether: a plan that a stack does not execute.
+        """
+        first = plans[0].blocks[0]
+        for plan in plans:
+            (block, *more) = plan.blocks
+            apart = plan.correlated is not None or plan.trial is not None
+            if more or apart or block.query is not gradient or type(block.codec) not in (Everything, Coordinates):
+                raise NotTogether("a stack executes one block of gradients in all or some coordinates a step")
+            if type(block.bound) is not Bound or block.bound != first.bound:
+                raise NotTogether("a stack executes plans with one bound for all models")
+        codecs = [plan.blocks[0].codec for plan in plans]
+        if last is not None and all(a is b for a, b in zip(codecs, last.codecs, strict=True)):
+            kept = last.kept
+        else:
+            kept = masks([codec if isinstance(codec, Coordinates) else None for codec in codecs], like)
+        return cls(codecs, first.bound, first.noise_std(noise_multiplier), kept)
+
+    def noised(self, sums: Float[Tensor, "models dim"], noise: torch.Generator) -> Float[Tensor, "models dim"]:
+        """The sums with noise in the coordinates that are released.
+
+        Args:
+            sums: of each model.
+            noise: on the CPU, so that a seed gives one stream on every device.
+        """
+        if not self.std:
+            return sums
+        drawn = torch.randn(sums.shape, generator=noise, dtype=sums.dtype).to(sums.device).mul_(self.std)
+        return drawn.add_(sums) if self.kept is None else drawn.mul_(self.kept).add_(sums)
