@@ -54,7 +54,8 @@ def gains(layers: list[nn.Module], device: torch.device) -> bool:
         layers: of one model.
         device: that they are trained on.
     """
-    # On a CPU, which one network of convolutions keeps busy, a stack of them was slower at every size that was tried.
+    # On one thread of a CPU a stack of DP-CNN/S at 28x28 on batches of 64 takes 1.1 to 1.4 times as long as one model
+    # after another, and so does DP-CNN; on batches of 16, or for images of 8x8 with few channels, it is faster.
     return device.type == "cuda" or not any(isinstance(layer, nn.Conv2d) for layer in layers)
 
 

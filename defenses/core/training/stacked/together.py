@@ -4,7 +4,8 @@ A training of a small network spends most of its time between operations, not in
 operation together, with a leading model axis, take little longer than one. For chains of linear layers all that a step
 needs is a few batched products. With signals s (derivatives of the losses by a layer's outputs) and inputs x, the
 gradient of an example is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x), and the clipped sum of a batch is
-one product. Convolutions are slower stacked than one after another on a CPU, so they are not taken.
+one product. Convolutions become products with patches of images, of which a stack holds as many at a time as a limit on
+memory lets it; on a CPU that is slower than one model after another, so they are taken on CUDA, or where asked.
 
 What is trained here has no ledger and proves nothing: it is for models whose answers an attacker compares with, trained
 by the very plans that `train` executes. Equal to `train` up to rounding, but for what one generator draws for all
