@@ -60,15 +60,16 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     # A coordinate without noise has no grid; the likelihood ratio decides there.
     noisy = std > 0
     std = std[noisy].double()
-    remainder = granted(target.others_removed)().detach()[:, noisy]
-    own = _alike(target.contributions, candidates)[:, noisy]
+    remainder = granted(target.others_removed)()
     # The grid is that of the undivided sums: the division by the expected batch came after the noise.
     sums = target.released.detach()[None, noisy].double() * target.expected_batch
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
-    for left, mine in zip(remainder.split(some), own.split(some), strict=True):
-        with_it = evidence(left.double() - mine.double(), sums, std)
-        without = evidence(left.double(), sums, std)
-        scores.append(compared(with_it, without))
+    for start in range(0, len(candidates), _TOGETHER):
+        own = _alike(target.contributions, candidates, start)
+        for first in range(0, len(own), some):
+            mine = own[first : first + some][:, noisy].double()
+            left = remainder[start + first : start + first + len(mine)].detach()[:, noisy].double()
+            scores.append(compared(evidence(left - mine, sums, std), evidence(left, sums, std)))
     return MembershipScores(ids=candidates.ids, scores=torch.cat(scores), exact=False, dependence="per_step")
 
 
@@ -101,15 +102,12 @@ def evidence(
     return torch.stack(fits)
 
 
-def _alike(contributions: Callable[..., Tensor], candidates: Examples) -> Float[Tensor, "n m"]:
-    """Contributions in batches of one size, so that their last digits do not depend on how many are asked about."""
+def _alike(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
+    """Contributions of a few candidates, in a batch of one size: their last digits depend on nobody's number."""
     # Matrix products of other shapes add up in another order; the last batch repeats the last candidate to be full.
-    rows = []
-    for start in range(0, len(candidates), _TOGETHER):
-        indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
-        some = contributions(candidates.inputs[indices], candidates.labels[indices])
-        rows.append(some[: len(candidates) - start].detach())
-    return torch.cat(rows)
+    indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
+    some = contributions(candidates.inputs[indices], candidates.labels[indices])
+    return some[: len(candidates) - start].detach()
 
 
 def compared(with_it: Float[Tensor, "grids n"], without: Float[Tensor, "grids n"]) -> Float[Tensor, " n"]:
