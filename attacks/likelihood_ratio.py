@@ -3,8 +3,11 @@
 Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
 USENIX Security 2023 (arXiv:2302.07956) for the adversary: it sees every update, knows everybody but the
 candidate, and the noise. It is the adversary that differential privacy is defined against, so its power is
-what a claimed epsilon must bound.
+what a claimed epsilon must bound. Releases beside the steps, as that
+which a mask follows from, are part of what it sees: their ratios are factors like those of steps, at the rate 1.
 """
+
+from itertools import chain
 
 import torch
 
@@ -13,7 +16,7 @@ from .core import Access, Evidence, Knows, MembershipScores, SeenTranscript, att
 
 @attack(access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE)
 def likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
-    """Sums the log likelihood ratio of "took part" against "did not" over all steps.
+    """Sums the log likelihood ratio of "took part" against "did not" over all steps and releases beside them.
 
     Args:
         target: the transcript; each step's `sample_rate` says whether participation is known (1) or only its
@@ -25,7 +28,8 @@ def likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> Membersh
     """
     candidates = granted(target.candidates)
     evidence = Evidence(len(candidates), candidates.inputs.device)
-    for step in target.steps:
+    # One after another, since the noise of each is fresh given what was released before.
+    for step in chain(target.one_offs, target.steps):
         evidence.add_step(step, candidates)
     scores, deterministic = evidence.scores()
     return MembershipScores(

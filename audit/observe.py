@@ -293,6 +293,28 @@ class RunView:
             participation_known: whether the attacker knows who would have taken part; else it knows the rate.
         """
         step = self.run.transcript.steps[position]
+        # Whoever knows that a candidate would have taken part gains nothing from sampling: nothing amplifies.
+        rate = 1.0 if participation_known else self.sampling.rate
+        return self._seen(step, rate, "known" if participation_known else participation(self.sampling))
+
+    def one_off(self, position: int) -> Observation:
+        """The observation of a release on all the data beside the steps.
+
+        What is shown are its noisy values, as they are charged: a mask follows from them, and tells no more. Everybody
+        took part.
+
+        Args:
+            position: among such releases, from 0.
+        """
+        return self._seen(self.run.transcript.one_offs[position], 1.0, "known")
+
+    @property
+    def one_offs(self) -> Steps:
+        """All of them, made anew whenever they are read."""
+        count = len(self.run.transcript.one_offs)
+        return Steps(lambda: (self.one_off(position) for position in range(count)), lambda: count)
+
+    def _seen(self, step: Step, rate: float, participation: Participation) -> Observation:
         candidates = self.candidates
         remainder = filtered = None
         # A function, because rows [candidates, m] may take gigabytes: an attack calls it for one step at a time.
@@ -305,9 +327,8 @@ class RunView:
             self.attackers_model,
             self.run.transcript.layout,
             self.attackers_world,
-            # Whoever knows that a candidate would have taken part gains nothing from sampling: nothing amplifies.
-            sample_rate=1.0 if participation_known else self.sampling.rate,
-            participation="known" if participation_known else participation(self.sampling),
+            sample_rate=rate,
+            participation=participation,
             candidates=self.given,
             others_removed=remainder,
             matched_filter=filtered,
@@ -329,7 +350,7 @@ class RunView:
 
     def _views(self, step: Step) -> Views | None:
         """What made the views of this step: of the run's public coins, without a way to its secret keys."""
-        return copy.deepcopy(self.run.views(step.step))
+        return copy.deepcopy(self.run.views_behind(step))
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
         """The noise of a step as the auditor finds it: its noisy sums less everybody's contribution, in float64."""
@@ -375,7 +396,24 @@ def every_step(view: RunView) -> SeenTranscript:
     """`Access.ALL_STEPS`: every release of a run, and queries to the final model."""
     # Built when they are read: all observations of a run together would not fit into memory.
     steps = Steps(lambda: iter(view), lambda: len(view))
-    return SeenTranscript(steps=steps, candidates=view.given, final=black_box(view), controls=view.controls)
+    return SeenTranscript(
+        steps=steps,
+        one_offs=view.one_offs,
+        candidates=view.given,
+        final=black_box(view),
+        controls=view.controls,
+    )
+
+
+def beside_the_steps(view: RunView) -> SeenTranscript:
+    """`Access.ONE_OFF`: what a run released on all the data beside its steps, and neither steps nor the final model.
+
+    Raises:
+        NotApplicable: nothing that an attack could read was.
+    """
+    if not view.run.transcript.one_offs:
+        raise NotApplicable("nothing is released of gradients beside the steps, as the scores behind a mask would be")
+    return SeenTranscript(steps=(), one_offs=view.one_offs, candidates=view.given, controls=view.controls)
 
 
 def last_update(view: RunView) -> Observation:

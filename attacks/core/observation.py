@@ -341,36 +341,48 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenTranscript(Target):
-    """`Access.ALL_STEPS`: every update of one training run, in order.
+    """`Access.ALL_STEPS`: every update of one training run, in order. `Access.ONE_OFF`: its releases beside the steps.
 
     Attributes:
-        steps: one `Observation` a step; may be lazy, but every `iter` starts at the first step again.
+        steps: one `Observation` a step; may be lazy, but every `iter` starts at the first step again. Empty for
+            `Access.ONE_OFF`.
+        one_offs: one `Observation` for each release on all the data beside the steps, as that which a mask follows
+            from: the noisy values themselves, as they are charged, and not only what was made of them. Everybody took
+            part, at the rate 1. As lazy as `steps`.
         candidates: whom a membership test is about, for all steps.
         final: the trained model.
         controls: what the adversary was allowed to put into training.
     """
 
-    accesses: ClassVar[tuple[Access, ...]] = (Access.ALL_STEPS, Access.FEDERATED)
+    accesses: ClassVar[tuple[Access, ...]] = (Access.ALL_STEPS, Access.FEDERATED, Access.ONE_OFF)
 
     steps: Iterable[Observation]
+    one_offs: Iterable[Observation] = ()
     candidates: Examples | None = None
     final: ModelAccess | None = None
     controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
         # An iterator would be empty for the second attack on the same run.
-        if isinstance(self.steps, Iterator):
-            raise ValueError("steps must be iterable again and again, got an iterator: pass a sequence or a lazy view")
+        for name, seen in (("steps", self.steps), ("one_offs", self.one_offs)):
+            if isinstance(seen, Iterator):
+                raise ValueError(
+                    f"{name} must be iterable again and again, got an iterator: pass a sequence or a lazy view"
+                )
 
     def offered(self) -> Requirements:
-        """What its first step offers.
+        """What its first step offers; without steps, what its first release beside them does.
 
         Raises:
-            AccessError: it has no step, so there is nothing to attack.
+            AccessError: it has neither, so there is nothing to attack.
         """
         first = next(iter(self.steps), None)
+        if first is None and (beside := next(iter(self.one_offs), None)) is not None:
+            return Requirements(access=Access.ONE_OFF, knows=_known(beside), controls=self.controls)
         if first is None:
-            raise AccessError("the transcript has no steps, so there is no update to attack")
+            raise AccessError(
+                "the transcript has no steps, so there is no update to attack, and no release beside them"
+            )
         return Requirements(access=Access.ALL_STEPS, knows=_known(first), controls=self.controls)
 
 

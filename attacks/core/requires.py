@@ -36,6 +36,7 @@ class Access:
     ALL_STEPS: ClassVar["Access"]
     FEDERATED: ClassVar["Access"]
     LABEL_ONLY: ClassVar["Access"]
+    ONE_OFF: ClassVar["Access"]
 
     def __str__(self) -> str:
         return f"Access.{self.name}"
@@ -46,9 +47,10 @@ Access.UPDATE = Access("UPDATE", "one shared update and the model it was taken a
 Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
 # Who has the parameters can ask the model, too.
 Access.WHITE_BOX = Access("WHITE_BOX", "the parameters of the final model", includes=("BLACK_BOX",))
-Access.ALL_STEPS = Access("ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX",))
+Access.ALL_STEPS = Access("ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX", "ONE_OFF"))
 Access.FEDERATED = Access("FEDERATED", "the updates of federated clients", includes=("WHITE_BOX",))
 Access.LABEL_ONLY = Access("LABEL_ONLY", "the labels that the final model answers with")
+Access.ONE_OFF = Access("ONE_OFF", "releases on all the data beside the steps, and the model they were taken at")
 
 
 class Knows(Flag):

@@ -13,7 +13,7 @@ from typing import Literal
 
 from attacks.core import Access, Controls, Knows, Requirements, Target
 
-from ..observe import RunView, black_box, every_step, label_only, last_update, white_box
+from ..observe import RunView, beside_the_steps, black_box, every_step, label_only, last_update, white_box
 from ..subjects.shadow_bank import shadow_artifacts
 from .artifact import Artifact
 from .request import Request
@@ -32,8 +32,8 @@ class ThreatModel:
         knows: what beside it a suite grants.
         subject: what is attacked, a key of `audit.subjects.SUBJECTS`.
         build: run -> target, for subjects that are runs; None where the subject makes its own.
-        reads: steps of a run whose releases are shown: none, the last one, or all of them. All have to be kept while
-            training; and scores of what was released without noise are decisions, which records flag.
+        reads: releases of a run that are shown: none, that of the last step, those beside the steps, or all. All have
+            to be kept while training; and scores of what was released without noise are decisions, which records flag.
         participation_known: whether the attacker knows who would have taken part in the step that it sees. It is then
             asked about those who did; sampling amplifies nothing, and the claim is that of this step alone.
         needs: results that an attack's cell waits for, as shadow models; none where None.
@@ -45,7 +45,7 @@ class ThreatModel:
     knows: Knows
     subject: str
     build: OfRun | None = None
-    reads: Literal["nothing", "last step", "every step"] = "nothing"
+    reads: Literal["nothing", "last step", "beside the steps", "every step"] = "nothing"
     participation_known: bool = False
     needs: Callable[[Request], tuple[Artifact, ...]] | None = None
     controls: Controls = Controls.NOTHING
@@ -71,6 +71,10 @@ THREAT_MODELS = {
         ThreatModel(
             kind="membership", access=Access.UPDATE, knows=_RUN, subject="trained_model", build=last_update,
             reads="last step", participation_known=True,
+        ),
+        ThreatModel(
+            kind="membership", access=Access.ONE_OFF, knows=_RUN, subject="trained_model", build=beside_the_steps,
+            reads="beside the steps",
         ),
         ThreatModel(
             kind="membership", access=Access.ALL_STEPS, knows=_RUN, subject="trained_model", build=every_step,

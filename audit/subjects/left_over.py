@@ -42,6 +42,18 @@ class LeftOver:
         return self.noise.numel() + self.rows.numel()
 
 
+def joined_by(step: Step, sampling: Sampling, size: int, key: int) -> Int[Tensor, " b"]:
+    """Positions of those who are in a step or a one-off release, which is of everybody.
+
+    Args:
+        step: of the transcript.
+        sampling: the sampler of the run's steps.
+        size: examples in the training.
+        key: of the sampler.
+    """
+    return torch.arange(size) if step.one_off is not None else sampling.indices(step.step, size, key)
+
+
 @dataclass(frozen=True)
 class Remainders:
     """The steps of a run with contributions taken off.
@@ -51,7 +63,7 @@ class Remainders:
         private: the training data, in the trainer's order: the sampler answers with positions in it.
         sampling: the sampler of the run.
         loss: per-example loss.
-        kept: number of a step -> its parts, shared by all who ask: each takes the gradients of a whole batch.
+        kept: key of a step -> its parts, shared by all who ask: each takes the gradients of a whole batch.
     """
 
     run: Run
@@ -78,13 +90,13 @@ class Remainders:
         In float64: noise drawn in float32 gives members away by the last digits of a release, and a remainder rounded
         to float32 would hide that from the audit.
         """
-        found = self.kept.get(step.step)
+        found = self.kept.get(step.key)
         if found is None or not torch.isin(asked, found.asked).all():
             found = self._parted(step, asked)
-            others = sum(one.size for number, one in self.kept.items() if number != step.step)
+            others = sum(one.size for number, one in self.kept.items() if number != step.key)
             # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
             if others + found.size <= _KEPT:
-                self.kept[step.step] = found
+                self.kept[step.key] = found
         # A candidate that took no part contributed 0.
         own = found.noise.new_zeros(len(asked), len(found.noise))
         joined = torch.isin(asked, found.joined)
@@ -98,9 +110,9 @@ class Remainders:
         beside it, and only the very row that was taken off the sums leaves nothing of itself when it is put back.
         """
         private, layout = self.private, self.run.transcript.layout
-        seen = Observed(step, self.run.model, layout, self.loss, self.run.views(step.step))
+        seen = Observed(step, self.run.model, layout, self.loss, self.run.views_behind(step))
         # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
-        took_part = self.sampling.indices(step.step, len(private), self.run.sampler_key).to(private.inputs.device)
+        took_part = joined_by(step, self.sampling, len(private), self.run.sampler_key).to(private.inputs.device)
         total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
         joined, rows = [private.ids.new_empty(0)], [seen.sums.new_zeros(0, seen.sums.numel())]
         for part in took_part.split(max(1, ROWS // layout.dim)) if len(took_part) else ():

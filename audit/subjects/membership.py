@@ -123,6 +123,11 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
     the steps before have left in them what they left.
     """
     delta = model.request.budget.delta
+    if row.reads == "beside the steps" and all(seen.step == 0 for seen in model.run.transcript.one_offs):
+        # What was released before any step was taken at a model that no step had moved: the others of these releases,
+        # as statistics of features, are all that it may have seen of a record.
+        ledger = model.run.ledger
+        return replace(ledger, entries=[entry for entry in ledger.entries if entry.one_off]).claim(delta)
     if not row.participation_known:
         return model.run.claim(delta)
     return model.run.ledger.knowing(model.sampling[1] - 1).claim(delta)
@@ -138,7 +143,11 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     if model.shift.found:
         flags.append("distribution_shift")
     # Who does not know the others of a batch reads nobody off a sum, with noise or without.
-    if row.reads != "nothing" and model.run.noise == "none" and Knows.OTHERS in knows:
+    if row.reads == "beside the steps":
+        noiseless = any(seen.noise_multiplier == 0 for seen in model.run.transcript.one_offs)
+    else:
+        noiseless = row.reads != "nothing" and model.run.noise == "none"
+    if noiseless and Knows.OTHERS in knows:
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows
     # Ratios of single steps multiply to that of the run under independent coins and independent noise only, and what a
@@ -147,8 +156,11 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     dependent = participation(model.sampling[0]) == "dependent" or any(plan.correlated or plan.trial for plan in plans)
     if informed and dependent:
         flags.append("not_most_powerful")
-    # As DP-SNIP's scores, by which its mask was chosen: charged to the claim, and no part of any step.
-    if row.reads != "nothing" and any(entry.one_off for entry in model.run.ledger.entries):
+    # Charged to the claim that bounds this attack, and no part of any step. Scores behind a mask are read by whoever
+    # knows the others; statistics are of features of a model that is not trained yet, and the transcript has none.
+    shown = len(model.run.transcript.one_offs) if informed or row.reads == "beside the steps" else 0
+    charged = sum(entry.steps for entry in model.run.ledger.entries if entry.one_off)
+    if row.reads != "nothing" and shown < charged:
         flags.append("one_off_not_attacked")
     return flags
 

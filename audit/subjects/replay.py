@@ -17,6 +17,8 @@ from torch import Tensor
 from attacks.core import Examples, MatchedFilter
 from defenses.core import Engine, Loss, Run, Sampling, Step
 
+from .left_over import joined_by
+
 _AT_ONCE = 1024  # examples whose views exist at a time
 _KEPT = 2**29  # bytes of noise that are kept for other cells of a run
 _DIGITS = 24  # binary digits of the largest inner products, those of float32
@@ -43,7 +45,7 @@ class StepReplay:
         """The noisy sums of each block less everybody's contribution, rounded to their dtype, as the sums were."""
         assert step.plan is not None and step.noisy is not None  # noqa: S101  by `Observed`, which was made before
         sizes = [noisy.numel() for noisy in step.noisy]
-        if (found := self._noises.get(step.step)) is None:
+        if (found := self._noises.get(step.key)) is None:
             engine, plan, taken = self._at(step), step.plan.plan, self._took_part(step)
             left = [noisy.double() for noisy in step.noisy]
             for part in taken.split(_AT_ONCE) if len(taken) else ():
@@ -53,7 +55,7 @@ class StepReplay:
             found = torch.cat(left).to(step.noisy[0].dtype)
             # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
             if sum(one.nbytes for one in self._noises.values()) + found.nbytes <= _KEPT:
-                self._noises[step.step] = found
+                self._noises[step.key] = found
         return found.split(sizes)
 
     def matched_filter(self, step: Step, candidates: Examples) -> MatchedFilter:
@@ -93,7 +95,8 @@ class StepReplay:
         """The auditor's engine, at the parameters before a step."""
         if self._engine is None:
             # Of the auditor's own: what is written into the model must not reach the run.
-            model, expected = copy.deepcopy(self._run.model), step.expected_batch
+            # Of the batches of the steps, also where a one-off release, of everybody, is looked at first.
+            model, expected = copy.deepcopy(self._run.model), self._run.transcript.steps[0].expected_batch
             self._engine = Engine(model, loss=self._loss, expected_batch=expected)
         with torch.no_grad():
             self._run.transcript.layout.write(self._engine.model, step.parameters)
@@ -101,12 +104,12 @@ class StepReplay:
 
     def _took_part(self, step: Step) -> Int[Tensor, " b"]:
         """Positions of those who joined a step: the trainer's own draw again, which no transcript holds."""
-        drawn = self._sampling.indices(step.step, len(self._private), self._run.sampler_key)
+        drawn = joined_by(step, self._sampling, len(self._private), self._run.sampler_key)
         return drawn.to(self._private.inputs.device)
 
     def _entries(self, step: Step, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
         """What was shown to the model of these examples, views of one side by side; and how many views there are."""
-        made = self._run.views(step.step)
+        made = self._run.views_behind(step)
         if made is None:
             return inputs, labels, 1
         shown = made(inputs, labels)

@@ -45,7 +45,7 @@ FLAGS = {
     "not_most_powerful": "batches were not drawn by independent coins, noise is correlated over steps, or steps "
     "were on trial, so the likelihood ratio of single steps is a strong test and not the most powerful one",
     "one_off_not_attacked": "a release before the first step, as that of a mask or of statistics, is part of the claim "
-    "and was not attacked, so a stronger test exists",
+    "that bounds an attack and was not read by it, so a stronger test exists",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
     "degraded": "the attacker itself saw that it found no match, or that others match as well",
     "public_in_distribution": "the method, or pretraining, reads public examples of the very data set that it trains "

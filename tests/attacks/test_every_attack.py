@@ -66,6 +66,8 @@ def leaky(one: Attack, seed: int = 0) -> tuple[Target, torch.Tensor]:
         return toys.membership_step(seed=seed, noise=0.2)
     if one.target is SeenTranscript:
         seen, member = toys.transcript(seed=seed, noise=0.4)
+        if one.requires.access is Access.ONE_OFF:
+            seen = replace(seen, steps=(), one_offs=seen.steps)
         return replace(seen, controls=one.requires.controls), member
     if one.target is LabelAccess:
         return toys.label_target(seed=seed)
@@ -281,7 +283,8 @@ def test_a_file_is_found_for_every_kind_of_question():
 
 def without(target: Target, need: Knows) -> Target:
     if isinstance(target, SeenTranscript):
-        return replace(target, steps=[without(step, need) for step in target.steps])
+        cut = ([without(seen, need) for seen in some] for some in (target.steps, target.one_offs))
+        return replace(target, **dict(zip(("steps", "one_offs"), cut, strict=True)))
     known: Any = target  # every target is a dataclass
     empty = {slot.name: None for slot in fields(known) if slot.metadata.get("needs") == need}
     return replace(known, **empty)

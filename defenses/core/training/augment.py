@@ -57,6 +57,15 @@ def draws(coins: int, step: int) -> int:
     return seed_from(coins, "draws", step)
 
 
+def draws_at_start(coins: int) -> int:
+    """The same of a one-off release: not that of the step that it comes before.
+
+    Args:
+        coins: key of a run's public randomness.
+    """
+    return seed_from(coins, "draws at the start")
+
+
 Views = Callable[[Tensor, Tensor], Tensor]
 """(inputs [n, ...], targets [n]) -> their views [views, n, ...] in one step."""
 

@@ -17,8 +17,8 @@ from ..plan.defense import State
 from ..privacy.ledger import Claim, Ledger
 from ..privacy.noise import NoiseSource
 from ..privacy.verified import assumptions
-from .augment import Augmentation, Views, draws, views_of
-from .transcript import Transcript
+from .augment import Augmentation, Views, draws, draws_at_start, views_of
+from .transcript import Step, Transcript
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ class Run:
         if self.augmentation is None:
             return None
         return partial(views_of, self.augmentation, coins=draws(self.seed, step))
+
+    def views_behind(self, step: Step) -> Views | None:
+        """The same of a step or a one-off release that the transcript has."""
+        if step.one_off is None or self.augmentation is None:
+            return self.views(step.step)
+        return partial(views_of, self.augmentation, coins=draws_at_start(self.seed))
 
     def claim(self, delta: float) -> Claim:
         """The guarantee of the run at `delta`, with what it assumes."""

@@ -35,7 +35,7 @@ from ..privacy.ledger import Ledger
 from ..privacy.noise import Noise, from_os
 from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
-from .augment import draws
+from .augment import draws, draws_at_start
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors
 from .run import Run
@@ -43,6 +43,7 @@ from .sampling import Sampling, poisson
 from .settings import Execution, Recipe, Recording
 from .statistics import release_statistics, standardised
 from .step import Account, Stepper
+from .transcript import Step
 
 
 def train(
@@ -261,8 +262,14 @@ class OngoingRun:
 
     def _on_everybody(self, plan: NoisyPlan) -> Release:
         """Executes a release of its own, before the first step."""
+        context = self.stepper.context
+        before = self.runner.layout.read(self.model)
         # Coins of its own, so that its views and dropout are not those of step 0.
-        return self.runner.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws at the start"))
+        out = self.runner.run(plan, self.inputs, self.labels, coins=draws_at_start(self.coins))
+        # As public as the expected batch that it follows from.
+        count = self._expected_batch / self.settings.sampling.rate
+        self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
+        return out
 
     def _release_statistics(self) -> None:
         """Releases what features are standardised by, before a method looks at the model."""

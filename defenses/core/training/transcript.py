@@ -1,15 +1,15 @@
 """Transcripts of training runs: what an observer of final model, iterates or noisy updates could see, step by step.
 
-`final` sees the last model, `iterates` every model, `updates` every noisy block as it was released: the one
-that composition accounting is about. The transcript holds public things only; who took part in a step is not
-in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for by number, and the
+`final` sees the last model, `iterates` every model, `updates` every noisy block as it was released, of steps and of
+releases of their own: the one that composition accounting is about. The transcript holds public things only; who took
+part in a step is not in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for by number, and the
 transcript says so: half a transcript would make an attack look weak.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -24,10 +24,10 @@ Observer = Literal["final", "iterates", "updates"]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step as an observer saw it.
+    """One step, or one release of its own on all the data, as an observer saw it.
 
     Attributes:
-        step: number of the step, from 0.
+        step: number of the step, from 0; of a one-off release the step that it was charged to.
         parameters: the model before the step [dim].
         noise_multiplier: of the step.
         expected_batch: expected batch, the public constant that sums were divided by.
@@ -35,6 +35,7 @@ class Step:
         plan: what was executed, with its noise; None for `iterates`.
         noisy: undivided noisy sum of each block; None for `iterates`.
         verdict: what the step's trial released, undivided; None where it has none, and for `iterates`.
+        one_off: place among the run's one-off releases, from 0; None for a step.
     """
 
     step: int
@@ -45,6 +46,12 @@ class Step:
     plan: NoisyPlan | None = None
     noisy: tuple[Tensor, ...] | None = None
     verdict: Tensor | None = None
+    one_off: int | None = None
+
+    @property
+    def key(self) -> int:
+        """A number that is this step's or this release's alone: those of one-off releases are negative."""
+        return self.step if self.one_off is None else -1 - self.one_off
 
 
 @dataclass
@@ -58,6 +65,7 @@ class Transcript:
         only: numbers of the other steps to keep; None for all of them.
         memory: bytes that these may take; None for any number.
         steps: empty for `final`.
+        one_offs: releases of their own on all the data, whatever they take; for `updates` alone.
         truncated: whether some of them are missing.
     """
 
@@ -68,6 +76,7 @@ class Transcript:
     memory: int | None = None
     steps: list[Step] = field(default_factory=list)
     truncated: bool = False
+    one_offs: list[Step] = field(default_factory=list)
     _taken: int = 0
 
     def record(self, step: Step) -> None:
@@ -87,13 +96,19 @@ class Transcript:
                     return
         self.steps.append(step)
 
+    def record_one_off(self, release: Step) -> None:
+        """Keeps a release of its own, where this observer sees releases."""
+        if self.observer == "updates":
+            self.one_offs.append(replace(release, one_off=len(self.one_offs)))
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"steps": self.steps, "truncated": self.truncated, "taken": self._taken}
+        return {"steps": self.steps, "one_offs": self.one_offs, "truncated": self.truncated, "taken": self._taken}
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint."""
-        self.steps, self.truncated, self._taken = state["steps"], state["truncated"], state["taken"]
+        self.steps, self.one_offs = state["steps"], state["one_offs"]
+        self.truncated, self._taken = state["truncated"], state["taken"]
 
 
 def size_of(step: Step) -> int:

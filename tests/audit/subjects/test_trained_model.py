@@ -359,12 +359,25 @@ def test_correlated_noise_and_trials_leave_no_ratio_the_most_powerful_test(suite
 
 
 @pytest.mark.parametrize(("name", "flagged"), [("dp_snip", True), ("random_sparsification", False)])
-def test_a_release_before_the_steps_that_no_attack_reads_is_said(suite_of, name, flagged):
+def test_a_release_before_the_steps_is_attacked_by_itself_and_with_them_and_who_does_not_read_it_says_so(
+    suite_of, name, flagged
+):
     text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    text = text.replace(ATTACKS, f'{ATTACKS}, {{ name = "one_off_likelihood_ratio" }}')
     found = outcomes(suite_of(text.replace('"dp_sgd"', f'"{name}"')), name)
-    for attack in ("likelihood_ratio", "one_step_likelihood_ratio"):
-        assert ("one_off_not_attacked" in found[attack].flags) == flagged
-    assert "one_off_not_attacked" not in found[None].flags
+    assert {attack for attack, one in found.items() if "one_off_not_attacked" in one.flags} == (
+        {"one_step_likelihood_ratio"} if flagged else set()
+    )
+    alone = found["one_off_likelihood_ratio"]
+    if not flagged:
+        assert "nothing is released of gradients beside the steps" in alone.error
+        return
+    assert not alone.error and remarks(alone) == []
+    # Bounded by its own Gaussian, of multiplier 8, and not by the steps, which are charged as much more.
+    assert alone.metrics["auc"].detail["largest_under_claim"] == pytest.approx(gaussian_auc(1 / 8), rel=1e-3)
+    both = found["likelihood_ratio"].metrics["auc"].detail["largest_under_claim"]
+    assert both > alone.metrics["auc"].detail["largest_under_claim"] + 0.05
+    assert alone.metrics["auc"].n == 200
 
 
 def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as_one_gaussian_a_step(suite_of):

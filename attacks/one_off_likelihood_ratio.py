@@ -1,0 +1,36 @@
+"""Exact likelihood-ratio membership test on what a training releases beside its steps, as the scores behind a mask.
+
+Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
+USENIX Security 2023 (arXiv:2302.07956) for the adversary. Such a release is of all the data at once, so that every
+member is in it for certain, and no sampling amplifies it. The test reads the noisy values as they are charged: a mask
+that was chosen by them is a function of them, and tells no more.
+"""
+
+import torch
+
+from .core import Access, Evidence, Knows, MembershipScores, SeenTranscript, attack, granted
+
+
+@attack(access=Access.ONE_OFF, knows=Knows.OTHERS | Knows.DEFENSE)
+def one_off_likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
+    """Log likelihood ratio of "was trained on" against "was not", from the releases beside the steps.
+
+    Args:
+        target: its `one_offs` with their candidates; steps are not read.
+        coins: not used.
+
+    Returns:
+        sum_i Lambda_i in nats, or decisions where a release carries no noise.
+    """
+    candidates = granted(target.candidates)
+    evidence = Evidence(len(candidates), candidates.inputs.device)
+    for release in target.one_offs:
+        evidence.add_step(release, candidates)
+    scores, deterministic = evidence.scores()
+    return MembershipScores(
+        ids=candidates.ids,
+        scores=scores,
+        exact=evidence.exact,
+        deterministic=deterministic,
+        dependence="per_model",
+    )
