@@ -2,8 +2,8 @@
 
 `final` sees the last model, `iterates` every model, `updates` every noisy block as it was released, of steps and of
 releases of their own: the one that composition accounting is about. The transcript holds public things only; who took
-part in a step is not in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for by number, and the
-transcript says so: half a transcript would make an attack look weak.
+part in a step is not in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for
+by number, and the transcript says so: half a transcript would make an attack look weak.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from audit.evidence.counts import gaussian
 from audit.evidence.thresholds import errors_at
 from audit.observe import RunView, beside_the_steps, every_step
 from audit.subjects.candidates import Candidates
-from defenses.core import Recording, Run, full, seeded, train
+from defenses.core import CropAndFlip, Recipe, Recording, Run, full, seeded, train
 from defenses.dp_snip import dp_snip
 
+from ...defenses import duties
 from ..test_observe import MEMBERS, PEOPLE, WORLD, Overheard, network, some, trained, view_of
 
 CLIP = 0.02  # shorter than every example's weight times gradient, so that each fills the bound
@@ -117,6 +118,41 @@ def test_steps_and_releases_of_a_run_keep_their_own_noise_and_add_up():
             rtol=1e-5, atol=1e-9,
         )  # fmt: skip
         assert granted(seen.others_removed)().shape == (len(PEOPLE), seen.released.numel())
+
+
+def test_views_are_those_that_the_release_drew_and_not_those_of_the_first_step():
+    images = replace(PEOPLE, inputs=PEOPLE.inputs.view(-1, 1, 2, 3))
+    members = replace(some(MEMBERS), inputs=some(MEMBERS).inputs.view(-1, 1, 2, 3))
+    noise = Overheard(1)
+    model = torch.nn.Sequential(torch.nn.Flatten(), network())
+    run = train(
+        model,
+        (members.inputs, members.labels),
+        dp_snip(score_clip_norm=CLIP, mask_noise_multiplier=1.0, noise_multiplier=1.0),
+        sampling=full(),
+        steps=1,
+        noise=noise,
+        seed=2,
+        sampler_key=3,
+        recipe=Recipe(augmentation=CropAndFlip(views=3, padding=1)),
+        recording=Recording(observer="updates"),
+    )
+    world = replace(WORLD, input_shape=(1, 2, 3))
+    view = RunView(run, world, members, full(), Candidates(images.ids, images.ids, images))
+    # With other views there would be more than noise left.
+    left = granted(view.one_off(0).others_removed)()[20]
+    torch.testing.assert_close(left.float() / CLIP, noise.draws[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_still_has_what_was_released_before_its_steps(tmp_path):
+    path = tmp_path / "run.pt"
+    defense = dp_snip(noise_multiplier=1.0)
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(defense, checkpoint=path, progress=duties._Stop(3), observer="updates")
+    (resumed,) = duties.trained(defense, checkpoint=path, observer="updates").transcript.one_offs
+    (whole,) = duties.trained(defense, observer="updates").transcript.one_offs
+    assert resumed.key == whole.key == -1 and resumed.noisy is not None and whole.noisy is not None
+    assert torch.equal(resumed.noisy[0], whole.noisy[0])
 
 
 def test_a_method_that_releases_nothing_beside_its_steps_is_not_attacked():

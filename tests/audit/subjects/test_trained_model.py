@@ -370,13 +370,13 @@ def test_a_release_before_the_steps_is_attacked_by_itself_and_with_them_and_who_
     )
     alone = found["one_off_likelihood_ratio"]
     if not flagged:
-        assert "nothing is released of gradients beside the steps" in alone.error
+        assert "nothing is released of gradients beside the steps" in alone.skipped
         return
     assert not alone.error and remarks(alone) == []
     # Bounded by its own Gaussian, of multiplier 8, and not by the steps, which are charged as much more.
     assert alone.metrics["auc"].detail["largest_under_claim"] == pytest.approx(gaussian_auc(1 / 8), rel=1e-3)
     both = found["likelihood_ratio"].metrics["auc"].detail["largest_under_claim"]
-    assert both > alone.metrics["auc"].detail["largest_under_claim"] + 0.05
+    assert isinstance(both, float) and both > gaussian_auc(1 / 8) + 0.05
     assert alone.metrics["auc"].n == 200
 
 
