@@ -31,11 +31,4 @@ def likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> Membersh
     # One after another, since the noise of each is fresh given what was released before.
     for step in chain(target.one_offs, target.steps):
         evidence.add_step(step, candidates)
-    scores, deterministic = evidence.scores()
-    return MembershipScores(
-        ids=candidates.ids,
-        scores=scores,
-        exact=evidence.exact,
-        deterministic=deterministic,
-        dependence="per_model",
-    )
+    return evidence.about(candidates, dependence="per_model")

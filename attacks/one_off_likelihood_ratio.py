@@ -26,11 +26,4 @@ def one_off_likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> 
     evidence = Evidence(len(candidates), candidates.inputs.device)
     for release in target.one_offs:
         evidence.add_step(release, candidates)
-    scores, deterministic = evidence.scores()
-    return MembershipScores(
-        ids=candidates.ids,
-        scores=scores,
-        exact=evidence.exact,
-        deterministic=deterministic,
-        dependence="per_model",
-    )
+    return evidence.about(candidates, dependence="per_model")

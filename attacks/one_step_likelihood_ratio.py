@@ -23,11 +23,4 @@ def one_step_likelihood_ratio(target: Observation, coins: torch.Generator) -> Me
     candidates = granted(target.candidates)
     evidence = Evidence(len(candidates), candidates.inputs.device)
     evidence.add_step(target, candidates)
-    scores, deterministic = evidence.scores()
-    return MembershipScores(
-        ids=candidates.ids,
-        scores=scores,
-        exact=evidence.exact,
-        deterministic=deterministic,
-        dependence="per_step",
-    )
+    return evidence.about(candidates, dependence="per_step")

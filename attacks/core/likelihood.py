@@ -28,6 +28,7 @@ from torch import Tensor
 from .matched_filter import MatchedFilter
 from .observation import Examples, Observation
 from .requires import granted
+from .results import Dependence, MembershipScores
 
 
 def log_likelihood_ratio(
@@ -188,3 +189,15 @@ class Evidence:
         if not decided.any():
             return self._log_ratio, False
         return torch.where(decided, -self._closest, -torch.sigmoid(-self._log_ratio)), True
+
+    def about(self, candidates: Examples, *, dependence: Dependence) -> MembershipScores:
+        """The scores as an attack returns them.
+
+        Args:
+            candidates: those that the evidence is about, in their order.
+            dependence: what their scores share.
+        """
+        scores, deterministic = self.scores()
+        return MembershipScores(
+            ids=candidates.ids, scores=scores, exact=self.exact, deterministic=deterministic, dependence=dependence
+        )

@@ -143,10 +143,9 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     if model.shift.found:
         flags.append("distribution_shift")
     # Who does not know the others of a batch reads nobody off a sum, with noise or without.
-    if row.reads == "beside the steps":
-        noiseless = any(seen.noise_multiplier == 0 for seen in model.run.transcript.one_offs)
-    else:
-        noiseless = row.reads != "nothing" and model.run.noise == "none"
+    noiseless = row.reads in ("last step", "every step") and model.run.noise == "none"
+    if row.reads in ("beside the steps", "every step"):
+        noiseless |= any(seen.noise_multiplier == 0 for seen in model.run.transcript.one_offs)
     if noiseless and Knows.OTHERS in knows:
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows

@@ -380,6 +380,15 @@ def test_a_release_before_the_steps_is_attacked_by_itself_and_with_them_and_who_
     assert alone.metrics["auc"].n == 200
 
 
+def test_who_reads_a_release_without_noise_beside_noisy_steps_makes_decisions(suite_of):
+    text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    text = text.replace(ATTACKS, f'{ATTACKS}, {{ name = "one_off_likelihood_ratio" }}')
+    found = outcomes(suite_of(text.replace('"dp_sgd"', '"snip"')), "snip")
+    decided = {attack for attack, one in found.items() if "deterministic" in one.flags}
+    assert decided == {"likelihood_ratio", "one_off_likelihood_ratio"}  # the last step alone is noisy
+    assert all(found[attack].metrics["auc"].value == 1.0 for attack in decided)
+
+
 def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as_one_gaussian_a_step(suite_of):
     text = CONTROLLED.replace("controls = true", "controls = false").replace("epsilon = 3.0", "noise_multiplier = 1.0")
     entries = ['"random_sparsification"', '"random_sparsification", bound = "adaptive"']
