@@ -13,7 +13,8 @@ are equal.
 
 Deviation: ratios are not averaged over rows, as much public code does: where a bias's gradient is small the noise of
 its ratio is large. What a batch's rows say is checked: without noise, a group of rows whose ratio no label explains
-belongs to more than one example (of two classes, the mixtures of two rows are equal, too), and is dropped.
+belongs to more than one example (of two classes, the mixtures of two rows are equal, too), and is dropped. Under
+noise of a known scale the same is done up to what it leaves, and the error that it leaves of an input is told.
 Caveat: labels are found by trying every class, which takes one example's gradient each.
 """
 
@@ -35,11 +36,20 @@ from .core import (
     attack,
     granted,
 )
-from .core.rank_one import bilinear, completed, repeated, total_least_squares
+from .core.explained import EXPONENT
+from .core.layer_basis import layer_basis
+from .core.own_places import OwnPlaces, explained, labelled
+from .core.rank_one import bilinear, completed, repeated, standard_errors, total_least_squares
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3
 """Relative differences of so many epsilons of the update's dtype are rounding."""
+EXPLAINED = 1e-2
+"""Share of what was released that an input may leave unexplained without noise; `ok` is less."""
+RELIABLE = 0.1
+"""Root mean square error that noise leaves on average, as a share of the range of inputs, of what is called right."""
+BY_CHANCE = 5.0
+"""Standard deviations by which the sum of squares of noise is above its mean, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +69,23 @@ class _Layer:
     places: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SoleInput:
+    """An input of one example.
+
+    Attributes:
+        right: [inputs].
+        known: what of it is determined.
+        errors: [inputs], its standard deviations under noise; None without.
+        shows: whether the release is of one example, and not noise alone.
+    """
+
+    right: Tensor
+    known: Tensor
+    errors: Tensor | None
+    shows: bool
+
+
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def bias_division(
     target: Observation, coins: torch.Generator, *, estimator: str = "auto", restarts: int = 8
@@ -76,6 +103,9 @@ def bias_division(
         Inputs with what of them is determined; the rest is the middle of the box. The objective is the share of the
         release, of its norm, that they leave unexplained. Of a batch: as many as have rows of their own, the best
         explained first; none is a result, too. Certified is what explains its rows, or all of the release, to rounding.
+        Under noise `expected_error` is what the noise leaves, and `ok` is what it leaves at most a tenth of the range
+        of inputs off. Of a batch `ok` is also what explains its rows as well as noise and gaps let it, where they would
+        have shown anything else: rows of several examples are hidden by much noise or many gaps.
 
     Raises:
         NotApplicable: the layer is another, has no bias, or has no upstream gradient; the release does not show it.
@@ -95,11 +125,11 @@ def bias_division(
     if any(part.kind == "directions" and part.of_gradient for part in structure.parts):
         if batch_size > 1:
             raise NotApplicable(f"the batch must be of one example behind a basis, got {batch_size}")
-        return _one(target, *_from_basis(target, structure, names, coins, restarts), restarts=restarts)
+        return _one(target, _from_basis(target, structure, names, coins, restarts), restarts=restarts)
     layer = _shown(target, structure, names)
     if batch_size > 1:
-        return _batch(target, layer, network, first, batch_size)
-    return _one(target, *_from_entries(layer, estimator, target.released.dtype))
+        return _batch(target, layer, network, first, batch_size, coins)
+    return _one(target, _from_entries(layer, estimator, target.released.dtype))
 
 
 def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, tuple[str, str]]:
@@ -171,19 +201,28 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
     return _Layer(values=values, seen=seen, std=about[1].abs(), places=places)
 
 
-def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, bool]:
-    """The input of one example from entries of its layer, what of it is determined, and whether anything shows."""
+def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInput:
+    """The input of one example from entries of its layer."""
     right, known = completed(layer.values, layer.seen)
     noisy = bool((layer.std[layer.seen] > 0).any())
-    if estimator == "least_squares" or not noisy:
-        if not noisy:
-            _refuse_other_rank(layer, right, known, dtype)
-        return right[:-1], known[:-1], True
-    # What has no noise beside what has: as if it had a millionth of it.
-    std = layer.std.clamp(min=1e-6 * float(layer.std.max()))
-    right, strength = total_least_squares(layer.values, layer.seen & known, std, right)
-    scale = torch.where(right[-1] == 0, torch.finfo(right.dtype).tiny, right[-1])
-    return right[:-1] / scale, known[:-1], strength > 1
+    if not noisy:
+        _refuse_other_rank(layer, right, known, dtype)
+        return _SoleInput(right=right[:-1], known=known[:-1], errors=None, shows=True)
+    std, entries = _with_rounding(layer.std, layer.values, dtype), layer.seen & known
+    total, strength = total_least_squares(layer.values, entries, std, right)
+    total = total / torch.where(total[-1] == 0, torch.finfo(total.dtype).tiny, total[-1])
+    errors, excess = standard_errors(layer.values, entries, std, total)
+    if estimator == "least_squares":
+        # It takes the bias's gradient for exact, whose noise pulls the others towards 0.
+        errors = (errors.square() + (right - total).square()).sqrt()
+    else:
+        right = total
+    return _SoleInput(right=right[:-1], known=known[:-1], errors=errors[:-1], shows=strength > 1 and excess < BY_CHANCE)
+
+
+def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Noise that is at least rounding; what has none beside what has is taken to have a millionth of it."""
+    return std.clamp(min=max(1e-6 * float(std.max()), 16 * torch.finfo(dtype).eps * float(values.abs().max())))
 
 
 def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch.dtype) -> None:
@@ -201,87 +240,66 @@ def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch
 
 def _from_basis(
     target: Observation, structure: Structure, names: tuple[str, str], coins: torch.Generator, restarts: int
-) -> tuple[Tensor, Tensor, bool]:
+) -> _SoleInput:
     """The input of one example from the coefficients of a basis that the layer has for itself."""
-    sizes = dict(zip(structure.names, structure.shapes, strict=True))
-    starts, at = {}, 0
-    for name, shape in sizes.items():
-        starts[name], at = at, at + torch.Size(shape).numel()
-    (rows, columns), weight, bias = sizes[names[0]], starts[names[0]], starts[names[1]]
-    spans = ((weight, weight + rows * columns), (bias, bias + rows))
-    found, weights, biases = [], [], []
-    like = target.released.double()
-    for part in structure.parts:
-        if part.kind != "directions" or not part.of_gradient:
-            continue
-        position = part.start
-        for (first, last), basis in zip(part.spans, part.bases, strict=True):
-            here, position = position, position + basis.shape[1]
-            inside = [max(0, min(last, stop) - max(first, start)) for start, stop in spans]
-            if not any(inside):
-                continue
-            if sum(inside) < last - first:
-                raise NotApplicable(
-                    "a basis must be of the first layer alone to be inverted, and the update's mixes it with other "
-                    "parameters; inverting_gradients attacks any update"
-                )
-            if found and found[0][0] is not part:
-                raise NotApplicable(
-                    "the first layer's coefficients must be bounded together, and they are in two parts"
-                )
-            found.append((part, here))
-            whole = like.new_zeros(2, rows * columns, basis.shape[1])
-            for number, (start, stop) in enumerate(spans):
-                a, b = max(first, start), min(last, stop)
-                if a < b:
-                    whole[number, a - start : b - start] = basis[a - first : b - first].to(like)
-            weights.append((whole[0].view(rows, columns, -1), like[here:position]))
-            biases.append(whole[1, :rows])
-    if not found:
-        raise NotApplicable("the update must release something of the first layer's gradient, and it releases nothing")
-    coefficients = torch.cat([shown for _, shown in weights])
+    own = layer_basis(structure, names, target.released.double())
+    coefficients, weight_basis = own.coefficients, own.of_weight
+    rows, columns, _ = weight_basis.shape
     if not coefficients.any():
         raise NotApplicable("zero upstream gradient: the first layer is dead")
-    weight_basis = torch.cat([basis for basis, _ in weights], dim=2)
     # The back-projection is the matrix itself where the basis is whole, and else its top singular pair is a start.
     spectral = torch.linalg.svd(torch.einsum("oik,k->oi", weight_basis, coefficients), full_matrices=False)[2][0]
     low, high = target.input_low, target.input_high
     grey = torch.full_like(spectral, (low + high) / 2)
-    drawn = low + (high - low) * torch.rand((restarts, columns), generator=coins, dtype=torch.float64).to(like)
+    drawn = low + (high - low) * torch.rand((restarts, columns), generator=coins, dtype=torch.float64).to(spectral)
     aligned = spectral * (grey.norm() / spectral.norm()) * spectral.sum().sign()
     tried = [aligned, grey, *drawn][:restarts] if restarts > 1 else [aligned]
-    std = granted(target.noise_std).double() / target.expected_batch
-    std = torch.cat([std[here : here + basis.shape[2]] for (_, here), (basis, _) in zip(found, weights, strict=True)])
+    std = (granted(target.noise_std).double() / target.expected_batch)[own.places]
     # What noise alone leaves of a fit, and a tenth more.
     enough = max(1e-9, 1.1 * float(std.norm() / coefficients.norm()))
-    right, error = bilinear(coefficients, weight_basis, torch.cat(biases, dim=1), tried, enough)
+    right, error, jacobian = bilinear(coefficients, weight_basis, own.of_bias, tried, enough)
     everything = torch.ones_like(right, dtype=torch.bool)
     if not std.any():
-        return right, everything, error < 1e-6
+        return _SoleInput(right=right, known=everything, errors=None, shows=error < 1e-6)
+    std = _with_rounding(std, coefficients, target.released.dtype)
     # Of k squares of noise alone: mean k, variance 2 k.
-    energy, count = float((coefficients / std.clamp(min=1e-30)).square().sum()), len(coefficients)
-    return right, everything, energy > count + 5 * (2 * count) ** 0.5
+    energy, count = float((coefficients / std).square().sum()), len(coefficients)
+    left, free = float((error * coefficients.norm() / std.max()).square()), max(1, count - rows - columns)
+    shows = energy > count + BY_CHANCE * (2 * count) ** 0.5 and left <= free + BY_CHANCE * (2 * free) ** 0.5
+    errors = torch.linalg.pinv(jacobian / std[:, None], rtol=1e-12).norm(dim=1)
+    return _SoleInput(right=right, known=everything, errors=errors[rows:], shows=shows)
 
 
-def _one(target: Observation, right: Tensor, known: Tensor, shows: bool, *, restarts: int = 1) -> Reconstruction:
+def _one(target: Observation, found: _SoleInput, *, restarts: int = 1) -> Reconstruction:
     """The result of a batch of one."""
-    inputs = _inputs(target, right[None], known[None])
+    inputs = _inputs(target, found.right[None], found.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
-    labels, unexplained = _labels(target, inputs, everything)
+    labels, unexplained = labelled(target, inputs, everything)
     objective = float(unexplained[0])
-    exact = not bool(granted(target.noise_std).any()) and bool(known.all()) and objective < _rounding(target)
+    noisy = bool(granted(target.noise_std).any())
+    exact = not noisy and bool(found.known.all()) and objective < _rounding(target)
+    off = None if found.errors is None else _root_mean_square(found.errors[None], found.known[None])
+    told = off is None or float(off[0]) <= RELIABLE * (target.input_high - target.input_low)
     return Reconstruction(
         inputs=inputs,
         labels=labels,
         objective=objective,
         restarts=restarts,
-        status="ok" if shows else "degraded",
+        status="ok" if found.shows and told else "degraded",
         certified=torch.tensor([exact], device=inputs.device),
-        determined=known.view(1, *target.input_shape),
+        determined=found.known.view(1, *target.input_shape),
+        expected_error=off,
     )
 
 
-def _batch(target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int) -> Reconstruction:
+def _root_mean_square(errors: Tensor, known: Tensor) -> Tensor:
+    """Of the errors [n, inputs] of what is known of each input."""
+    return (torch.where(known, errors, 0.0).square().sum(dim=1) / known.sum(dim=1).clamp(min=1)).sqrt()
+
+
+def _batch(
+    target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, coins: torch.Generator
+) -> Reconstruction:
     """The examples of a batch that have rows of their own."""
     users = [one for one in network.operations if first.name in one.inputs]
     if [one.kind for one in users] != ["relu"]:
@@ -289,33 +307,42 @@ def _batch(target: Observation, layer: _Layer, network: Network, first: Operatio
         raise NotApplicable(
             f"the first layer must be followed by a ReLU for rows of single examples in a batch, got {got}"
         )
-    right, known, own = _pure(target, layer)
-    noisy = bool(granted(target.noise_std).any())
+    right, known, own, errors = _pure(target, layer)
+    std = granted(target.noise_std)
+    noisy = bool(std.any())
     inputs = _inputs(target, right, known)
-    labels, unexplained = _labels(target, inputs, own)
+    spread = torch.where(known, errors, torch.inf).view_as(inputs)
+    about = explained(target, inputs, spread, own, std, coins)
+    # Rows of several examples can be equal, and no single example explains them.
+    order = _best_first(known, about)
+    order = order[about[order].fits(max(EXPLAINED, _rounding(target)))]
+    order = order[about[order].unclaimed()][:batch_size]
+    inputs, known, errors, about = inputs[order], known[order], errors[order], about[order]
     whole = known.all(dim=1)
-    if not noisy:
-        # Rows of several examples can be equal, and no single example explains them.
-        kept = ~whole | (unexplained < 1e-2)
-        inputs, known, own = inputs[kept], known[kept], own[kept]
-        labels, unexplained, whole = labels[kept], unexplained[kept], whole[kept]
-    # What is determined in part is explained in part, and comes behind what is proved.
-    order = torch.where(whole, unexplained, 2 + unexplained).argsort(stable=True)[:batch_size]
-    inputs, labels, known = inputs[order], labels[order], known[order]
-    certified = whole[order] & (unexplained[order] < _rounding(target)) & (not noisy)
-    summed = target.simulate(inputs, labels).detach() if len(inputs) else torch.zeros_like(target.released)
+    off = _root_mean_square(errors, known)
+    told = about.decided(torch.finfo(target.released.dtype).eps ** EXPONENT) & (
+        off <= RELIABLE * (target.input_high - target.input_low)
+    )
+    certified = whole & (about.unexplained < _rounding(target)) & (not noisy)
+    summed = target.simulate(inputs, about.labels).detach() if len(inputs) else torch.zeros_like(target.released)
     return Reconstruction(
         inputs=inputs,
-        labels=labels,
+        labels=about.labels,
         objective=float((target.released - summed).norm() / target.released.norm()),
-        status="ok" if len(inputs) else "degraded",
+        status="ok" if len(inputs) and bool(told.all()) else "degraded",
         certified=certified,
         determined=known.view(len(known), *target.input_shape),
+        expected_error=off if noisy else None,
     )
 
 
-def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups of rows with one ratio: their inputs [n, inputs], what is determined of them, and their places [n, m]."""
+def _best_first(known: Tensor, about: OwnPlaces) -> Tensor:
+    """The order of guesses: what is determined in part is explained in part, and comes behind what is proved."""
+    return torch.where(known.all(dim=1), about.unexplained, 2 + about.unexplained).argsort(stable=True)
+
+
+def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Groups of rows with one ratio: inputs [n, inputs], what is determined of them, places [n, m], and errors."""
     bias = layer.values[:, -1]
     variance = layer.std[:, -1].square()
     width = target.input_high - target.input_low
@@ -324,7 +351,8 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor]:
     values, seen, std = layer.values[usable], layer.seen[usable], layer.std[usable]
     bias = values[:, -1:]
     ratios = torch.where(seen, values / bias, 0.0)[:, :-1]
-    noise = (std[:, :-1].square() + ratios.square() * std[:, -1:].square()) / bias.square()
+    noise_all = (std.square() + (values / bias).square() * std[:, -1:].square()) / bias.square()
+    noise = noise_all[:, :-1]
     # Ratios that are known to a tenth of the range of inputs tell examples apart.
     told = (torch.where(seen[:, :-1], noise, 0.0).sum(1) / seen[:, :-1].sum(1).clamp(min=1)).sqrt() < 0.1 * width
     rows = usable.nonzero()[:, 0][told]
@@ -339,11 +367,14 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor]:
     below = mine @ (own_seen * bias[told].square())
     known = (below > 0)[:, :-1]
     right = torch.where(below > 0, above / torch.where(below > 0, below, 1.0), 0.0)[:, :-1]
+    # Noise of a row's ratio, weighted as the ratio is: by the square of the bias's gradient.
+    varied = mine @ torch.where(seen[told], bias[told].square().square() * noise_all[told], 0.0)
+    errors = torch.where(below > 0, varied.sqrt() / torch.where(below > 0, below, 1.0), torch.inf)[:, :-1]
     own = torch.zeros(len(chosen), len(target.released), dtype=torch.bool, device=ratios.device)
     for number, here in enumerate(mine > 0):  # groups, of which there are about as many as examples
         places = layer.places[rows[here]]
         own[number, places[places >= 0]] = True
-    return right, known, own
+    return right, known, own, errors
 
 
 def _inputs(target: Observation, right: Tensor, known: Tensor) -> Tensor:
@@ -351,26 +382,6 @@ def _inputs(target: Observation, right: Tensor, known: Tensor) -> Tensor:
     low, high = target.input_low, target.input_high
     filled = torch.where(known, right.clamp(low, high), (low + high) / 2)
     return filled.to(target.released.dtype).view(len(right), *target.input_shape).clamp(low, high)
-
-
-def _labels(target: Observation, inputs: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The class by which each input explains best what it alone is responsible for, and what is then unexplained.
-
-    Args:
-        target: whose contributions are bounded as the real ones were, so that a clip factor does not matter.
-        inputs: [n, *shape].
-        own: bool [n, m], where the release is that of this input alone.
-    """
-    sums, entries = target.released * target.expected_batch, own.to(target.released)
-    best = torch.full_like(entries[:, 0], torch.inf)
-    labels = torch.zeros_like(best, dtype=torch.int64)
-    size = (sums * entries).norm(dim=1)
-    for one in range(target.classes if len(inputs) else 0):
-        classes = torch.full_like(labels, one)
-        error = ((sums - target.contributions(inputs, classes)) * entries).norm(dim=1) / size
-        labels = torch.where(error < best, classes, labels)
-        best = torch.minimum(best, error)
-    return labels, best
 
 
 def _rounding(target: Observation) -> float:

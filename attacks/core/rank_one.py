@@ -91,6 +91,41 @@ def total_least_squares(
     return right, float(fitted) / edge
 
 
+def standard_errors(
+    values: Float[Tensor, "rows columns"],
+    seen: Bool[Tensor, "rows columns"],
+    std: Float[Tensor, "rows columns"],
+    right: Float[Tensor, " columns"],
+) -> tuple[Float[Tensor, " columns"], float]:
+    """Standard deviations that noise leaves of a right factor whose last entry is 1, and how well the matrix fits it.
+
+    To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 where all entries are seen under noise s: the error of
+    the last column is that of the scale. Of k the noise's own part is taken off, which else lets noise look exact.
+    Where few entries of a row are seen, its k_j has an error that this leaves out.
+
+    Args:
+        values: of the matrix; read where they are seen.
+        seen: which entries were observed.
+        std: of the noise of each entry, positive where it is seen.
+        right: the right factor, of the greatest likelihood.
+
+    Returns:
+        The standard deviations, infinite where nothing shows, and by how many of its own standard deviations the sum of
+        squares of what the matrix of rank one leaves is above its mean.
+    """
+    weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
+    shown, energy = torch.where(seen, values, 0.0), weights @ right.square()
+    left = _ratio((weights * shown) @ right, energy, torch.zeros_like(energy))
+    own_noise = _ratio(torch.ones_like(energy), energy, torch.zeros_like(energy))
+    precision = weights.T @ (left.square() - own_noise).clamp(min=0)
+    spread = torch.where(precision > 0, precision.reciprocal(), torch.inf)
+    rest = float((weights * (shown - torch.outer(left, right)).square()).sum())
+    there = weights > 0
+    free = max(1, int(there.sum() - there.any(dim=1).sum() - there.any(dim=0).sum() + 1))
+    errors = (spread + right.square() * spread[-1]).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return errors, (rest - free) / (2 * free) ** 0.5
+
+
 def bilinear(
     coefficients: Float[Tensor, " k"],
     weight_basis: Float[Tensor, "rows columns k"],
@@ -98,7 +133,7 @@ def bilinear(
     starts: list[Float[Tensor, " columns"]],
     enough: float = 1e-9,
     iterations: int = 200,
-) -> tuple[Float[Tensor, " columns"], float]:
+) -> tuple[Float[Tensor, " columns"], float, Float[Tensor, "k unknowns"]]:
     """x, and how far it is from explaining V^T vec([k x^T | k]) = u, by alternating least squares over (k, x).
 
     Each factor is linear given the other. What alternation leaves is removed by Gauss-Newton steps over both, which
@@ -113,7 +148,7 @@ def bilinear(
         iterations: of alternation, at most, of each start.
 
     Returns:
-        x and |u - V^T vec([k x^T | k])| / |u|.
+        x, |u - V^T vec([k x^T | k])| / |u|, and the derivatives of the coefficients by k and then x, there.
 
     Raises:
         RankDeficient: there are fewer coefficients than unknowns, or they leave some of them open.
@@ -162,14 +197,15 @@ def bilinear(
     if best is None:
         raise ValueError("starts must hold at least one vector, got none")
     error, left, right = best
-    rank = int(torch.linalg.matrix_rank(torch.cat([of_left(right), of_right(left)], dim=1), rtol=1e-9))
+    jacobian = torch.cat([of_left(right), of_right(left)], dim=1)
+    rank = int(torch.linalg.matrix_rank(jacobian, rtol=1e-9))
     if rank < rows + columns:
         raise RankDeficient(
             f"{count} coefficients must determine the {rows + columns} unknowns of the layer, and leave "
             f"{rows + columns - rank} of them open",
             deficit=rows + columns - rank,
         )
-    return right, error
+    return right, error, jacobian
 
 
 def repeated(

@@ -40,6 +40,8 @@ class Reconstruction:
             would pick among them.
         residual_ratio: what of the update is left unexplained, over what noise leaves on average at the private data:
             below 1 the noise was fitted, too. None without noise, and where it is not known.
+        expected_error: [b], root mean square error of the determined entries of each input that noise of known scale
+            leaves on average, in model-input units; infinite where it leaves nothing. None where it was not computed.
     """
 
     inputs: Tensor
@@ -52,6 +54,7 @@ class Reconstruction:
     determined: Tensor | None = None
     alternatives: Tensor | None = None
     residual_ratio: float | None = None
+    expected_error: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2 or not self.inputs.is_floating_point() or not self.inputs.isfinite().all():
@@ -84,6 +87,9 @@ class Reconstruction:
                 raise ValueError(
                     f"{name} must be bool of shape {list(shape)}, got {flags.dtype} of shape {list(flags.shape)}"
                 )
+        errors = self.expected_error
+        if errors is not None and (errors.shape != self.labels.shape or not (errors >= 0).all()):
+            raise ValueError(f"expected_error must be at least 0, one an input, got {errors.tolist()}")
         others = self.alternatives
         if others is not None and (others.shape[1:] != self.inputs.shape[1:] or not others.isfinite().all()):
             raise ValueError(
@@ -284,7 +290,7 @@ def checked_labels(
     return own
 
 
-_OPTIONAL = ("history", "certified", "determined", "alternatives")
+_OPTIONAL = ("history", "certified", "determined", "alternatives", "expected_error")
 
 
 def _copied_if_there(name: str, values: object, like: Tensor | None) -> Tensor | None:

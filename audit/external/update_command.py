@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attacks.core import Access, Examples, LabelEstimate, MembershipScores, Reconstruction
 from benchmarks import models
@@ -237,6 +238,8 @@ def words(told: Mapping[str, Any]) -> str:
             lines.append(f"not tested: {one['why_not']}")
         elif one["kind"] == "reconstruction":
             proved = "" if one["certified"] is None else f", {one['certified']} of them proved to be in the batch"
+            if one["expected_error"] is not None:
+                proved += f", off by {one['expected_error']:.2g} on average under this noise"
             lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
         elif one["kind"] == "labels":
             lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")
@@ -269,6 +272,7 @@ def _told(one: UpdateFinding, names: tuple[str, ...], rate: float) -> dict[str, 
                 "proved": None if result.certified is None else result.certified.tolist(),
                 "objective": result.objective if np.isfinite(result.objective) else None,
                 "residual_ratio": result.residual_ratio,
+                "expected_error": _largest(result.expected_error),
             }
         case LabelEstimate() as result:
             found["labels"] = {str(kind): int(count) for kind, count in enumerate(result.counts.tolist()) if count}
@@ -283,6 +287,13 @@ def _told(one: UpdateFinding, names: tuple[str, ...], rate: float) -> dict[str, 
         case None:
             pass
     return found
+
+
+def _largest(errors: Tensor | None) -> float | None:
+    """The largest of what noise leaves of the inputs; None where that was not computed, or is everything."""
+    if errors is None or not len(errors) or not bool(errors.isfinite().all()):
+        return None
+    return float(errors.max())
 
 
 def _on_updates() -> dict[str, str]:
