@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -51,6 +51,7 @@ from defenses.core import (
 )
 
 from . import stepping
+from .subjects.all_steps import AllSteps
 from .subjects.candidates import Candidates, copied
 from .subjects.gradient_norms import GradientNorms
 from .subjects.left_over import LeftOver, Remainders
@@ -242,6 +243,7 @@ class RunView:
         shadows: what shadow models answer about the candidates, in their order, and about the population.
         replay: computes the steps once more; views of a run share it, and None makes one for this view.
         controls: what the attacker was allowed to put into the training.
+        steps: all of the run's, for attacks that read them; those that the run kept where None.
     """
 
     run: Run
@@ -254,6 +256,7 @@ class RunView:
     shadows: Shadows | None = None
     replay: StepReplay | None = None
     controls: Controls = Controls.NOTHING
+    steps: Iterable[Step] | None = None
 
     def __post_init__(self) -> None:
         # Dropout in training drew other units than an auditor would: contributions could not be computed again.
@@ -278,21 +281,21 @@ class RunView:
         return None if self.candidates is None else self.candidates.given
 
     def __len__(self) -> int:
-        return len(self.run.transcript.steps)
+        return len(AllSteps(self.run))
 
     def __iter__(self) -> Iterator[Observation]:
-        for position in range(len(self)):
-            yield self.at(position)
-            stepping.tell(position + 1, len(self))  # when the attack asks for the next one
+        total = len(self)
+        for number, step in enumerate(AllSteps(self.run) if self.steps is None else self.steps, start=1):
+            yield self.at(step)
+            stepping.tell(number, total)  # when the attack asks for the next one
 
-    def at(self, position: int, *, participation_known: bool = False) -> Observation:
+    def at(self, step: Step, *, participation_known: bool = False) -> Observation:
         """The observation of one step.
 
         Args:
-            position: in the transcript, from 0.
+            step: of the run.
             participation_known: whether the attacker knows who would have taken part; else it knows the rate.
         """
-        step = self.run.transcript.steps[position]
         # Whoever knows that a candidate would have taken part gains nothing from sampling: nothing amplifies.
         rate = 1.0 if participation_known else self.sampling.rate
         return self._seen(step, rate, "known" if participation_known else participation(self.sampling))
@@ -418,7 +421,8 @@ def beside_the_steps(view: RunView) -> SeenTranscript:
 
 def last_update(view: RunView) -> Observation:
     """`Access.UPDATE`: the last step of a run, to somebody who knows who would have taken part in it."""
-    return view.at(len(view) - 1, participation_known=True)
+    # The last step is kept whatever it takes.
+    return view.at(view.run.transcript.steps[-1], participation_known=True)
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:

@@ -241,6 +241,11 @@ def test_the_same_seeds_give_the_same_run(name, world):
     duties.check_seeds(FACTORIES[name], world)
 
 
+@each_in_each_world
+def test_the_steps_of_a_run_can_be_taken_once_more(name, world):
+    duties.check_retaken(FACTORIES[name], world)
+
+
 @each_kind_in_each_world
 def test_microbatches_change_nothing(name, world):
     duties.check_microbatches(FACTORIES[name], world)

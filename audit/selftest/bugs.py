@@ -35,7 +35,7 @@ from defenses.core import (
 from defenses.core.gradients.executor import add_noise
 from defenses.core.plan.bound import finite_rows
 from defenses.core.privacy.noise import PhiloxNoise
-from defenses.core.training.train import OngoingRun, TrainingSettings
+from defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
 from .protocol import Trainer, TrainerTask
 from .trainers import VIEWS, plain, under_defense

@@ -25,7 +25,7 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
 
     Raises:
         NotApplicable: the training has no canaries.
-        ValueError: the run is too long to be shown as a whole.
+        ValueError: no suite offers what the attack needs, or the run is too long to be shown as a whole.
     """
     asked = cell.request.asked_attack
     attack = catalog.attack(asked.name)
@@ -36,11 +36,6 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         raise NotApplicable("no canaries were put into this training")
     if Knows.POPULATION in attack.requires.knows and model.world.population is None:
         raise NotApplicable("it reads public examples, and the task has none; set task.public")
-    if model.run.transcript.truncated:
-        raise ValueError(
-            f"{attack.name} reads every step, and the {model.sampling[1]} steps of this run take more memory than is "
-            "kept; take fewer epochs, or a smaller model"
-        )
     candidates = Candidates.draw(found.examples, cell.request.seed_for(f"candidates {cell.id}"))
     view = RunView(
         model.run,
@@ -50,6 +45,7 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         candidates,
         informed=Knows.OTHERS in attack.requires.knows,
         controls=row.controls,
+        steps=model.all_steps,
     )
     coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
     result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
@@ -75,11 +71,13 @@ def _apart(model: TrainedRun, found: Canaries) -> bool:
 
     Then noise that is alike in all directions makes independent trials of them.
     """
+    if found.directions is None:
+        return False
     seen: set[tuple[int, bytes]] = set()
-    for step in model.run.transcript.steps:
+    for step in model.all_steps:
         plan = None if step.plan is None else step.plan.plan
         # Exactly these classes: what mixes coordinates, or counts rows in one of its own, brings canaries together.
-        if found.directions is None or plan is None or len(plan.blocks) != 1:
+        if plan is None or len(plan.blocks) != 1:
             return False
         codec, place = plan.blocks[0].codec, found.of_step[step.step]
         if type(codec) not in (Everything, Coordinates):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attacks.core import Examples, Knows, MembershipScores, Target
-from defenses.core import Claim, keyed
+from attacks.core import Examples, Knows, MembershipScores
+from defenses.core import Claim, Step, keyed
 
 from .. import stepping
 from ..catalog import methods as catalog
@@ -25,7 +27,7 @@ from ..scoring.under_claim import beside_claim
 from .candidates import Candidates, asked_alone, refuse_comparison
 from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
-from .trained_run import TRANSCRIPT_MEMORY, TrainedRun
+from .trained_run import TrainedRun
 
 
 def membership(model: TrainedRun, cell: Cell) -> Finding:
@@ -49,7 +51,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     # Public examples are copied for attacks, so those that do not read them go without.
     world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
 
-    def asked_about(some: Examples, purpose: str) -> MembershipScores:
+    def asked_about(some: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
         candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))
         informed = Knows.OTHERS in knows
         shadows = None
@@ -65,21 +67,26 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             model.left_over,
             shadows,
             model.replay,
+            steps=steps,
         )
         # The same coins at every call: scores alone and among others may differ by what was given, and not by chance.
         coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
-        target = _target(view, row, attack.name, model.sampling[1])
+        if row.build is None:
+            raise ValueError(f"the threat model of {attack.name} must say how its target is built from a run")
         # A deep copy of the settings: an attack may write into a list of them, and the record has them, too.
-        with stepping.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
-            return candidates.answers(attack(target, coins, **copy.deepcopy(asked.settings)))
+        return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
 
-    result = asked_about(examples, "candidates")
-    # Without noise there is nothing to cancel: a remainder shows who took part by itself.
-    if Knows.OTHERS in knows and model.run.noise != "none":
-        coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
-        scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
-        for one in asked_alone(scored, torch.isin(examples.ids, members), coins):
-            refuse_comparison(asked.name, result, asked_about(pick(examples, one[None]), f"alone {one}"))
+    with stepping.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
+        result = asked_about(examples, "candidates", model.all_steps)
+        # Without noise there is nothing to cancel: a remainder shows who took part by itself.
+        if Knows.OTHERS in knows and model.run.noise != "none":
+            coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
+            scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
+            chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)
+            for alone in model.all_steps.read_by(
+                [partial(asked_about, pick(examples, one[None]), f"alone {one}") for one in chosen]
+            ):
+                refuse_comparison(asked.name, result, alone)
     truth = GroundTruth(members=members, candidates=examples.ids)
     columns = {
         "id": column(result.ids),
@@ -100,19 +107,6 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         if float(found.detail["value_at_verdict"] or 0.0) > allowed:
             flags.append("claim_violated")
     return Finding(metrics, columns, tuple(flags))
-
-
-def _target(view: RunView, row: ThreatModel, attack: str, steps: int) -> Target:
-    """The target of an attack of this access, built from the run."""
-    # Half of a transcript would make the attack look weak, and the defense strong.
-    if row.reads == "every step" and view.run.transcript.truncated:
-        raise ValueError(
-            f"{attack} reads every step, and what {steps} steps show takes more than "
-            f"{TRANSCRIPT_MEMORY / 2**30:.0f} GiB; take fewer epochs, a smaller model, or another attack"
-        )
-    if row.build is None:
-        raise ValueError(f"the threat model of {attack} must say how its target is built from a run")
-    return row.build(view)
 
 
 def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
@@ -151,14 +145,16 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     informed = row.reads == "every step" and Knows.OTHERS in knows
     # Ratios of single steps multiply to that of the run under independent coins and independent noise only, and what a
     # trial released is in none of them.
+    entries = model.run.ledger.entries
     plans = [step.plan.plan for step in model.run.transcript.steps if step.plan]
     dependent = participation(model.sampling[0]) == "dependent" or any(plan.correlated or plan.trial for plan in plans)
-    if informed and dependent:
+    # Of the steps that no transcript could keep the ledger knows the same.
+    if informed and (dependent or any(entry.row is not None or entry.trial for entry in entries)):
         flags.append("not_most_powerful")
     # Charged to the claim that bounds this attack, and no part of any step. Scores behind a mask are read by whoever
     # knows the others; statistics are of features of a model that is not trained yet, and the transcript has none.
     shown = len(model.run.transcript.one_offs) if informed or row.reads == "beside the steps" else 0
-    charged = sum(entry.steps for entry in model.run.ledger.entries if entry.one_off)
+    charged = sum(entry.steps for entry in entries if entry.one_off)
     if row.reads != "nothing" and shown < charged:
         flags.append("one_off_not_attacked")
     return flags

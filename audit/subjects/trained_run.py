@@ -7,6 +7,7 @@ examples, so that it never saw a member.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,7 +16,18 @@ from torch import nn
 
 from attacks.core import Examples
 from benchmarks.core import Splits
-from defenses.core import Defense, Execution, Recipe, Recording, Run, Sampling, keyed, train
+from defenses.core import (
+    Defense,
+    Execution,
+    OngoingRun,
+    Recipe,
+    Recording,
+    Run,
+    Sampling,
+    Step,
+    TrainingSettings,
+    keyed,
+)
 
 from ..observe import World
 from ..plan.artifact import Artifacts
@@ -25,12 +37,13 @@ from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
+from .all_steps import AllSteps
 from .left_over import LeftOver
 from .outcome import examples_of, join, pick, world_of
 from .replay import StepReplay
 
 TRANSCRIPT_MEMORY = 4 * 2**30
-"""Bytes that the steps of a run may take in memory where an attack reads all of them."""
+"""Bytes that the steps of a run may take in memory where an attack reads all of them; more are taken once more."""
 
 WATCHED = 32
 """Steps of a run whose noise is measured against the claim, as far as they fit into memory."""
@@ -177,34 +190,57 @@ class TrainedRun:
     @cached_property
     def run(self) -> Run:
         """The training, computed when it is first asked for."""
+        steps = self.sampling[1]
+        recording = Recording(
+            observer="updates",
+            # Whatever it takes: attacks on one update read it, and the noise is measured.
+            always=[steps - 1],
+            only=None if self.every_step else watched(steps),
+            memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
+            meter=self.cosines,
+        )
+        run = self._training(recording, self._sampler_key).run()
+        if self.every_step and run.transcript.truncated:
+            # The first of them serve nobody who reads all.
+            run.transcript.steps = [step for step in run.transcript.steps if step.step in watched(steps)]
+        # The trainer knows of methods alone; a claim on a pretrained model assumes the same of the public examples.
+        return replace(run, public_used=run.public_used or self.request.training.pretrain is not None)
+
+    @cached_property
+    def all_steps(self) -> AllSteps:
+        """All steps of the run, for attacks that read every one; taken once more where they outgrow the memory.
+
+        Noise that nobody can draw again makes that an error when they are read.
+        """
+        return AllSteps(self.run, self._again)
+
+    def _again(self) -> Iterator[Step]:
+        # An attack may ask for steps where it keeps no graphs, and a model that is made there cannot be trained.
+        with torch.inference_mode(mode=False):
+            training = self._training(Recording(observer="updates"), self.run.sampler_key)
+        return training.retake(self.run)
+
+    def _training(self, recording: Recording, sampler_key: int | None) -> OngoingRun:
+        """The training before its first step, with its noise and coins from their beginning."""
         request, task = self.request, self.request.training
         data, public = self.trained_on, self._read
         sampling, steps = self.sampling
-        run = train(
-            # Also of the negative control, which is trained on public examples: pretrained as all others are.
-            with_canaries(copy.deepcopy(self._start), self.canaries, self.splits),
-            (data.inputs, data.labels),
-            self.defense[0],
+        settings = TrainingSettings(
+            defense=self.defense[0],
             sampling=sampling,
             steps=steps,
             lr=task.lr,
-            public=(public.inputs, public.labels) if len(public) else None,
             noise=noise_for(request),
             seed=request.seed_for("coins"),
-            sampler_key=self._sampler_key,
+            sampler_key=sampler_key,
             recipe=self._recipe,
             execution=Execution(engine=task.engine, device=self.device),
-            recording=Recording(
-                observer="updates",
-                # Whatever it takes: attacks on one update read it, and the noise is measured.
-                always=[steps - 1],
-                only=None if self.every_step else watched(steps),
-                memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
-                meter=self.cosines,
-            ),
+            recording=recording,
         )
-        # The trainer knows of methods alone; a claim on a pretrained model assumes the same of the public examples.
-        return replace(run, public_used=run.public_used or task.pretrain is not None)
+        # Also of the negative control, which is trained on public examples: pretrained as all others are.
+        model = with_canaries(copy.deepcopy(self._start), self.canaries, self.splits)
+        pool = (public.inputs, public.labels) if len(public) else None
+        return OngoingRun(model, (data.inputs, data.labels), pool, settings)
 
     @cached_property
     def world(self) -> World:

@@ -30,7 +30,7 @@ from defenses.core import (
     rehearsed,
     seeded,
 )
-from defenses.core.training.train import OngoingRun, TrainingSettings
+from defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
 from . import report
 from .harness import SpeedComparison, TimedCall, compare

@@ -52,6 +52,7 @@ from .privacy.strategies import Banded, BandedInverse, Buffered, NoiseStrategy, 
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip, RecordSchedule, Views
 from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
+from .training.ongoing import OngoingRun, TrainingSettings
 from .training.run import Run
 from .training.sampling import (
     Sampling,
@@ -119,6 +120,7 @@ __all__ = [
     "NormWithin",
     "NotTogether",
     "Offset",
+    "OngoingRun",
     "Post",
     "Project",
     "Projected",
@@ -151,6 +153,7 @@ __all__ = [
     "SubspaceMemory",
     "Subspaces",
     "ToyRows",
+    "TrainingSettings",
     "Transcript",
     "Tree",
     "Trial",

@@ -10,6 +10,7 @@ from torch import Tensor
 from audit.catalog import methods as catalog
 from audit.plan.expand import plan
 from audit.run.job import compute
+from audit.subjects import trained_run
 from audit.subjects.outcome import Outcome
 from benchmarks import data
 
@@ -20,8 +21,8 @@ CPU = torch.device("cpu")
 BEFORE = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
 # What holds the truth, by the names of classes: none of them may lie on a path that an attack can walk.
 HOLDS_TRUTH = {
-    "Candidates", "Cell", "GroundTruth", "Observed", "Run", "RunView", "Sampling", "SharedUpdates", "Split", "Splits",
-    "Step", "TrainedModel",
+    "AllSteps", "Candidates", "Cell", "GroundTruth", "Observed", "OngoingRun", "Run", "RunView", "Sampling",
+    "SharedUpdates", "Split", "Splits", "Step", "TrainedModel", "TrainedRun",
 }  # fmt: skip
 MEMBERSHIP = ("thief_black_box", "thief_white_box", "thief_update", "thief_all_steps")
 
@@ -71,8 +72,9 @@ def classes(loot: list) -> set[str]:
     return {type(one).__name__ for one in loot}
 
 
-@pytest.mark.parametrize("name", MEMBERSHIP)
-def test_a_thief_finds_no_member_and_no_list_of_members(outcomes, name):
+@pytest.mark.parametrize(("name", "memory"), [*((name, 2**30) for name in MEMBERSHIP), ("thief_all_steps", 10_000)])
+def test_a_thief_finds_no_member_and_no_list_of_members(outcomes, name, memory, monkeypatch):
+    monkeypatch.setattr(trained_run, "TRANSCRIPT_MEMORY", memory)
     outcome = outcomes(name)[name]
     loot, splits = walker.FOUND[name], data.load("digits", seed=0)
     assert len(loot) < walker.MOST and {"Tensor"} <= classes(loot)
@@ -135,6 +137,12 @@ def test_who_forges_the_contributions_of_candidates_forges_its_own_alone(outcome
 
 
 def test_who_compares_what_is_left_for_one_candidate_with_what_is_left_for_others_is_refused(failures):
+    (error,) = failures("comparer")
+    assert error.startswith("ValueError: comparer must score a candidate by what is left without everybody else")
+
+
+def test_who_compares_is_refused_where_steps_are_taken_once_more_and_four_ask_alone_at_once(failures, monkeypatch):
+    monkeypatch.setattr(trained_run, "TRANSCRIPT_MEMORY", 10_000)
     (error,) = failures("comparer")
     assert error.startswith("ValueError: comparer must score a candidate by what is left without everybody else")
 

@@ -26,12 +26,14 @@ from defenses.core import (
     Execution,
     Layout,
     NoisyPlan,
+    OngoingRun,
     Recipe,
     Recording,
     Run,
     Sampling,
     StepPlan,
     ToyRows,
+    TrainingSettings,
     clipped_sums,
     contributions,
     partition,
@@ -118,6 +120,17 @@ def trained(defense: Defense, world: World | None = None, **settings: Any) -> Ru
         "public": world.public,
     }
     return train(world.network(), world.data, defense, **grouped(usual | world.settings | settings))
+
+
+def begun(defense: Defense, world: World | None = None, **settings: Any) -> OngoingRun:
+    """The same run before its first step."""
+    world = PLAIN if world is None else world
+    usual = {"steps": STEPS, "lr": 0.3, "momentum": 0.5, "noise": seeded(1), "seed": 2, "sampler_key": 3}
+    found = TrainingSettings(
+        defense=defense,
+        **grouped({"sampling": POISSON, "observer": "updates"} | usual | world.settings | settings),
+    )
+    return OngoingRun(world.network(), world.data, world.public, found)
 
 
 def grouped(settings: dict[str, Any]) -> dict[str, Any]:
@@ -381,6 +394,16 @@ def check_seeds(factory: Factory, world: World | None = None) -> None:
     noisy = factory(1.0).calibrated_multiplier > 0
     other = trained(factory(1.0), world, noise=seeded(99))
     assert torch.equal(parameters(other), parameters(usual(factory, world))) is not noisy
+
+
+def check_retaken(factory: Factory, world: World | None = None) -> None:
+    """The steps can be taken once more from the seeds, one at a time."""
+    run, again = usual(factory, world), begun(factory(1.0), world)
+    for mine, theirs in zip(again.retake(run), run.transcript.steps, strict=True):
+        assert again.transcript.steps == []
+        assert torch.equal(mine.parameters, theirs.parameters) and same(mine.noisy, theirs.noisy)
+        assert mine.plan and theirs.plan and mine.plan.stds == theirs.plan.stds
+        assert same(mine.verdict, theirs.verdict)
 
 
 def check_microbatches(factory: Factory, world: World | None = None) -> None:

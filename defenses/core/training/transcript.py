@@ -78,6 +78,7 @@ class Transcript:
     truncated: bool = False
     one_offs: list[Step] = field(default_factory=list)
     _taken: int = 0
+    _counted: set[int] = field(default_factory=set, repr=False)
 
     def record(self, step: Step) -> None:
         """Keeps what this observer sees of a step."""
@@ -90,11 +91,18 @@ class Transcript:
                 return
             if self.memory is not None:
                 # Counted whether kept or not: after the first step that does not fit none is kept, and there is no gap.
-                self._taken += size_of(step)
+                self._taken += self._fresh(step)
                 self.truncated = self._taken > self.memory
                 if self.truncated:
                     return
         self.steps.append(step)
+
+    def _fresh(self, step: Step) -> int:
+        """Bytes behind a step that are behind no step before: a basis may serve many."""
+        # Storages of kept steps live on, so that an address names one of them.
+        found = {place: size for place, size in storages(step).items() if place not in self._counted}
+        self._counted |= found.keys()
+        return sum(found.values())
 
     def record_one_off(self, release: Step) -> None:
         """Keeps a release of its own, where this observer sees releases."""
@@ -109,13 +117,13 @@ class Transcript:
         """Goes on from a checkpoint."""
         self.steps, self.one_offs = state["steps"], state["one_offs"]
         self.truncated, self._taken = state["truncated"], state["taken"]
+        self._counted = {place for step in self.steps if step.step not in self.always for place in storages(step)}
 
 
-def size_of(step: Step) -> int:
-    """Bytes of all tensors behind a step, its plan's masks and bases included, each storage once."""
+def storages(step: Step) -> dict[int, int]:
+    """Address and bytes of every storage behind a step, those of its plan's masks and bases included."""
     # By storage: blocks of a plan share bases, and a view keeps all the memory behind it.
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
-    return sum(storages.values())
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

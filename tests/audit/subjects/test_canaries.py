@@ -11,6 +11,7 @@ from audit.plan.expand import plan
 from audit.run.job import compute
 from audit.scoring.canaries import NAME
 from audit.scoring.verify import contradiction
+from audit.subjects import trained_run
 from audit.subjects.observed import Observed
 from audit.subjects.trained_model import TrainedModel
 from defenses.core import cross_entropy
@@ -70,6 +71,13 @@ def test_the_right_noise_is_not_accused_and_a_part_of_its_epsilon_is_proved(suit
     assert 0.3 * outcome.claim["epsilon"] < metric.value < outcome.claim["epsilon"]
     assert metric.detail["claimed"] == pytest.approx(outcome.claim["epsilon"])
     assert metric.detail["method"] == "order_statistics" and metric.detail["ceiling"] > outcome.claim["epsilon"]
+
+
+def test_a_run_that_outgrows_its_memory_proves_the_same(suite_of, monkeypatch):
+    kept = found(suite_of(SUITE))
+    monkeypatch.setattr(trained_run, "TRANSCRIPT_MEMORY", 10_000)
+    again = found(suite_of(SUITE))
+    assert not again.error and (again.metrics, again.flags) == (kept.metrics, kept.flags)
 
 
 def test_noise_of_half_the_scale_is_found_by_the_canaries_alone(suite_of, monkeypatch):

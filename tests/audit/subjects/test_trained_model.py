@@ -264,15 +264,15 @@ def test_members_of_a_pretrained_model_without_a_defense_still_show_and_a_model_
 
 
 def test_a_training_that_diverged_is_flagged_and_its_attacks_fail_by_themselves(suite_of, monkeypatch):
-    real = trained.train
+    real = trained.OngoingRun.run
 
-    def diverging(*arguments, **settings):
-        run = real(*arguments, **settings)
+    def diverging(training):
+        run = real(training)
         with torch.no_grad():
             next(run.model.parameters()).fill_(math.nan)
         return run
 
-    monkeypatch.setattr(trained, "train", diverging)
+    monkeypatch.setattr(trained.OngoingRun, "run", diverging)
     found = outcomes(suite_of(CONTROLLED), "sgd", "positive")
     assert found[None].flags == ["diverged"]
     assert found[None].metrics["accuracy"].value == 0 and found[None].metrics["loss"].value is None
@@ -430,7 +430,7 @@ def test_what_one_update_may_show_is_not_amplified_by_sampling(private):
 
 
 def test_nothing_is_trained_before_a_cell_asks(suite_of, monkeypatch):
-    monkeypatch.setattr(trained, "train", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(trained, "OngoingRun", lambda *_, **__: pytest.fail("trained"))
     TrainedModel(plan(suite_of(SUITE)).jobs[0].cells, CPU)
 
 
@@ -443,16 +443,16 @@ def test_who_reads_public_data_is_flagged_and_who_does_not_is_not(suite_of):
 
 
 def test_a_negative_control_that_reads_public_data_trains_on_one_half_and_reads_the_other(suite_of, monkeypatch):
-    real, seen = trained.train, []
+    real, seen = trained.OngoingRun, []
 
-    def watch(model, examples, *rest, public, **settings):
+    def watch(model, examples, public, settings):
         assert public is not None
         seen.append((len(examples[0]), len(public[0])))
         together = torch.cat([examples[0], public[0]]).flatten(start_dim=1)
         assert len(together.unique(dim=0)) == len(together)
-        return real(model, examples, *rest, public=public, **settings)
+        return real(model, examples, public, settings)
 
-    monkeypatch.setattr(trained, "train", watch)
+    monkeypatch.setattr(trained, "OngoingRun", watch)
     found = outcomes(suite_of(PUBLIC), "pcdp", "negative")
     assert seen == [(198, 199)]
     assert not found[None].error and found["loss_threshold"].metrics["auc"].value is not None
@@ -465,15 +465,33 @@ def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
     assert found[None].task["sample_rate"] == 0.5
 
 
-def test_a_run_that_outgrows_its_memory_refuses_the_attack_that_reads_every_step_and_no_other(suite_of, monkeypatch):
+def test_a_run_that_outgrows_its_memory_is_taken_once_more_for_who_reads_every_step(suite_of, monkeypatch):
+    kept = outcomes(suite_of(CONTROLLED))
     monkeypatch.setattr(trained, "TRANSCRIPT_MEMORY", 10_000)
     monkeypatch.setattr(trained, "WATCHED", 2)
-    found = outcomes(suite_of(CONTROLLED))
-    assert (
-        "likelihood_ratio reads every step, and what 10 steps show takes more than" in found["likelihood_ratio"].error
-    )
-    assert not any(found[name].error for name in (None, "loss_threshold", "one_step_likelihood_ratio"))
-    assert "claim_violated" not in found[None].flags
+    real, taken = trained.OngoingRun.step, []
+
+    def counted(training, step, **check):
+        taken.append(step)
+        return real(training, step, **check)
+
+    monkeypatch.setattr(trained.OngoingRun, "step", counted)
+    again = outcomes(suite_of(CONTROLLED))
+    # For training, for everybody, and for the four that are asked about alone, together; each looks at step 0 before.
+    assert sorted(taken) == sorted([*range(10)] * 3 + [0, 0])
+    for name, found in again.items():
+        assert not found.error and found.metrics == kept[name].metrics and found.flags == kept[name].flags
+    assert "claim_violated" not in again[None].flags
+
+
+def test_noise_that_cannot_be_drawn_again_refuses_who_reads_every_step_of_a_long_run_and_nobody_else(
+    suite_of, monkeypatch
+):
+    monkeypatch.setattr(trained, "TRANSCRIPT_MEMORY", 10_000)
+    (_, job) = plan(suite_of(SUITE), secure_noise=True).jobs  # of sgd and of dp_sgd
+    found = {cell.request.attack and cell.request.attack.name: outcome for cell, outcome in compute(job.cells, CPU)}
+    assert "noise must be seeded for steps to be taken once more, got secure: nobody" in found["likelihood_ratio"].error
+    assert not found[None].error and not found["loss_threshold"].error
 
 
 def test_the_watched_steps_are_spread_out_and_the_last_is_among_them():

@@ -5,8 +5,9 @@ import dataclasses
 import torch
 
 from defenses.core import Step, Subspace, Transcript
-from defenses.core.training.transcript import size_of
+from defenses.core.training.transcript import storages
 from defenses.dpdr import dpdr
+from defenses.rpdp import rpdp
 
 from ... import duties
 
@@ -56,8 +57,8 @@ def test_a_step_does_not_say_who_took_part_or_what_the_sums_were():
         "verdict",
         "one_off",  # its place among them, which is public
     }
-    about_itself = {"observer", "layout", "steps", "one_offs", "always", "only", "memory", "truncated", "_taken"}
-    assert {field.name for field in dataclasses.fields(Transcript)} == about_itself
+    about_itself = {"observer", "layout", "steps", "one_offs", "always", "only", "memory", "truncated"}
+    assert {field.name for field in dataclasses.fields(Transcript)} == about_itself | {"_taken", "_counted"}
 
 
 def test_later_steps_do_not_change_what_was_seen():
@@ -69,7 +70,7 @@ def test_later_steps_do_not_change_what_was_seen():
 
 def test_what_outgrows_its_memory_is_not_kept_but_for_the_steps_asked_for_by_number():
     whole = duties.trained(dpdr(noise_multiplier=1.0)).transcript
-    sizes = [size_of(step) for step in whole.steps]
+    sizes = [sum(storages(step).values()) for step in whole.steps]
     assert min(sizes) >= 4 * 2 * duties.DIM  # parameters and a release, float32
     others = sum(sizes) - sizes[1] - sizes[5]  # what is always kept takes nothing from them
     for memory, kept, truncated in ((others, list(range(6)), False), (others - 1, [0, 1, 2, 3, 5], True)):
@@ -88,12 +89,23 @@ def test_masks_and_bases_count_as_memory_and_what_is_shared_counts_once():
         basis.untyped_storage().nbytes() for basis in {b.untyped_storage().data_ptr(): b for b in bases.bases}.values()
     )
     others = 4 * (step.parameters.numel() + sum(part.numel() for part in step.noisy))
-    assert size_of(step) == others + shared
+    assert sum(storages(step).values()) == others + shared
+
+
+def test_a_basis_that_steps_share_is_counted_in_the_first_of_them(tmp_path):
+    defense = rpdp(rank=5, interval=3, noise_multiplier=1.0)
+    steps = duties.trained(defense).transcript.steps
+    every = {place: size for step in steps for place, size in storages(step).items()}
+    assert sum(every.values()) < sum(sum(storages(step).values()) for step in steps)
+    for memory, truncated in ((sum(every.values()), False), (sum(every.values()) - 1, True)):
+        assert duties.trained(defense, memory=memory).transcript.truncated is truncated
+        resumed = duties.interrupted(defense, tmp_path / f"{truncated}", after=2, memory=memory)
+        assert resumed.transcript.truncated is truncated
 
 
 def test_a_resumed_run_goes_on_counting(tmp_path):
     defense = dpdr(noise_multiplier=1.0)
-    memory = size_of(duties.trained(defense).transcript.steps[0])
+    memory = sum(storages(duties.trained(defense).transcript.steps[0]).values())
     settings = {"memory": memory, "always": [5]}
     whole = duties.trained(defense, **settings).transcript
     resumed = duties.interrupted(defense, tmp_path / "c", after=1, **settings).transcript

@@ -1,0 +1,443 @@
+"""The central training loop: plan, sample, release, divide, post-process, optimize, observe; ledger and transcript.
+
+Sums are divided by the expected batch, a public constant. Momentum, Adam and schedules work on releases, so they are
+free. Nothing here looks at a loss value: length, rate and schedule are fixed before a run starts.
+
+Guarantee:
+    `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
+    `sampling.py`; released: every noisy block of every step, and of the model its trained parameters alone (what
+    forward passes change besides is refused). A step interrupted halfway is done again from the last checkpoint: with
+    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw. Whether it
+    would be the same release is known from a digest of all that it depends on (`fingerprint.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..gradients.executor import Engine, Release
+from ..gradients.fingerprint import architecture, digest, source_digest
+from ..gradients.model_checks import Untrained
+from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
+from ..plan.public import GradientBatch, PublicGradients, refuse_shared
+from ..privacy.keys import key_from, seed_from
+from ..privacy.ledger import Ledger
+from ..privacy.noise import Noise
+from ..privacy.verified import posts_beside, unverified
+from . import checkpoint as disk
+from .augment import draws, draws_at_start
+from .average import ParameterAverage
+from .labelled import LabelledData, as_tensors
+from .run import Run
+from .sampling import Sampling, poisson
+from .settings import Execution, Recipe, Recording
+from .statistics import release_statistics, standardised
+from .step import Account, Stepper
+from .transcript import Step
+
+_AT_ONCE = 64  # examples in a pass over all data for their features
+
+_OTHERWISE = (
+    "a run that is taken once more must be the same bit for bit, got other numbers at {}: the device, or the method, "
+    "does not compute alike twice; take fewer steps, or a smaller model, so that all of them can be kept"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The arguments of `train`, its defaults filled in but for the seeds, whose absence a checkpoint remembers."""
+
+    defense: Defense
+    sampling: Sampling
+    steps: int
+    lr: float
+    noise: Noise
+    seed: int | None
+    sampler_key: int | None
+    recipe: Recipe
+    execution: Execution
+    recording: Recording
+
+
+class OngoingRun:
+    """A run under way: data, engine, optimizer, and what has been released so far."""
+
+    def __init__(
+        self, model: nn.Module, examples: LabelledData, public: LabelledData | None, settings: TrainingSettings
+    ) -> None:
+        """Refuses what must not be trained; nothing is released yet."""
+        s, self.sigma = settings, settings.defense.calibrated_multiplier
+        self.settings, self.model = s, model
+        self.inputs, self.labels = as_tensors(examples, "examples", s.execution.device)
+        self.device = torch.device(s.execution.device or self.inputs.device)
+        pool = None if public is None else as_tensors(public, "public", self.device)
+        if pool is not None:
+            refuse_shared(self.inputs, pool[0])
+        model.to(self.device)
+        if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
+            model.train()
+        self.features = None
+        if s.recipe.statistics is not None:
+            self.features = standardised(model, s.recipe.statistics, self.inputs)
+        self.runner = Engine(
+            model,
+            loss=s.recipe.loss,
+            noise=s.noise,
+            microbatch=s.execution.microbatch,
+            memory_budget=s.execution.memory_budget,
+            engine=s.execution.engine,
+            augmentation=s.recipe.augmentation,
+            expected_batch=s.sampling.expected_batch(len(self.inputs)),
+        )
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = s.recipe.optimizer_of(self.parameters, s.lr)
+        # A schedule multiplies the rates that the optimizer began with, of which a user's own may have several.
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        parts = {"noise": s.noise, "augmentation": s.recipe.augmentation, "sampling": s.sampling}
+        remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
+        self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
+        self.average = ParameterAverage(s.recipe.average)
+        self.transcript = s.recording.transcript(self.runner.layout)
+        # With the seeds as given: those that are drawn below are no part of it, and are restored from the file.
+        self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
+        # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
+        self.coins = secrets.randbits(63) if s.seed is None else s.seed
+        self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
+        self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
+        self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
+
+    def run(self) -> Run:
+        """All steps that are left, from the first one or from those of a checkpoint."""
+        total, recording = self.settings.steps, self.settings.recording
+        every = recording.checkpoint_every or self.settings.sampling.steps_per_epoch
+        first = done = self.begin()
+        between_steps = True
+        try:
+            for step in range(first, total):
+                between_steps = False
+                self.step(step, check=step == first or step + 1 == total)
+                between_steps, done = True, step + 1
+                if done % every == 0 or done == total:
+                    self._save(done)
+                if recording.progress is not None:
+                    recording.progress(done, total)
+        except KeyboardInterrupt:
+            if between_steps:  # otherwise the last checkpoint is the last consistent state
+                self._save(done)
+            raise
+        return self._finished()
+
+    def retake(self, run: Run) -> Iterator[Step]:
+        """Takes the steps of a finished run once more, and hands out each as its observer saw it instead of keeping it.
+
+        The same noise on the same sums is the same release, so nothing more is released; that it is the same is checked
+        where the run kept a step, and on the parameters at the end.
+
+        Args:
+            run: of the same model as it began, examples and settings, with the seeds that it had.
+
+        Raises:
+            ValueError: for noise that cannot be drawn again, or another release than the run's.
+        """
+        if self.sigma > 0 and self.settings.noise.kind != "seeded":
+            raise ValueError(
+                f"noise must be seeded for steps to be taken once more, got {self.settings.noise.kind}: nobody can "
+                "draw it again; take fewer steps, or a smaller model, so that all of them can be kept"
+            )
+        kept = {step.step: step for step in run.transcript.steps}
+        with _any_mode():
+            first = self.begin()
+        for step in range(first, self.settings.steps):
+            with _any_mode():
+                self.step(step)
+            seen = self.transcript.steps.pop()
+            if not _same_release(seen, kept.get(step, seen)):
+                raise ValueError(_OTHERWISE.format(f"step {step}"))
+            yield seen
+        ended = self.runner.layout.read(self.model) if self.average.value is None else self.average.value
+        if not _same_bits(ended, self.runner.layout.read(run.model)):
+            raise ValueError(_OTHERWISE.format("the end"))
+
+    def step(self, step: int, *, check: bool = False) -> None:
+        """Takes one step.
+
+        Args:
+            step: its number, one after another.
+            check: whether what is not trained is looked at, for which a run has two moments.
+        """
+        before = self.runner.layout.read(self.model)
+
+        def execute(plan: NoisyPlan) -> Release:
+            # Drawn inside, so that the plan exists before anybody can know the batch.
+            return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
+
+        with _global_coins(self.coins, step, self.device):
+            seen = self.stepper.take(step, before, execute, self.account)
+        if check:
+            # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
+            self.untrained.check()
+        if self.settings.recording.meter is not None:
+            # Before the step's trial, which may put the last update back to that of an earlier step.
+            self.settings.recording.meter.add(step, self.stepper.update)
+        trial, undo = self.stepper.trial, None
+        if trial is not None:
+            undo = copy.deepcopy(self.optimizer.state_dict())
+        factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        for parameter, gradient in zip(self.parameters, self.runner.layout.unflatten(update).values(), strict=True):
+            # A copy, because an optimizer may change gradients in place, and these are views of the context's update.
+            parameter.grad = gradient.clone()
+        self.optimizer.step()
+        if self.stepper.moves is not None:
+            self.stepper.hold(self.runner.layout.read(self.model))
+        if trial is not None and undo is not None:
+            seen = replace(seen, verdict=self._tried(trial, step))
+            if not self.stepper.stands:
+                self.optimizer.load_state_dict(undo)
+        self.transcript.record(seen)
+        if self.average.decay is not None:
+            self.average.add(step, seen.parameters, self.runner.layout.read(self.model))
+
+    def _tried(self, trial: Trial, step: int) -> Tensor | None:
+        """What the trial of a step released, on a sample of its own; a step that fails is taken back."""
+        # Under a key of its own: with the step's, who takes part in one would tell who does in the other.
+        drawn, key = poisson(trial.rate), key_from("trial", self.key)
+
+        def execute(plan: NoisyPlan) -> Release:
+            return self._on_batch(plan, drawn.indices(step, len(self.inputs), key))
+
+        return self.stepper.judge(execute, self.account, drawn)
+
+    def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
+        """Executes a plan on the examples of these numbers."""
+        chosen = batch.to(self.device)
+        return self.runner.run(plan, self.inputs[chosen], self.labels[chosen], coins=self._draws())
+
+    def _draws(self) -> int:
+        """The public seed of what is drawn inside models and views, in the step under way."""
+        return draws(self.coins, self.stepper.context.step)
+
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Per-example gradients of public examples at the current parameters."""
+        return self.runner.gradients(inputs, labels, coins=self._draws())(None)
+
+    def _factored(self, inputs: Tensor, labels: Tensor) -> GradientBatch:
+        """The same gradients, with the factors of those that have some."""
+        return self.runner.batch(inputs, labels, coins=self._draws())
+
+    def _on_everybody(self, plan: NoisyPlan) -> Release:
+        """Executes a release of its own, before the first step."""
+        context = self.stepper.context
+        before = self.runner.layout.read(self.model)
+        # Coins of its own, so that its views and dropout are not those of step 0.
+        out = self.runner.run(plan, self.inputs, self.labels, coins=draws_at_start(self.coins))
+        # As public as the expected batch that it follows from.
+        count = self._expected_batch / self.settings.sampling.rate
+        self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
+        return out
+
+    def _release_statistics(self) -> None:
+        """Releases what features are standardised by, before a method looks at the model."""
+        s, sampling = self.settings, self.settings.sampling
+        if self.features is None or s.recipe.statistics is None:
+            return
+
+        def execute(engine: Engine, plan: NoisyPlan) -> Release:
+            self.account.charge(plan, step=0, one_off=True)
+            return engine.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws for statistics"))
+
+        # As public as the expected batch that follows from it.
+        count = self._expected_batch / sampling.rate
+        engines = release_statistics(
+            self.features,
+            s.recipe.statistics,
+            execute,
+            noise=s.noise,
+            count=count,
+            at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
+            memory_budget=s.execution.memory_budget,
+        )
+        for engine in engines:
+            if engine.unverified:
+                self.account.remarks["unverified_model"] = engine.unverified
+
+    def _context(self) -> Context:
+        sampling, layout = self.settings.sampling, self.runner.layout
+        return Context(
+            step=0,
+            steps=self.settings.steps,
+            steps_per_epoch=sampling.steps_per_epoch,
+            layout=layout,
+            parameters=layout.read(self.model),
+            expected_batch=self._expected_batch,
+            architecture=partial(copy.deepcopy, self.model),
+            input_shape=tuple(self.inputs.shape[1:]),
+            seed=self.coins,
+            public=self.public,
+            one_off=self.account.one_off(self._on_everybody),
+            device=self.device,
+        )
+
+    @property
+    def _expected_batch(self) -> float:
+        given = self.settings.recipe.expected_batch
+        return self.settings.sampling.expected_batch(len(self.inputs)) if given is None else given
+
+    def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
+        """A digest of everything that decides what a step releases.
+
+        A resumed run draws the same noise again, and the same noise on another sum would give the difference of the
+        two sums away.
+        """
+        s, recording = self.settings, self.settings.recording
+        # The divisor in force: None, and the same number written out, are one run.
+        recipe = replace(s.recipe, expected_batch=self._expected_batch)
+        # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
+        how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
+        seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
+        # By name: it decides nothing that is released, but what it kept is in the checkpoint, for its like alone.
+        meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
+        made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
+        settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory, meter)
+        return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
+
+    def begin(self) -> int:
+        """Starts the method, or restores everything from a checkpoint; the number of the first step to take."""
+        first = self._first()
+        self.untrained = Untrained(self.model)
+        return first
+
+    def _first(self) -> int:
+        path = self.settings.recording.checkpoint
+        if path is None or not path.exists():
+            self._release_statistics()
+            self.stepper.start()
+            return 0
+        saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
+        self.key, self.coins = saved["sampler_key"], saved["seed"]
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.settings.noise.load(saved["noise"])
+        self.runner.memory.load(saved["noise_memory"], self.device)
+        self.account.ledger.entries = saved["entries"]
+        self.account.remarks |= saved["remarks"]
+        self.transcript.load(saved["transcript"])
+        self.average.value = _to(saved["average"], self.device)
+        if self.settings.recording.meter is not None:
+            self.settings.recording.meter.load(saved["meter"])
+        if self.public is not None:
+            self.public.used = saved["public_used"]
+        # A checkpoint is loaded to the CPU, so that it opens on any machine.
+        self.stepper.state = _to(saved["state"], self.device)
+        self.stepper.context = replace(self.stepper.context, seed=self.coins, update=_to(saved["update"], self.device))
+        return saved["step"]
+
+    def _save(self, done: int) -> None:
+        if self.settings.recording.checkpoint is None:
+            return
+        self.untrained.check()  # a resumed run takes what it finds there for untouched
+        content: dict[str, Any] = {
+            "fingerprint": self.mark,
+            "step": done,
+            "state": self.stepper.state,
+            "sampler_key": self.key,
+            "seed": self.coins,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "noise": self.settings.noise.state(),
+            "noise_memory": self.runner.memory.state(),
+            "entries": self.account.ledger.entries,
+            "transcript": self.transcript.state(),
+            "average": self.average.value,
+            "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
+            "remarks": dict(self.account.remarks),
+            "public_used": self._public_used,
+            "update": self.stepper.context.update,
+        }
+        disk.save(content, self.settings.recording.checkpoint)
+
+    @property
+    def _public_used(self) -> bool:
+        return self.public is not None and self.public.used
+
+    def _finished(self) -> Run:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.runner.rest()
+        remarks = self.account.remarks
+        if self.runner.unverified:
+            remarks["unverified_model"] = self.runner.unverified
+        last = None
+        if self.average.value is not None:
+            last = self.runner.layout.read(self.model)
+            self.runner.layout.write(self.model, self.average.value)
+        return Run(
+            model=self.model.eval(),
+            ledger=self.account.ledger,
+            transcript=self.transcript,
+            state=self.stepper.state,
+            seed=self.coins,
+            sampler_key=self.key,
+            engine=self.runner.name,
+            noise=self.settings.noise.kind if self.sigma > 0 else "none",
+            public_used=self._public_used,
+            remarks=tuple(remarks),
+            unverified=tuple(sentence for sentence in remarks.values() if sentence),
+            key_given=self.settings.sampler_key is not None,
+            last=last,
+            augmentation=self.settings.recipe.augmentation,
+        )
+
+
+@contextmanager
+def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Seeds PyTorch's global generators for one step, so that a method which draws from them is resumable."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        number = seed_from(seed, "layers", step)
+        torch.default_generator.manual_seed(number)
+        if on_gpu:
+            torch.cuda.manual_seed(number)
+        yield
+
+
+def _to(state: State, device: torch.device) -> State:
+    """A method's state with its tensors on the device."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, dict):
+        return {k: _to(v, device) for k, v in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_to(v, device) for v in state)
+    return state
+
+
+@contextmanager
+def _any_mode() -> Iterator[None]:
+    """Gradients are computed whatever mode the caller is in, who reads what is computed on the way."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
+def _same_release(one: Step, other: Step) -> bool:
+    """Whether two records of a step show the same numbers."""
+    noisy, kept = one.noisy or (), other.noisy or ()
+    pairs = zip((one.parameters, *noisy), (other.parameters, *kept), strict=True)
+    return len(noisy) == len(kept) and all(_same_bits(mine, theirs) for mine, theirs in pairs)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, NaN included: a run that diverged is one that can be taken again."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.to(one.device).contiguous().view(torch.uint8))

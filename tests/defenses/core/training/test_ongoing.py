@@ -1,0 +1,69 @@
+"""Steps that are taken once more: the same ones, and a sentence where they cannot be."""
+
+import math
+
+import pytest
+import torch
+
+from defenses.core import cross_entropy, secure, seeded
+from defenses.dp_sgd import dp_sgd
+from defenses.dpdr import dpdr
+from defenses.random_sparsification import random_sparsification
+
+from ... import duties
+
+DEFENSE = dpdr(noise_multiplier=1.0)
+
+
+def test_a_run_of_which_a_few_steps_were_kept_is_taken_whole():
+    whole = duties.trained(DEFENSE)
+    few = duties.trained(DEFENSE, memory=0, always=[duties.STEPS - 1])
+    assert len(few.transcript.steps) == 1 and few.transcript.truncated
+    for mine, theirs in zip(duties.begun(DEFENSE).retake(few), whole.transcript.steps, strict=True):
+        assert mine.step == theirs.step and torch.equal(mine.parameters, theirs.parameters)
+        assert duties.same(mine.noisy, theirs.noisy)
+
+
+def test_a_reader_that_keeps_no_graphs_gets_the_same_steps():
+    run = duties.trained(DEFENSE)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        again = duties.begun(DEFENSE)
+        with mode:
+            assert len(list(again.retake(run))) == duties.STEPS
+
+
+def test_an_average_of_the_parameters_is_what_the_run_ends_with():
+    run = duties.trained(DEFENSE, average=0.9)
+    assert len(list(duties.begun(DEFENSE, average=0.9).retake(run))) == duties.STEPS
+    with pytest.raises(ValueError, match="got other numbers at the end"):
+        list(duties.begun(DEFENSE, average=0.01).retake(run))
+
+
+def test_a_run_that_diverged_is_taken_once_more():
+    def broken(outputs, labels):
+        return cross_entropy(outputs, labels) * math.inf
+
+    settings = {"loss": broken, "momentum": 0.0}
+    run = duties.trained(dp_sgd(noise_multiplier=0.0), **settings)
+    found = list(duties.begun(dp_sgd(noise_multiplier=0.0), **settings).retake(run))
+    assert len(found) == duties.STEPS
+
+
+@pytest.mark.parametrize("other", [{"noise": seeded(8)}, {"seed": 8}, {"sampler_key": 8}, {"lr": 0.2}])
+def test_another_run_is_refused_where_a_step_was_kept_and_else_at_the_end(other):
+    defense = random_sparsification(noise_multiplier=1.0, final_sparsity=0.5)
+    run = duties.trained(defense)
+    with pytest.raises(ValueError, match=r"must be the same bit for bit, got other numbers at step [012]:"):
+        list(duties.begun(defense, **other).retake(run))
+    few = duties.trained(defense, memory=0, always=[0] if "lr" in other else [])
+    with pytest.raises(ValueError, match=r"must be the same bit for bit, got other numbers at the end: the device"):
+        list(duties.begun(defense, **other).retake(few))
+
+
+def test_noise_that_nobody_can_draw_again_is_refused_before_a_step():
+    run = duties.trained(DEFENSE)
+    with pytest.raises(ValueError, match="noise must be seeded for steps to be taken once more, got secure"):
+        next(duties.begun(DEFENSE, noise=secure()).retake(run))
+    silent = dp_sgd(noise_multiplier=0.0)
+    run = duties.trained(silent, noise=secure())
+    assert len(list(duties.begun(silent, noise=secure()).retake(run))) == duties.STEPS
