@@ -286,16 +286,19 @@ class RunView:
     def __iter__(self) -> Iterator[Observation]:
         total = len(self)
         for number, step in enumerate(AllSteps(self.run) if self.steps is None else self.steps, start=1):
-            yield self.at(step)
+            yield self._at(step)
             stepping.tell(number, total)  # when the attack asks for the next one
 
-    def at(self, step: Step, *, participation_known: bool = False) -> Observation:
-        """The observation of one step.
+    def at(self, position: int, *, participation_known: bool = False) -> Observation:
+        """The observation of one step that the run kept.
 
         Args:
-            step: of the run.
+            position: among those, from 0.
             participation_known: whether the attacker knows who would have taken part; else it knows the rate.
         """
+        return self._at(self.run.transcript.steps[position], participation_known=participation_known)
+
+    def _at(self, step: Step, *, participation_known: bool = False) -> Observation:
         # Whoever knows that a candidate would have taken part gains nothing from sampling: nothing amplifies.
         rate = 1.0 if participation_known else self.sampling.rate
         return self._seen(step, rate, "known" if participation_known else participation(self.sampling))
@@ -422,7 +425,7 @@ def beside_the_steps(view: RunView) -> SeenTranscript:
 def last_update(view: RunView) -> Observation:
     """`Access.UPDATE`: the last step of a run, to somebody who knows who would have taken part in it."""
     # The last step is kept whatever it takes.
-    return view.at(view.run.transcript.steps[-1], participation_known=True)
+    return view.at(-1, participation_known=True)
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
