@@ -123,6 +123,20 @@ def test_the_rest_keeps_its_variance_whatever_the_noise():
     assert 0.5 < state["rest"] < 2.0
 
 
+def test_under_noise_alone_the_variance_errs_in_a_step_by_what_the_caveat_says():
+    dim, batch, sigma, decay = 2000, 100.0, 3.0, 0.99
+    defense = geoclip(rank=1, covariance_decay=decay, noise_multiplier=sigma)
+    context = Context(step=0, steps=1, dim=dim, expected_batch=batch, noise_multiplier=sigma)
+    draws, found = torch.Generator().manual_seed(0), []
+    for _ in range(400):
+        update = sigma * torch.randn(dim, generator=draws) / batch
+        found.append(defense.observe(defense.start(context), context, (), update)["rest"] - decay)
+    errors = torch.tensor(found)
+    expected = (1 - decay) * sigma**2 * math.sqrt(2 * dim) / batch
+    assert abs(float(errors.mean())) < 5 * expected / 20
+    assert float(errors.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * 400))
+
+
 def test_on_anisotropic_gradients_its_error_is_a_fraction_of_that_of_dp_sgd_at_any_clip_norm():
     ours, state = released(geoclip(rank=4, noise_multiplier=2.0), anisotropic, steps=250)
     assert state["rest"] < 0.1 < 1.0 < state["variances"][1]
