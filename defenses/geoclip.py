@@ -15,9 +15,9 @@ Caveat: variances are estimated from releases. In the first steps that of all ot
 sigma^2 sqrt(2 dim) / B a step, where it is 1, and it feeds on itself: a larger one shrinks the space, and lets more
 noise into the next release. At sigma 14, B 1000 and dim 26,010 that is 0.45, and the noise decides. In three of four
 trainings on 10,000 digits at lr 1 it grew to 47 to 170 within 60 steps, with updates of 12 to 30 where DP-SGD's are
-2.3 long, and the network did not recover (accuracy 0.10); in the fourth it fell below 0, updates got a fifteenth as
-long, and it learnt slowly (0.78). A `covariance_decay` that keeps this number far below 1 prevents both: at 0.9999
-three trainings of 20 epochs ended at 0.77, 0.80 and 0.76.
+2.3 long; in the fourth it fell below 0, and updates got a fifteenth as long. Of three trainings of 20 epochs two ended
+at an accuracy of 0.10, one at 0.76. A `covariance_decay` that keeps this number far below 1 prevents both: at 0.9999
+three trainings ended at 0.77, 0.80 and 0.76.
 """
 
 from __future__ import annotations
