@@ -60,7 +60,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     # A coordinate without noise has no grid; the likelihood ratio decides there.
     noisy = std > 0
     std = std[noisy].double()
-    remainder = granted(target.others_removed)()
+    remainder = granted(target.others_removed)
     # The grid is that of the undivided sums: the division by the expected batch came after the noise.
     sums = target.released.detach()[None, noisy].double() * target.expected_batch
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
@@ -68,7 +68,8 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
         own = _alike(target.contributions, candidates, start)
         for first in range(0, len(own), some):
             mine = own[first : first + some][:, noisy].double()
-            left = remainder[start + first : start + first + len(mine)].detach()[:, noisy].double()
+            part = slice(start + first, start + first + len(mine))
+            left = remainder(part).detach()[:, noisy].double()
             scores.append(compared(evidence(left - mine, sums, std), evidence(left, sums, std)))
     return MembershipScores(ids=candidates.ids, scores=torch.cat(scores), exact=False, dependence="per_step")
 

@@ -95,7 +95,7 @@ def observe(
     sample_rate: float = 1.0,
     participation: Participation = "known",
     candidates: Examples | None = None,
-    others_removed: Callable[[], Float[Tensor, "n m"]] | None = None,
+    others_removed: Callable[..., Float[Tensor, "part m"]] | None = None,
     matched_filter: Callable[[], MatchedFilter] | None = None,
     prior: Examples | None = None,
     remainder: Float[Tensor, " m"] | None = None,
@@ -113,7 +113,8 @@ def observe(
         sample_rate: chance that a record takes part; 1 where participation is known.
         participation: what is known of who takes part.
         candidates: whom a membership test is about, as the attacker's own copy.
-        others_removed: for the informed adversary, the undivided noisy sums less everybody else, one row a candidate.
+        others_removed: for the informed adversary, of a slice of the candidates the undivided noisy sums less everybody
+            else, one row a candidate.
         matched_filter: what the likelihood ratio of each candidate needs of these rows and its contribution.
         prior: candidates for one record of the batch, as the attacker's own copy.
         remainder: the undivided noisy sums less everybody but that record.
@@ -323,10 +324,10 @@ class RunView:
     def _seen(self, step: Step, rate: float, participation: Participation) -> Observation:
         candidates = self.candidates
         remainder = filtered = None
-        # A function, because rows [candidates, m] may take gigabytes: an attack calls it for one step at a time.
+        # A function, because rows [candidates, m] may take gigabytes: an attack calls it for a few of them at a time.
         if self.informed and candidates is not None:
             replay, asked, remainders = self.replayed, self._asked, self._remainders
-            remainder = lambda: remainders.without_others(step, candidates.ids)  # noqa: E731 - a name for a partial application
+            remainder = lambda part=slice(None): remainders.without_others(step, candidates.ids, part)  # noqa: E731 - a name for a partial application
             filtered = lambda: replay.matched_filter(step, asked)  # noqa: E731
         return observe(
             step,

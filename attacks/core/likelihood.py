@@ -30,6 +30,8 @@ from .observation import Examples, Observation
 from .requires import granted
 from .results import Dependence, MembershipScores
 
+_AT_ONCE = 32  # candidates whose rows exist at a time
+
 
 def log_likelihood_ratio(
     remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"], noise_std: Float[Tensor, " m"]
@@ -110,6 +112,7 @@ class Evidence:
         contribution: Float[Tensor, "n m"],
         noise_std: Float[Tensor, " m"],
         sample_rate: float = 1.0,
+        part: slice = slice(None),
     ) -> None:
         """Takes one step into account.
 
@@ -118,12 +121,15 @@ class Evidence:
             contribution: v, as for `log_likelihood_ratio`.
             noise_std: s on the undivided sums.
             sample_rate: chance that a record takes part in the step.
+            part: of the candidates, whose rows these are.
         """
+        # Copies, because whoever has the evidence so far keeps it.
+        closest, log_ratio = self._closest.clone(), self._log_ratio.clone()
         for name, rows in (("remainder", remainder), ("contribution", contribution)):
-            if rows.shape != (len(self._log_ratio), len(noise_std)):
+            if rows.shape != (len(log_ratio[part]), len(noise_std)):
                 raise ValueError(
                     f"{name} must have shape [candidates, coordinates] = "
-                    f"{[len(self._log_ratio), len(noise_std)]}, got {list(rows.shape)}"
+                    f"{[len(log_ratio[part]), len(noise_std)]}, got {list(rows.shape)}"
                 )
         # A release of two parts may leave one of them without noise; most have noise everywhere or nowhere.
         bare = noise_std == 0
@@ -132,11 +138,13 @@ class Evidence:
             shown = remainder if everywhere else remainder[:, bare]
             expected = contribution if everywhere else contribution[:, bare]
             # fmin passes over NaN: a step in which the candidate adds nothing there decides nothing.
-            self._closest = torch.fmin(self._closest, relative_residual(shown, expected).to(self._closest))
+            closest[part] = torch.fmin(closest[part], relative_residual(shown, expected).to(closest))
+            self._closest = closest
             if everywhere:
                 return
-        ratio = log_likelihood_ratio(remainder, contribution, noise_std).to(self._log_ratio)
-        self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
+        ratio = log_likelihood_ratio(remainder, contribution, noise_std).to(log_ratio)
+        log_ratio[part] += subsampled(ratio, sample_rate)
+        self._log_ratio = log_ratio
 
     def add_filtered(self, found: MatchedFilter, noise_std: Float[Tensor, " m"], sample_rate: float = 1.0) -> None:
         """Takes one step into account, of which the numbers that matter are there already.
@@ -168,10 +176,11 @@ class Evidence:
         if step.matched_filter is not None:
             self.add_filtered(step.matched_filter(), std, step.sample_rate)
         else:
-            contribution = step.contributions(candidates.inputs, candidates.labels)
-            # Once a step, since every call computes it anew.
-            remainder = granted(step.others_removed)()
-            self.add(remainder.detach(), contribution.detach(), std, step.sample_rate)
+            remainder = granted(step.others_removed)
+            for start in range(0, len(candidates), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                contribution = step.contributions(candidates.inputs[part], candidates.labels[part])
+                self.add(remainder(part).detach(), contribution.detach(), std, step.sample_rate, part)
         # Dependent participation: ratios of single steps do not multiply to that of the run.
         self._exact = self._exact and step.participation != "dependent"
 

@@ -112,11 +112,15 @@ def _kinds(values: Iterable[Any]) -> set[type]:
     return kinds
 
 
+def _is_plain_slice(value: object) -> bool:
+    return type(value) is slice and all(type(end) in (int, type(None)) for end in (value.start, value.stop, value.step))
+
+
 def _plain_function(function: Callable[..., Any], kinds: set[type], known: Sequence[object]) -> Callable[..., Any]:
     def call(*arguments: Any, **settings: Any) -> Any:
         for one in (*arguments, *settings.values()):
-            # An object that is no tensor at all may have `__torch_function__` too.
-            if type(one) not in kinds:
+            # An object that is no tensor at all may have `__torch_function__` too; a slice of numbers has none.
+            if type(one) not in kinds and not _is_plain_slice(one):
                 raise TypeError(f"a target's functions take plain tensors, got {type(one).__name__}")
         for one in watching():
             if _is_new(one, known):

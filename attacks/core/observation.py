@@ -107,9 +107,10 @@ class Observation(Target):
         noise_std: [m], standard deviation on the *undivided* sums, 0 where there is no noise
             (`Knows.DEFENSE`).
         candidates: whom a membership test is about.
-        others_removed: () -> [candidates, m], per candidate the undivided noisy sums less what everybody else
-            contributed, computed anew at each call (`Knows.OTHERS`). Each row is what an adversary of its own
-            knows: rows share the noise of the step, so a score may use its own candidate's row alone.
+        others_removed: (part, a slice of the candidates; all by default) -> [part, m], per candidate the undivided
+            noisy sums less what everybody else contributed, computed anew at each call (`Knows.OTHERS`). Each row is
+            what an adversary of its own knows: rows share the noise of the step, so a score may use its own candidate's
+            row alone. Those of all may take gigabytes: ask for a few at a time.
         matched_filter: () -> of each candidate's `others_removed` and contribution what their likelihood ratio needs,
             computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's numbers alone.
         prior: candidates for one record of the batch, the sought one among them, all as likely before the release and
@@ -151,7 +152,7 @@ class Observation(Target):
     population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
     noise_std: Tensor | None = field(default=None, metadata={"needs": Knows.DEFENSE})
     candidates: Examples | None = None
-    others_removed: Callable[[], Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
+    others_removed: Callable[..., Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
     matched_filter: Callable[[], MatchedFilter] | None = field(
         default=None, metadata={"needs": Knows.OTHERS | Knows.DEFENSE}
     )

@@ -6,7 +6,7 @@ that read the remainders themselves; `replay.py` has what scores need of them at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -64,6 +64,7 @@ class Remainders:
         sampling: the sampler of the run.
         loss: per-example loss.
         kept: key of a step -> its parts, shared by all who ask: each takes the gradients of a whole batch.
+        latest: the same of the last step that `kept` has no room for, whose candidates are asked for a few at a time.
     """
 
     run: Run
@@ -71,20 +72,31 @@ class Remainders:
     sampling: Sampling
     loss: Loss
     kept: dict[int, LeftOver]
+    latest: dict[int, LeftOver] = field(default_factory=dict)
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
         """The noise of a step: its noisy sums less everybody's contribution, in float64."""
-        return self._left_over(step, self.private.ids.new_empty(0))[0]
+        nobody = self.private.ids.new_empty(0)
+        return self._left_over(step, nobody, nobody)[0]
 
-    def without_others(self, step: Step, asked: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
-        """The noisy sums less everybody but one candidate, for each of them: noise, plus its own if it took part."""
+    def without_others(
+        self, step: Step, candidates: Int[Tensor, " n"], part: slice = slice(None)
+    ) -> Float[Tensor, "part m"]:
+        """The noisy sums less everybody but one candidate, for each of them: noise, plus its own if it took part.
+
+        Args:
+            step: with its plan and noisy blocks.
+            candidates: ids of all who will be asked for.
+            part: of these, who is asked for now.
+        """
+        asked = candidates[part]
         refuse_too_many(len(asked), self.run.transcript.layout.dim, width=8)
-        noise, own = self._left_over(step, asked)
+        noise, own = self._left_over(step, asked, candidates)
         # Into `own`, which is fresh at every call; `noise` is that of `kept`, which other cells read.
         return own.add_(noise)
 
-    def _left_over(self, step: Step, asked: Tensor) -> tuple[Tensor, Tensor]:
-        """A step's noisy sums less everybody's contribution [m], and the candidates' own contributions to it [n, m].
+    def _left_over(self, step: Step, asked: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """A step's noisy sums less everybody's contribution [m], and contributions to it of who is asked for [n, m].
 
         Rows are computed from the private data, and not from what an attack was given and may have changed.
         In float64: noise drawn in float32 gives members away by the last digits of a release, and a remainder rounded
@@ -92,16 +104,32 @@ class Remainders:
         """
         found = self.kept.get(step.key)
         if found is None or not torch.isin(asked, found.asked).all():
-            found = self._parted(step, asked)
+            found = self.latest.get(step.key)
+        if found is None or not torch.isin(asked, found.asked).all():
+            # All who will be asked for, because each call takes a pass over the batch; unless their rows are too many.
+            found = self._parted(step, candidates if self._few(step, candidates) else asked)
             others = sum(one.size for number, one in self.kept.items() if number != step.key)
             # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
             if others + found.size <= _KEPT:
                 self.kept[step.key] = found
+            else:
+                self.latest.clear()
+                self.latest[step.key] = found
         # A candidate that took no part contributed 0.
         own = found.noise.new_zeros(len(asked), len(found.noise))
         joined = torch.isin(asked, found.joined)
         own[joined] = found.rows[torch.searchsorted(found.joined, asked[joined])].double()
         return found.noise, own
+
+    def _few(self, step: Step, candidates: Tensor) -> bool:
+        """Whether rows of all candidates that took part fit into memory."""
+        joined = torch.isin(candidates, self.private.ids[self._took_part(step)])
+        return int(joined.sum()) * self.run.transcript.layout.dim <= ROWS
+
+    def _took_part(self, step: Step) -> Int[Tensor, " b"]:
+        # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
+        joined = joined_by(step, self.sampling, len(self.private), self.run.sampler_key)
+        return joined.to(self.private.inputs.device)
 
     def _parted(self, step: Step, asked: Tensor) -> LeftOver:
         """A step's noisy sums in parts: the noise, and the rows of those with the ids `asked`.
@@ -111,8 +139,7 @@ class Remainders:
         """
         private, layout = self.private, self.run.transcript.layout
         seen = Observed(step, self.run.model, layout, self.loss, self.run.views_behind(step))
-        # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
-        took_part = joined_by(step, self.sampling, len(private), self.run.sampler_key).to(private.inputs.device)
+        took_part = self._took_part(step)
         total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
         joined, rows = [private.ids.new_empty(0)], [seen.sums.new_zeros(0, seen.sums.numel())]
         for part in took_part.split(max(1, ROWS // layout.dim)) if len(took_part) else ():

@@ -194,6 +194,10 @@ def test_a_function_takes_nothing_that_pytorch_would_ask():
     view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
     with pytest.raises(TypeError, match="a target's functions take plain tensors, got Duck"):
         view.logits(Duck())
+    part = narrow(UPDATE, Requirements(access=Access.UPDATE, knows=Knows.OTHERS)).others_removed
+    assert part is not None and torch.equal(part(slice(0, 1)), part()[:1])
+    with pytest.raises(TypeError, match="a target's functions take plain tensors, got slice"):
+        part(slice(Duck(), None))
 
 
 @pytest.mark.parametrize("way", WATCHING)

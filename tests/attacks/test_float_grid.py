@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attacks.float_grid import compared, evidence, float_grid
 from defenses.core import clip, from_os, secure, seeded
@@ -152,28 +150,15 @@ def test_the_key_of_seeded_noise_changes_nothing_about_it():
     assert (compared(*suppositions(release, 10.0, 60, 2_000)) == 0).all()
 
 
-class LargestMade(TorchDispatchMode):
-    """Entries of the largest tensor with memory of its own that an operation made."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
-        made = [leaf for leaf in tree_leaves(found) if torch.is_tensor(leaf)]
-        fresh = [leaf.numel() for leaf in made if leaf.untyped_storage().data_ptr() not in given]
-        self.entries = max([self.entries, *fresh])
-        return found
-
-
 def test_no_tensor_grows_with_the_number_of_candidates():
     largest = []
     for count in (100, 400):
         target, _ = toys.rounded_step(count=count)
         assert target.others_removed is not None
         rows, remainder = torch.randn(32, len(target.released)), target.others_removed()
-        own = replace(target, contributions=lambda x, y, rows=rows: rows, others_removed=lambda left=remainder: left)
-        with LargestMade() as watched:
+        given = {"others_removed": lambda part, left=remainder: left[part]}
+        own = replace(target, contributions=lambda x, y, rows=rows: rows, **given)
+        with toys.LargestMade() as watched:
             assert len(float_grid(own).scores) == count
         largest.append(watched.entries)
     # Of a batch of contributions, in any number of columns that evidence pads them to.

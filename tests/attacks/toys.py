@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attacks.core import (
     Examples,
@@ -163,10 +165,10 @@ class Step:
         released = (own.sum(0) + noise) / self.expected_batch
         std = self.noise_std / self.expected_batch
 
-        def others_removed() -> Tensor:
+        def others_removed(part: slice = slice(None)) -> Tensor:
             candidates = granted["candidates"]
             assert isinstance(candidates, Examples)
-            took_part = (candidates.ids[:, None] == self.batch.ids[None]).double()
+            took_part = (candidates.ids[part, None] == self.batch.ids[None]).double()
             return (released * self.expected_batch).double() - (own.double().sum(0) - took_part @ own.double())
 
         if "candidates" in granted:
@@ -345,7 +347,7 @@ def transcript(*, seed: int = 0, noise: float, steps: int = 4, count: int = 400)
                     **vars(step),
                     "released": released,
                     "noise_std": torch.full_like(released, noise),
-                    "others_removed": lambda others=others, fresh=fresh: others() + fresh,
+                    "others_removed": lambda part=slice(None), others=others, fresh=fresh: others(part) + fresh,
                     "step": index,
                 }
             )
@@ -449,3 +451,17 @@ def _drawn(net: nn.Module, seed: int) -> nn.Module:
             fan_in = p[0].numel() if p.ndim > 1 else 1
             p.copy_(torch.randn(p.shape, generator=coins, dtype=p.dtype) / fan_in**0.5)
     return net
+
+
+class LargestMade(TorchDispatchMode):
+    """Entries of the largest tensor with memory of its own that an operation made."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
+        made = [leaf for leaf in tree_leaves(found) if torch.is_tensor(leaf)]
+        fresh = [leaf.numel() for leaf in made if leaf.untyped_storage().data_ptr() not in given]
+        self.entries = max([self.entries, *fresh])
+        return found

@@ -17,8 +17,10 @@ from attacks.likelihood_ratio import likelihood_ratio
 from audit.catalog import methods as catalog
 from audit.observe import RunView, World, black_box, every_step, noise_found, observe, white_box
 from audit.scoring.truth import GroundTruth
+from audit.subjects import left_over
 from audit.subjects.candidates import Candidates
 from audit.subjects.observed import Observed
+from audit.subjects.outcome import join
 from defenses.core import (
     Block,
     CropAndFlip,
@@ -47,6 +49,7 @@ from defenses.core import (
 from defenses.core.privacy.noise import NoiseSource
 
 from ..attacks import walker
+from ..attacks.toys import LargestMade
 from ..test_every_defense import REPRESENTATIVES
 
 _DRAW = torch.Generator().manual_seed(0)
@@ -423,6 +426,40 @@ def others_removed(view: RunView, step: int) -> Tensor:
     found = view.at(step).others_removed
     assert found is not None
     return found()
+
+
+@pytest.mark.parametrize("fit", [True, False])
+@pytest.mark.parametrize("room", [left_over._KEPT, 0])
+def test_what_is_left_is_asked_for_by_parts_and_is_that_of_all(monkeypatch, fit, room):
+    run = trained("dpdr", 1.0)
+    whole = others_removed(view_of(run), 2)
+    monkeypatch.setattr(left_over.Remainders, "_few", lambda *_: fit)
+    monkeypatch.setattr(left_over, "_KEPT", room)
+    passes, real = [], left_over.Remainders._parted
+    monkeypatch.setattr(left_over.Remainders, "_parted", lambda *given: passes.append(1) or real(*given))
+    view = view_of(run)
+    part = view.at(2).others_removed
+    assert part is not None
+    found = [part(slice(start, start + 8)) for start in range(0, len(PEOPLE), 8)]
+    # To the last digit, which tells members where noise was drawn in float32.
+    assert torch.equal(torch.cat(found), whole)
+    # One pass over the batch for all parts, unless the rows of those who took part do not fit.
+    assert len(passes) == (1 if fit else 4)
+
+
+def test_nothing_is_made_of_all_candidates_where_a_few_are_asked_for():
+    run, count = trained("dp_sgd", 1.0), 600
+    # The members, and many who took no part.
+    others = Examples(
+        ids=torch.arange(1000, 1000 + count),
+        inputs=torch.randn(count, 6, generator=torch.Generator().manual_seed(0)),
+        labels=torch.zeros(count, dtype=torch.int64),
+    )
+    part = view_of(run, join(some(MEMBERS), others)).at(1).others_removed
+    assert part is not None
+    with LargestMade() as watched:
+        assert part(slice(0, 10)).shape == (10, run.transcript.layout.dim)
+    assert watched.entries < count * run.transcript.layout.dim / 10
 
 
 def test_what_is_kept_of_a_step_is_for_other_views_and_changes_no_answer(monkeypatch):

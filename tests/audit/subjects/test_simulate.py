@@ -111,7 +111,7 @@ def attacked(observation: Observation, canary: Tensor, *, releases: int, seed: i
     noise = torch.randn(count, len(observation.released), generator=torch.Generator().manual_seed(seed))
     remainder = noise * observation.noise_std
     remainder[: len(members)] += observation.contributions(canary, torch.zeros(1, dtype=torch.int64))
-    target = replace(observation, candidates=candidates, others_removed=lambda: remainder)
+    target = replace(observation, candidates=candidates, others_removed=lambda part=slice(None): remainder[part])
     return audit.score(one_step_likelihood_ratio(target), audit.GroundTruth(members=members, candidates=candidates.ids))
 
 
@@ -164,7 +164,9 @@ def log_ratios(kind: str, count: int) -> tuple[Tensor, Tensor]:
             seen = shared(DEFENSES[kind], batch, noise=2 * noise + member, steps=3)
             others = seen.contributions(bystander, nobody)
             remainder = seen.released * seen.expected_batch - others
-            target = replace(seen, candidates=canary, others_removed=lambda remainder=remainder: remainder)
+            target = replace(
+                seen, candidates=canary, others_removed=lambda part=slice(None), left=remainder: left[part]
+            )
             found[member].append(one_step_likelihood_ratio(target).scores)
     return torch.cat(found[True]), torch.cat(found[False])
 
