@@ -191,7 +191,8 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
         if best > tolerance:
             raise InconsistentObservation(
                 f"the update must be that of one example, and no input of the layer at {one.words or one.name} "
-                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise"
+                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise, or a "
+                "clip factor of this layer's own"
             )
         walks = [walk for walk in walks if walk.largest_residual <= max(100 * best, 1e-9)]
     return sorted(walks, key=lambda walk: walk.largest_residual)
