@@ -91,7 +91,7 @@ class _Lockstep:
     def __init__(self, steps: Iterable[Step], readers: int) -> None:
         self._all, self._readers = steps, readers
         self._turns = Condition()
-        self._turn = self._asking = 0
+        self._turn = self._asking = self._place = 0
         self._wanted: set[int] = set()
         self._pass: Iterator[Step] = iter(())
         self._step: Step | None = None
@@ -137,9 +137,17 @@ class _Lockstep:
                     "an attack must read the steps in the same way whomever it is asked about, got one that starts "
                     "anew for some candidates while it goes on for others"
                 )
-            if self._wanted == {0}:
-                self._pass = iter(self._all)
+            (number,) = self._wanted
+            if number == 0:
+                self._pass, self._place = iter(self._all), 0
+            if number != self._place:
+                # Else it would be handed a step of the pass that was begun last, under the number of another.
+                raise ValueError(
+                    f"an attack must read the steps one after another, got one that asks for step {number} of a pass "
+                    f"while another pass is at step {self._place}"
+                )
             self._step = next(self._pass, None)
+            self._place += 1
         except Exception as error:
             self._broken = error
         self._asking, self._turn = 0, self._turn + 1

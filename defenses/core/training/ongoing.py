@@ -147,9 +147,18 @@ class OngoingRun:
             run: of the same model as it began, examples and settings, with the seeds that it had.
 
         Raises:
-            ValueError: for noise that cannot be drawn again, or another release than the run's.
+            ValueError: for noise that cannot be drawn again, another release than the run's, or a recording that would
+                go on from a checkpoint, or not keep the step that is handed out.
         """
-        if self.sigma > 0 and self.settings.noise.kind != "seeded":
+        recording = self.settings.recording
+        if recording.observer != "updates" or not (recording.checkpoint is recording.memory is recording.only is None):
+            raise ValueError(
+                "recording of steps that are taken once more must be Recording(observer='updates'), without checkpoint "
+                f"and limits, got {recording}"
+            )
+        # Of releases of their own too, whose noise may be all that there is: they are made again before the first step.
+        noisy = self.sigma > 0 or any(one.noise_multiplier is not None for one in run.ledger.entries)
+        if noisy and self.settings.noise.kind != "seeded":
             raise ValueError(
                 f"noise must be seeded for steps to be taken once more, got {self.settings.noise.kind}: nobody can "
                 "draw it again; take fewer steps, or a smaller model, so that all of them can be kept"

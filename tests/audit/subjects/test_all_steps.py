@@ -111,3 +111,12 @@ def test_readers_that_start_anew_at_different_steps_are_refused():
 
     with pytest.raises(ValueError, match="must read the steps in the same way whomever it is asked about"):
         in_lockstep(Counted(), [numbers, restless])
+
+
+def test_readers_of_two_passes_at_once_are_refused_and_never_get_another_step_than_they_asked_for():
+    with pytest.raises(ValueError, match="one after another, got one that asks for step 1 of a pass while another"):
+        in_lockstep(Counted(), [lambda steps: [(a.step, b.step) for a, b in zip(steps, steps, strict=True)]] * 2)
+    # One that begins anew where it stopped early is no such reader.
+    assert (
+        in_lockstep(Counted(), [lambda steps: (next(iter(steps)).step, numbers(steps))] * 2) == [(0, [0, 1, 2, 3])] * 2
+    )

@@ -7,6 +7,7 @@ import torch
 
 from defenses.core import cross_entropy, secure, seeded
 from defenses.dp_sgd import dp_sgd
+from defenses.dp_snip import dp_snip
 from defenses.dpdr import dpdr
 from defenses.random_sparsification import random_sparsification
 
@@ -67,3 +68,22 @@ def test_noise_that_nobody_can_draw_again_is_refused_before_a_step():
     silent = dp_sgd(noise_multiplier=0.0)
     run = duties.trained(silent, noise=secure())
     assert len(list(duties.begun(silent, noise=secure()).retake(run))) == duties.STEPS
+
+
+def test_a_noisy_release_beside_steps_without_noise_is_not_made_a_second_time_with_fresh_noise():
+    behind_mask = dp_snip(noise_multiplier=0.0)
+    run = duties.trained(behind_mask, noise=secure(), memory=0)
+    again = duties.begun(behind_mask, noise=secure())
+    with pytest.raises(ValueError, match="noise must be seeded for steps to be taken once more, got secure"):
+        next(again.retake(run))
+    assert not again.transcript.one_offs
+    run = duties.trained(behind_mask, memory=0)
+    assert len(list(duties.begun(behind_mask).retake(run))) == duties.STEPS
+
+
+def test_a_recording_that_would_resume_or_keep_no_step_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    run = duties.trained(DEFENSE, checkpoint=path)
+    for recording in ({"checkpoint": path}, {"observer": "final"}, {"memory": 0}):
+        with pytest.raises(ValueError, match="recording of steps that are taken once more must be"):
+            list(duties.begun(DEFENSE, **recording).retake(run))
