@@ -1,6 +1,7 @@
 """Steps that are taken once more: the same ones, and a sentence where they cannot be."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,7 @@ def test_a_noisy_release_beside_steps_without_noise_is_not_made_a_second_time_wi
 def test_a_recording_that_would_resume_or_keep_no_step_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     run = duties.trained(DEFENSE, checkpoint=path)
-    for recording in ({"checkpoint": path}, {"observer": "final"}, {"memory": 0}):
+    settings: list[dict[str, Any]] = [{"checkpoint": path}, {"observer": "final"}, {"memory": 0}]
+    for recording in settings:
         with pytest.raises(ValueError, match="recording of steps that are taken once more must be"):
             list(duties.begun(DEFENSE, **recording).retake(run))
