@@ -105,7 +105,7 @@ class _Lockstep:
         with self._turns:
             try:
                 self.found[number] = reader(self)
-            except BaseException as error:
+            except BaseException as error:  # raised again by `in_lockstep`, in the thread of whoever asked
                 self.failed[number] = error
             finally:
                 self._readers -= 1

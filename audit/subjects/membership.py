@@ -79,7 +79,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     with stepping.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
         # Without noise there is nothing to cancel: a remainder shows who took part by itself.
-        if Knows.OTHERS in knows and model.run.noise != "none":
+        noisy = model.run.noise != "none" or any(seen.noise_multiplier > 0 for seen in model.run.transcript.one_offs)
+        if Knows.OTHERS in knows and noisy:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
             chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)

@@ -115,15 +115,23 @@ class TrainedModel:
 
         An attack's ROC refutes no claim: scores of candidates of one run share its noise, and a lower bound on epsilon
         takes independent runs or canaries. The noise itself can be measured instead: releases less everybody's
-        contribution.
+        contribution, of some steps, and of every release beside them.
         """
         model = self.model
         claim = model.run.claim(model.request.budget.delta)
         if not math.isfinite(claim.epsilon):
             return []
         overspent = model.request.budget.overspent(claim)  # by the executed plans
-        view = RunView(model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over)
-        ratio, deviations = noise_found(view, watched(model.sampling[1]))
+        view = RunView(
+            model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over, replay=model.replay
+        )
+        transcript, looked_at = model.run.transcript, watched(model.sampling[1])
+        # A transcript for attacks on every step holds more than these; to look at all would cost a second training.
+        found = {"": noise_found(view, [step for step in transcript.steps if step.step in looked_at])}
+        # Each by itself: among the coordinates of all those steps too little noise in one release would not show.
+        found |= {f"_in_one_off_{number}": noise_found(view, [one]) for number, one in enumerate(transcript.one_offs)}
         # Too much noise violates no claim; below, it is flagged all the same, because utility suffers from it.
-        flags = ["claim_violated"] if overspent or deviations < -NOISE_TOLERANCE else []
-        return [*flags, f"noise_{ratio:.2g}x_of_claimed"] if abs(deviations) > NOISE_TOLERANCE else flags
+        violated = overspent or any(deviations < -NOISE_TOLERANCE for _, deviations in found.values())
+        flags = ["claim_violated"] if violated else []
+        wrong = {where: ratio for where, (ratio, deviations) in found.items() if abs(deviations) > NOISE_TOLERANCE}
+        return [*flags, *(f"noise_{ratio:.2g}x_of_claimed{where}" for where, ratio in wrong.items())]

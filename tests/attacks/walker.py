@@ -8,7 +8,7 @@ be kept from those, and whoever opens them means to cheat.
 import enum
 import itertools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attacks.core import (
     Access,
+    Examples,
     Knows,
     MembershipScores,
     ModelAccess,
@@ -224,10 +225,28 @@ def forger(target: Observation, coins: torch.Generator) -> MembershipScores:
 @attack(access=Access.UPDATE, knows=Knows.DEFENSE | Knows.OTHERS)
 def comparer(target: Observation, coins: torch.Generator) -> MembershipScores:
     """Takes what is left for most candidates for the noise, which is the same for all who took no part."""
-    candidates = granted(target.candidates)
-    left = granted(target.others_removed)().double()
-    scores = (left - left.median(dim=0).values).norm(dim=1)
-    return MembershipScores(ids=candidates.ids, scores=scores, exact=False)
+    return _compared([target], target.candidates)
+
+
+@attack(access=Access.ALL_STEPS, knows=Knows.DEFENSE | Knows.OTHERS)
+def comparer_all_steps(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
+    """The same at every step."""
+    return _compared(target.steps, target.candidates)
+
+
+@attack(access=Access.ONE_OFF, knows=Knows.DEFENSE | Knows.OTHERS)
+def comparer_one_off(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
+    """The same of the releases beside the steps."""
+    return _compared(target.one_offs, target.candidates)
+
+
+def _compared(releases: Iterable[Observation], candidates: Examples | None) -> MembershipScores:
+    asked = granted(candidates)
+    scores = torch.zeros(len(asked), dtype=torch.float64)
+    for one in releases:
+        left = granted(one.others_removed)().double()
+        scores += (left - left.median(dim=0).values).norm(dim=1)
+    return MembershipScores(ids=asked.ids, scores=scores, exact=False)
 
 
 @attack(access=Access.BLACK_BOX)

@@ -50,9 +50,9 @@ def outcomes(suite_of, site):
 def failures(suite_of, site):
     """The sentences with which the cells of an attack fail."""
 
-    def failed(name: str) -> list[str]:
+    def failed(name: str, text: str = SUITE) -> list[str]:
         site.add("attacks", name, f"from tests.attacks.walker import {name}\n")
-        text = SUITE.replace(BEFORE, f'{{ name = "{name}" }}').replace('{ name = "sgd" }, ', "")
+        text = text.replace(BEFORE, f'{{ name = "{name}" }}').replace('{ name = "sgd" }, ', "")
         done = itertools.chain.from_iterable(compute(job.cells, CPU) for job in plan(suite_of(text)).jobs)
         return [outcome.error for cell, outcome in done if cell.kind == "membership"]
 
@@ -143,8 +143,15 @@ def test_who_compares_what_is_left_for_one_candidate_with_what_is_left_for_other
 
 def test_who_compares_is_refused_where_steps_are_taken_once_more_and_four_ask_alone_at_once(failures, monkeypatch):
     monkeypatch.setattr(trained_run, "TRANSCRIPT_MEMORY", 10_000)
-    (error,) = failures("comparer")
-    assert error.startswith("ValueError: comparer must score a candidate by what is left without everybody else")
+    (error,) = failures("comparer_all_steps")
+    assert error.startswith("ValueError: comparer_all_steps must score a candidate by what is left without everybody")
+
+
+@pytest.mark.parametrize("noise_multiplier", [1.0, 0.0])
+def test_who_compares_is_refused_at_a_release_beside_steps_that_have_noise_or_none(failures, noise_multiplier):
+    text = SUITE.replace('{ name = "dp_sgd" }', '{ name = "dp_snip" }')
+    (error,) = failures("comparer_one_off", text.replace("epsilon = 3.0", f"noise_multiplier = {noise_multiplier}"))
+    assert error.startswith("ValueError: comparer_one_off must score a candidate by what is left without everybody")
 
 
 @pytest.mark.parametrize("name", ["by_id", "by_position"])

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -310,6 +311,16 @@ def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_no
         else:
             violated, found = remarks(outcome)
             assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
+
+
+def test_less_noise_than_claimed_in_one_release_beside_the_steps_is_found_there(suite_of, monkeypatch):
+    real = PhiloxNoise.add
+    # Of that release alone: its multiplier is 8, and that of the steps is 1.
+    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, std / 2 if std == 8 else std))
+    text = CONTROLLED.replace('"dp_sgd"', '"dp_snip"').replace("epsilon = 3.0", "noise_multiplier = 1.0")
+    flags = outcomes(suite_of(text), "dp_snip")[None].flags
+    assert flags[0] == "claim_violated" and len(flags) == 2
+    assert re.fullmatch(r"noise_0\.(4[5-9]|5\d?)x_of_claimed_in_one_off_0", flags[1])
 
 
 def test_more_noise_than_claimed_is_said_and_violates_nothing(suite_of, monkeypatch):
