@@ -46,6 +46,7 @@ from .step import Account, Stepper
 from .transcript import Step
 
 _AT_ONCE = 64  # examples in a pass over all data for their features
+_AT_START = -1  # stands for a step's number where no step is under way
 
 _OTHERWISE = (
     "a run that is taken once more must be the same bit for bit, got other numbers at {}: the device, or the method, "
@@ -158,6 +159,8 @@ class OngoingRun:
             )
         # Of releases of their own too, whose noise may be all that there is: they are made again before the first step.
         noisy = self.sigma > 0 or any(one.noise_multiplier is not None for one in run.ledger.entries)
+        # The ledger has no multiplier for noise on contributions of any size, which proves nothing but is drawn, too.
+        noisy = noisy or any(one.noise_multiplier > 0 for one in run.transcript.one_offs)
         if noisy and self.settings.noise.kind != "seeded":
             raise ValueError(
                 f"noise must be seeded for steps to be taken once more, got {self.settings.noise.kind}: nobody can "
@@ -330,8 +333,9 @@ class OngoingRun:
     def _first(self) -> int:
         path = self.settings.recording.checkpoint
         if path is None or not path.exists():
-            self._release_statistics()
-            self.stepper.start()
+            with _global_coins(self.coins, _AT_START, self.device):
+                self._release_statistics()
+                self.stepper.start()
             return 0
         saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
         self.key, self.coins = saved["sampler_key"], saved["seed"]
@@ -410,7 +414,7 @@ class OngoingRun:
 
 @contextmanager
 def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Seeds PyTorch's global generators for one step, so that a method which draws from them is resumable."""
+    """Seeds PyTorch's global generators for one step, or the start, so that what a method draws from them recurs."""
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         number = seed_from(seed, "layers", step)

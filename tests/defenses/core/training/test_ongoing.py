@@ -1,12 +1,27 @@
 """Steps that are taken once more: the same ones, and a sentence where they cannot be."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from defenses.core import cross_entropy, secure, seeded
+from defenses.core import (
+    Block,
+    Context,
+    Defense,
+    Everything,
+    Scaled,
+    Stateless,
+    StepPlan,
+    clip,
+    cross_entropy,
+    secure,
+    seeded,
+    unbounded,
+)
 from defenses.dp_sgd import dp_sgd
 from defenses.dp_snip import dp_snip
 from defenses.dpdr import dpdr
@@ -15,6 +30,31 @@ from defenses.random_sparsification import random_sparsification
 from ... import duties
 
 DEFENSE = dpdr(noise_multiplier=1.0)
+
+
+@dataclass(frozen=True)
+class UnboundedAtStart(Stateless):
+    """Releases a noisy sum of contributions of any size before the first step, which proves nothing."""
+
+    def start(self, context: Context) -> None:
+        context.release(StepPlan(Block(codec=Everything(context.dim), bound=unbounded())).at(2.0))
+
+    def plan(self, context: Context) -> StepPlan:
+        return StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
+
+
+@dataclass(frozen=True)
+class DrawsAtStart:
+    """Keeps numbers that PyTorch's own generator gives it at the start, and moves by the first of them."""
+
+    def start(self, context: Context) -> float:
+        return float(torch.rand(()))
+
+    def plan(self, state: float, context: Context) -> tuple[float, StepPlan]:
+        return state, StepPlan(Block(codec=Scaled(torch.full((context.dim,), state)), bound=clip(1.0)))
+
+    def observe(self, state: float, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> float:
+        return state
 
 
 def test_a_run_of_which_a_few_steps_were_kept_is_taken_whole():
@@ -80,6 +120,21 @@ def test_a_noisy_release_beside_steps_without_noise_is_not_made_a_second_time_wi
     assert not again.transcript.one_offs
     run = duties.trained(behind_mask, memory=0)
     assert len(list(duties.begun(behind_mask).retake(run))) == duties.STEPS
+
+
+def test_noise_on_contributions_of_any_size_beside_steps_without_noise_is_not_drawn_again_either():
+    unbounded = Defense(UnboundedAtStart(), noise_multiplier=0.0)
+    run = duties.trained(unbounded, noise=secure(), memory=0)
+    assert run.transcript.one_offs[0].noise_multiplier == 2.0
+    with pytest.raises(ValueError, match="noise must be seeded for steps to be taken once more, got secure"):
+        next(duties.begun(unbounded, noise=secure()).retake(run))
+
+
+def test_what_a_method_draws_at_the_start_from_pytorchs_own_generator_is_drawn_again():
+    drawing = Defense(DrawsAtStart(), noise_multiplier=1.0)
+    run = duties.trained(drawing)
+    torch.manual_seed(1)
+    assert len(list(duties.begun(drawing).retake(run))) == duties.STEPS
 
 
 def test_a_recording_that_would_resume_or_keep_no_step_is_refused(tmp_path):
