@@ -239,7 +239,9 @@ def words(told: Mapping[str, Any]) -> str:
         elif one["kind"] == "reconstruction":
             proved = "" if one["certified"] is None else f", {one['certified']} of them proved to be in the batch"
             if one["expected_error"] is not None:
-                proved += f", off by {one['expected_error']:.2g} on average under this noise"
+                proved += (
+                    f", expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise"
+                )
             lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
         elif one["kind"] == "labels":
             lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")

@@ -188,6 +188,6 @@ def test_the_command_says_what_the_noise_leaves():
     one = _told(UpdateFinding(name="bias_division", kind="reconstruction", result=bias_division(update)), (), 0.1)
     assert 0 < one["expected_error"] < 0.1
     said = words({"verdict": {"word": "leaks", "sentence": "an image"}, "attacks": [one]})
-    assert f"off by {one['expected_error']:.2g} on average under this noise" in said
+    assert f"expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise" in said
     exact = _told(UpdateFinding(name="r", kind="reconstruction", result=bias_division(shared(1, 0.0)[0])), (), 0.1)
     assert exact["expected_error"] is None
