@@ -97,7 +97,9 @@ def recovered_batch(
         block: candidates at a time; by default what fits 32 MiB.
 
     Returns:
-        As many inputs as the gradient has directions, with `certified`. `degraded` if lambda stayed below 1.
+        As many inputs as the gradient has directions, with `certified`. `ok` where the contribution of each, recomputed
+        from it, is the one that was taken out of the sum: where lambda alone is 1, inputs may be mixtures, as of two
+        examples for which the same neurons are on.
 
     Raises:
         NotApplicable: no such layer, not enough of its gradient, or more patches than it has dimensions.
@@ -295,8 +297,8 @@ def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
 
 def _verdicts(
     target: Observation, known: _KnownPart, inputs: Tensor, columns: Tensor, rows: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each input whether it is proved, its likeliest label, and how many copies of it are in the batch."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each input whether it is proved, and explains its part, its likeliest label, and its copies in the batch."""
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
@@ -319,9 +321,10 @@ def _verdicts(
         error, labels = torch.where(better, off, error), torch.where(better, label, labels)
         copies = times if copies is None else torch.where(better, times, copies)
     whole = bool(known.in_columns.all()) and _covered(layer)
-    proved = (error <= math.sqrt(eps)) & inside & known.found.exact & whole
+    explains = (error <= math.sqrt(eps)) & known.found.exact
+    proved = explains & inside & whole
     counts = torch.ones_like(labels) if copies is None else copies.long()
-    return proved, labels, torch.where(proved, counts, 1)
+    return proved, explains, labels, torch.where(proved, counts, 1)
 
 
 def _covered(layer: InputLayer) -> bool:
@@ -341,7 +344,7 @@ def _all_certified(target: Observation, known: _KnownPart, one: Unmixed, eps: fl
 
 def _result(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> Reconstruction:
     inputs, columns, rows = _inputs(target, known, one, eps)
-    proved, labels, copies = _verdicts(target, known, inputs, columns, rows, eps)
+    proved, explains, labels, copies = _verdicts(target, known, inputs, columns, rows, eps)
     shown = inputs.nan_to_num().clamp(target.input_low, target.input_high).to(target.released)
     determined = None
     if not bool(known.in_columns.all()):
@@ -351,7 +354,7 @@ def _result(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
         inputs=shown.repeat_interleave(copies, dim=0),
         labels=labels.repeat_interleave(copies),
         objective=1 - one.score,
-        status="ok" if complete and (one.score == 1 or bool(proved.all())) else "degraded",
+        status="ok" if complete and bool(explains.all()) else "degraded",
         certified=proved.repeat_interleave(copies),
         determined=None if determined is None else determined.repeat_interleave(copies, dim=0),
     )

@@ -227,6 +227,17 @@ def test_an_input_that_is_in_the_batch_twice_is_found_and_counted():
     assert result.certified is not None and int(result.certified.sum()) == 2
 
 
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_mixtures_of_examples_for_which_the_same_neurons_are_on_are_told_though_lambda_is_1(seed):
+    update, shared = random_update(3, width=20, inputs=30, seed=seed)
+    inputs = shared.inputs.clone()
+    inputs[1] = 2 * inputs[0]
+    update = replace(update, released=update.contributions(inputs, shared.labels).sum(dim=0))
+    result = spear(update, toys.generator(1), draws=1024)
+    assert result.objective == 0 and errors(inputs, result.inputs).max() > 1e-3
+    assert result.status == "degraded" and result.certified is not None and not result.certified.any()
+
+
 def test_a_batch_as_large_as_the_layer_is_not_taken_apart():
     update, shared = random_update(60, width=60, inputs=50, seed=12)
     try:
