@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from defenses.core import Context, Everything, Layout, Subspace, release
+from defenses.core.plan import subspaces
+from defenses.core.plan.basis import orthonormality_error
 from defenses.dp_sgd import dp_sgd
 from defenses.rpdp import rpdp
 
@@ -86,3 +88,10 @@ def test_settings_out_of_range_are_refused():
         rpdp(rank=0)
     with pytest.raises(ValueError, match="interval must be at least 1, got 0"):
         rpdp(interval=0)
+
+
+@pytest.mark.parametrize(("numbers", "rank", "seeds"), [(6, 3, 2000), (40, 39, 100), (1024, 512, 5), (4000, 300, 2)])
+def test_random_directions_are_orthonormal_also_where_vectors_are_nearly_parallel_by_chance(numbers, rank, seeds):
+    for seed in range(seeds):
+        basis = subspaces._random_basis(numbers, rank, torch.Generator().manual_seed(seed))
+        assert basis.shape == (numbers, rank) and orthonormality_error(basis) < 3e-6

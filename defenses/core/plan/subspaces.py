@@ -20,6 +20,8 @@ from .implicit import ImplicitSubspace, OuterDirections
 from .public import GradientBatch
 from .refusals import refuse_count, refuse_unknown
 
+_MANY = 1024  # numbers of a Gaussian vector, from which on half as many vectors are never nearly parallel
+
 Scope = Literal["tensor", "global"]
 """Whether every parameter tensor has a basis of its own, or all of them have one together."""
 
@@ -192,11 +194,12 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     """Orthonormal columns that span what as many Gaussian vectors span."""
     if rank == dim:
         return torch.eye(dim)
-    # By Cholesky, several times as fast as Householder's way, and once more, which makes up for rounding. The more
-    # nearly square a Gaussian matrix is, the worse its condition, and only then float64 is worth its time.
-    working = torch.float64 if 2 * rank > dim else torch.float32
-    vectors = torch.randn(rank, dim, generator=coins).to(working)
-    for _ in range(2):
+    # By Cholesky, many times as fast as Householder's way. The more nearly square a Gaussian matrix is, the worse its
+    # condition; and a few vectors of few numbers may by chance be nearly parallel. Only then float64 and a second pass,
+    # which makes up for rounding, are worth their time: else the condition is below 6, and float32 leaves 1e-6.
+    careful = 2 * rank > dim or dim < _MANY
+    vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
+    for _ in range(2 if careful else 1):
         factor = torch.linalg.cholesky(vectors @ vectors.T)
         vectors = torch.linalg.solve_triangular(factor, vectors, upper=False)
     return vectors.float().T
