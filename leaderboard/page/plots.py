@@ -19,6 +19,7 @@ Rectangle = tuple[float, float, float, float]
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
 INFINITY_WIDTH = 46.0
 """Width of the strip at the right edge in which infinite values stand."""
+_WIDEST = 36.0  # units that marks at one x take up, which is less than the room for those at infinity
 
 CHARACTER, LINE = 6.3, 12.0
 """Upper estimates of a letter's size in a label, in units of the drawing; a browser's font is not known here."""
@@ -232,8 +233,10 @@ def _shifts(points: Sequence[Point]) -> dict[tuple[float, str], float]:
     for point in points:
         if point.series not in at.setdefault(point.x, []):
             at[point.x].append(point.series)
-    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone.
-    return {(x, s): 9.0 * (i - (len(here) - 1) / 2) for x, here in at.items() for i, s in enumerate(here)}
+    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone. Of many it counts for more that all
+    # stand near their x, and not at other values of it, than that each is seen.
+    apart = {x: min(9.0, _WIDEST / max(1, len(here) - 1)) for x, here in at.items()}
+    return {(x, s): apart[x] * (i - (len(here) - 1) / 2) for x, here in at.items() for i, s in enumerate(here)}
 
 
 def _f(template: str, *values: object) -> Markup:

@@ -100,6 +100,13 @@ def test_methods_at_one_place_are_set_side_by_side_only_where_asked():
     assert left < a < right
 
 
+def test_forty_methods_at_one_place_stay_near_it():
+    names = [f"method {i}" for i in range(40)]
+    crowd = [Point(x=0.5, y=0.5, series=name, title="") for name in names]
+    across = [x for x, _ in circles(drawn(*crowd, style=dict.fromkeys(names, (0, "circle")), dodge=True))]
+    assert across == sorted(across) and len(set(across)) == 40 and max(across) - min(across) < 40
+
+
 def test_a_logarithmic_axis_has_equal_ratios_equally_far_apart_and_round_ticks():
     axis = Axis(title="", low=0.1, high=10, log=True)
     assert axis.share(1) == pytest.approx(0.5) and axis.share(0) == 0 and axis.share(100) == 1
