@@ -30,7 +30,7 @@ from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared
-from ..privacy.keys import global_coins, key_from, seed_from
+from ..privacy.keys import key_from, seed_from
 from ..privacy.ledger import Ledger
 from ..privacy.noise import Noise
 from ..privacy.verified import posts_beside, unverified
@@ -190,7 +190,7 @@ class OngoingRun:
             # Drawn inside, so that the plan exists before anybody can know the batch.
             return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
 
-        with global_coins(seed_from(self.coins, "layers", step), self.device):
+        with _global_coins(self.coins, step, self.device):
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
             # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
@@ -406,6 +406,18 @@ class OngoingRun:
             last=last,
             augmentation=self.settings.recipe.augmentation,
         )
+
+
+@contextmanager
+def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Seeds PyTorch's global generators for one step, so that a method which draws from them is resumable."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        number = seed_from(seed, "layers", step)
+        torch.default_generator.manual_seed(number)
+        if on_gpu:
+            torch.cuda.manual_seed(number)
+        yield
 
 
 def _to(state: State, device: torch.device) -> State:

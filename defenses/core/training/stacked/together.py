@@ -37,6 +37,9 @@ from .not_together import NotTogether
 from .shared_plan import SharedPlan, masks
 
 
+_AT_START = -1  # stands for a step's number where no step is under way
+
+
 def train_together(
     models: Sequence[nn.Module],
     pool: tuple[Tensor, Tensor],
@@ -176,7 +179,8 @@ class _StackedRun:
 
     @classmethod
     def begin(cls, defense: Defense, context: Context) -> _StackedRun:
-        return cls(defense.start(context), context)
+        with global_coins(seed_from(context.seed, "layers", _AT_START), context.device):
+            return cls(defense.start(context), context)
 
     def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
         self.context = context = self.context.at(step, parameters=parameters, update=self.update)
