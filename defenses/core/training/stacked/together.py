@@ -36,7 +36,6 @@ from .network import StackedNetwork
 from .not_together import NotTogether
 from .shared_plan import SharedPlan, masks
 
-
 _AT_START = -1  # stands for a step's number where no step is under way
 
 
