@@ -8,6 +8,7 @@ records, halves and comparisons across cells go.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 
@@ -45,14 +46,16 @@ class Candidates:
     def draw(cls, examples: Examples, key: int) -> Candidates:
         """Candidates in a random order, under random ids of 63 bits, in the order of those.
 
+        Whoever knows the key, which follows from a request and so from a record, knows the order before: that of
+        content, which an attack is given anyway.
+
         Args:
             examples: with the ids of the data set.
             key: of the cell: nothing but the order and the aliases follows from it.
         """
         coins, count, device = keyed(key), len(examples), examples.ids.device
         # Drawn on the CPU whatever the device, whose own generator would give another order.
-        # Of their ids: pools are joined members first, and keys follow from requests, which records show.
-        order = examples.ids.argsort()[torch.randperm(count, generator=coins).to(device)]
+        order = content_order(examples)[torch.randperm(count, generator=coins).to(device)]
         aliases = _distinct(count, coins).to(device)
         # A clone of the aliases: answers are held against those that no attack can write into.
         given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
@@ -72,6 +75,20 @@ class Candidates:
         scores = checked_scores(result, self.aliases, kind)
         order = self.ids.argsort()
         return replace(scores, ids=self.ids[order], scores=scores.scores[order])
+
+
+def content_order(examples: Examples) -> Int[Tensor, " n"]:
+    """Positions of examples in an order that tells nothing of where they are from: by a hash of input and label.
+
+    Their own order does, because pools are joined members first, and so do their ids where a test set stands in for
+    non-members: it has the highest. Copies of one example come in the order of their ids.
+    """
+    inputs, labels, ids = (one.detach().cpu().numpy() for one in (examples.inputs, examples.labels, examples.ids))
+    marks = [
+        hashlib.sha256(x.tobytes() + y.tobytes()).digest() + int(name).to_bytes(8, "big", signed=True)
+        for x, y, name in zip(inputs, labels, ids, strict=True)
+    ]
+    return torch.tensor(sorted(range(len(marks)), key=marks.__getitem__), dtype=torch.int64, device=examples.ids.device)
 
 
 def copied(examples: Examples) -> Examples:

@@ -4,9 +4,9 @@ Shokri et al., S&P 2017; Carlini et al., S&P 2022. They come from the very train
 of the target, because models of another training answer otherwise, and a test that is calibrated on them finds less.
 Each is trained on as many examples as the target: half of the candidates, and others of the pools who are not asked
 about. Where there are more members than non-members, these others are members of the target in the main: nobody else is
-left. Halves are drawn by the digest of the splits, for candidates in the order of their ids, and tell nothing of who is
-a member of the target: the digest is in every record, and with it the place of a candidate can be read off the models
-that were trained on it.
+left. Halves are drawn by the digest of the splits, for candidates in the order of a hash of their content, and tell
+nothing of who is a member of the target: the digest is in every record, and with it the place of a candidate can be
+read off the models that were trained on it.
 
 A target is no model of its bank. Where one of a balanced set is taken for the target, the others give its members away:
 who is in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
@@ -34,6 +34,7 @@ from ..plan.artifact import Artifact, Artifacts
 from ..plan.build import defend, load_splits, planned, reads_public
 from ..plan.pretrain import starting_model
 from ..plan.request import Request, TrainingRequest, seed_of, seed_of_data
+from .candidates import content_order
 from .outcome import asked_pools, examples_of, join, pick
 
 TOGETHER = 8
@@ -77,7 +78,7 @@ class ShadowStack:
     def __call__(self, device: torch.device) -> dict[str, Any]:
         """Trains the models and asks them; their answers as plain JSON values."""
         splits = load_splits(self.request, device)
-        asked = by_id(join(*asked_pools(splits, self.request.training.candidates, device)))
+        asked = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
         public = examples_of(splits.public, device)
         halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
         others = _others(splits, asked, device)
@@ -154,7 +155,7 @@ class ShadowStack:
 
 
 def halves_of(splits: Splits, count: int, models: int) -> Tensor:
-    """Whom of the candidates, by id, each of the first models is trained on, bool [models, count], on the CPU.
+    """Whom of the candidates, by content, each of the first models is trained on, bool [models, count], on the CPU.
 
     Args:
         splits: whose digest decides it.
@@ -164,9 +165,9 @@ def halves_of(splits: Splits, count: int, models: int) -> Tensor:
     return balanced_halves(count, models, keyed(seed_of_data(splits.digest, "shadow halves")))
 
 
-def by_id(asked: Examples) -> Examples:
+def by_content(asked: Examples) -> Examples:
     """The candidates in the order of a bank, which does not tell members from others."""
-    return pick(asked, asked.ids.argsort())
+    return pick(asked, content_order(asked))
 
 
 def _others(splits: Splits, asked: Examples, device: torch.device) -> Examples:
@@ -236,7 +237,9 @@ def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, ask
     if int(diverged.sum()):
         raise NotApplicable(f"{int(diverged.sum())} of its {len(logits)} shadow models diverged; take a smaller lr")
     halves = halves_of(splits, len(asked), len(logits)).to(ids.device)
-    places = torch.searchsorted(by_id(asked).ids, ids)
+    in_order = by_content(asked).ids
+    by_id = in_order.argsort()
+    places = by_id[torch.searchsorted(in_order[by_id], ids)]
     return Shadows(
         logits=logits[:, places],
         trained_on=halves[:, places],

@@ -8,10 +8,13 @@ whole state, 624 words, is filled from a key of any length.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _WORDS = 624
 _BEFORE = 24  # bytes of the saved state ahead of the words, which take 8 bytes each
@@ -60,6 +63,33 @@ def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
     state[_BEFORE : _BEFORE + 8 * _WORDS] = words.view(torch.uint8)
     generator.set_state(state)
     return generator
+
+
+@contextmanager
+def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
+    """PyTorch's global generators, started for a while: so that a method which draws from them is resumable.
+
+    Args:
+        start: a seed, or the states that were left by an earlier call.
+        device: whose generator is started beside that of the CPU.
+
+    Yields:
+        A list that gets the states which are left at the end.
+    """
+    on_gpu, left = device.type == "cuda", []
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        if isinstance(start, int):
+            torch.default_generator.manual_seed(start)
+            if on_gpu:
+                torch.cuda.manual_seed(start)
+        else:
+            torch.set_rng_state(start[0])
+            if on_gpu:
+                torch.cuda.set_rng_state(start[1], device)
+        yield left
+        left.append(torch.get_rng_state())
+        if on_gpu:
+            left.append(torch.cuda.get_rng_state(device))
 
 
 @cache

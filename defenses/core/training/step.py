@@ -176,15 +176,19 @@ class Stepper:
         noisy_plan = NoisyPlan(plan, self.defense.calibrated_multiplier)
         out = execute(noisy_plan)
         account.charge(noisy_plan, step=step)
-        update = _posted(plan.post, out.total / context.expected_batch)
+        update = posted(plan.post, out.total / context.expected_batch)
         self.state = self.defense.observe(state, context, out.noisy, update)
         self.context = replace(context, update=update)  # a function of releases, so the next plan may read it
         rate = account.ledger.sampling.rate
         return Step(step, parameters, noisy_plan.noise_multiplier, context.expected_batch, rate, noisy_plan, out.noisy)
 
 
-def _posted(post: Post, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
+def posted(post: Post, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
     """What a plan's map makes of an update.
+
+    Args:
+        post: the plan's map.
+        update: sums divided by the expected batch.
 
     Raises:
         ValueError: it is no update any more; a map of somebody's own is tried here for the first time.

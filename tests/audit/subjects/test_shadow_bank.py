@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attacks.core import NotApplicable
+from attacks.core import Examples, NotApplicable
 from attacks.core.shadow_statistics import log_odds
 from audit.plan.artifact import Artifact
 from audit.plan.build import load_splits
@@ -17,8 +17,9 @@ from audit.plan.expand import plan
 from audit.run import harness
 from audit.subjects import shadow_bank
 from audit.subjects.outcome import asked_pools, join
-from audit.subjects.shadow_bank import ShadowStack, by_id, halves_of, packed, read_bank, unpacked
+from audit.subjects.shadow_bank import ShadowStack, by_content, halves_of, packed, read_bank, unpacked
 from audit.suite.suite import SuiteError
+from benchmarks.core import Splits
 from defenses.core import NotTogether
 
 CPU = torch.device("cpu")
@@ -81,7 +82,7 @@ def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(
         monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
     stack(CPU)
     splits = load_splits(stack.request, CPU)
-    asked = by_id(join(*asked_pools(splits, 80, CPU)))
+    asked = by_content(join(*asked_pools(splits, 80, CPU)))
     halves = halves_of(splits, 160, 4)
     pools = join(shadow_bank.examples_of(splits.private, CPU), shadow_bank.examples_of(splits.non_member, CPU))
     assert len(trained_on) == 4
@@ -100,18 +101,37 @@ def test_halves_tell_nothing_of_who_is_a_member(suite_of):
     halves = halves_of(splits, 160, 256)
     inside, outside = asked_pools(splits, 80, CPU)
     asked = join(inside, outside)
-    member = torch.isin(by_id(asked).ids, inside.ids)
+    member = torch.isin(by_content(asked).ids, inside.ids)
     # Of half of the models each, so of 20 pairs' first halves a mean of 40 +- 0.4.
     share = halves[::2, member].double().sum(1).mean()
     assert abs(float(share) - 40) < 5 * (40 / 2 * 160 / 159 / 128) ** 0.5
-    # The digest, which records show, gives the place of each candidate in the bank, and no more: not who comes first.
-    bank = Artifact(request={}, words="", make=lambda _: {})
-    empty = {"logits": packed(torch.zeros(256, 160, 1, 10)), "population": packed(torch.zeros(256, 0, 10))}
-    given = read_bank([bank], {bank.name: empty}, splits, asked, asked.ids).trained_on
-    table = {tuple(column): place for place, column in enumerate(halves.T.tolist())}
-    places = torch.tensor([table[tuple(column)] for column in given.T.tolist()])
+    places = places_in_bank(splits, asked)
     assert sorted(places.tolist()) == list(range(160))
     # Ranks of the 80 members among 160: a mean of 79.5, in whatever order pools come, and a deviation of 3.7.
+    assert abs(float(places[:80].double().mean()) - 79.5) < 4 * 3.7
+
+
+def places_in_bank(splits, asked: Examples) -> torch.Tensor:
+    """Of each candidate, from what an attack is given and the digest, which records show."""
+    count = len(asked)
+    bank = Artifact(request={}, words="", make=lambda _: {})
+    empty = {"logits": packed(torch.zeros(256, count, 1, 10)), "population": packed(torch.zeros(256, 0, 10))}
+    given = read_bank([bank], {bank.name: empty}, splits, asked, asked.ids).trained_on
+    table = {tuple(column): place for place, column in enumerate(halves_of(splits, count, 256).T.tolist())}
+    return torch.tensor([table[tuple(column)] for column in given.T.tolist()])
+
+
+def test_halves_tell_nothing_where_an_official_test_set_stands_in_for_non_members():
+    """Its examples have the highest ids: in the order of those all members would come first."""
+    pixels = torch.rand(160, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    pools = (torch.arange(80), torch.arange(0), torch.arange(0))
+    splits = Splits.cut(
+        pixels, torch.arange(160) % 10, pools, name="toy", classes=10, in_distribution_public=True, about="a toy",
+        test=torch.arange(80, 160),
+    )  # fmt: skip
+    asked = join(*asked_pools(splits, 80, CPU))
+    places = places_in_bank(splits, asked)
+    assert sorted(places.tolist()) == list(range(160))
     assert abs(float(places[:80].double().mean()) - 79.5) < 4 * 3.7
 
 
@@ -137,7 +157,7 @@ def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch
     more = SUITE.replace("shadows = 4 }", "shadows = 8 }").replace("epochs = 2", "epochs = 40")
     stack = stack_of(cell_of(suite_of(more), defense, "positive" if defense == "sgd" else None))
     splits = load_splits(stack.request, CPU)
-    asked, halves = by_id(join(*asked_pools(splits, 80, CPU))), halves_of(splits, 160, 8)
+    asked, halves = by_content(join(*asked_pools(splits, 80, CPU))), halves_of(splits, 160, 8)
     gains = []
     for alone in (False, True):
         if alone:
@@ -181,7 +201,7 @@ def test_answers_come_in_the_order_of_the_candidates_with_the_half_of_each(suite
     cell = cell_of(suite_of(SUITE))
     stack = stack_of(cell)
     splits = load_splits(stack.request, CPU)
-    asked = by_id(join(*asked_pools(splits, 80, CPU)))
+    asked = by_content(join(*asked_pools(splits, 80, CPU)))
     results = {cell.needs[0].name: stack(CPU)}
     plain = read_bank(cell.needs, results, splits, asked, asked.ids)
     assert plain.population is not None and plain.population.shape == (4, len(splits.public), 10)

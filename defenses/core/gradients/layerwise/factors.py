@@ -34,8 +34,8 @@ class Squares:
         slack: bound on its rounding error, where that is more than a few last digits; float64.
     """
 
-    value: Float[Tensor, " rows"]
-    slack: Float[Tensor, " rows"]
+    value: Float[Tensor, " *rows"]
+    slack: Float[Tensor, " *rows"]
 
     @classmethod
     def exact(cls, value: Tensor) -> Squares:

@@ -47,6 +47,19 @@ def has_parameters(layer: nn.Module) -> bool:
     return type(layer) in KINDS and getattr(layer, "weight", None) is not None
 
 
+def settings_of(layers: list[nn.Module]) -> list[tuple[str, dict[str, str]]]:
+    """What decides what layers compute beside their parameters: not all of them say it, as what an average divides by.
+
+    Args:
+        layers: of one model.
+    """
+    return [
+        # Without the mode, by which none of these layers computes anything else.
+        (type(one).__name__, {k: repr(v) for k, v in vars(one).items() if not k.startswith("_") and k != "training"})
+        for one in layers
+    ]
+
+
 def gains(layers: list[nn.Module], device: torch.device) -> bool:
     """Whether a stack of such a chain is faster than training one model after another.
 

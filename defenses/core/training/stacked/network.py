@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from ...gradients.reference import Loss
 from ...plan.bound import Bound
 from ...plan.layout import Layout
-from .chain import chain, gains, has_parameters
+from .chain import chain, gains, has_parameters, settings_of
 from .layers import KINDS, Activations, StackedLayer
 from .not_together import NotTogether
 from .terms import Place, Term, norms_of
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
 """Memory for what is held and formed of examples at a time, by device; patches of images take most of it."""
+
+
+_TRIED = 5  # made-up examples on which a loss is tried
 
 
 class StackedNetwork:
@@ -43,9 +46,8 @@ class StackedNetwork:
         chains = [chain(model) for model in models]
         layers, self.loss = chains[0], loss
         self.layout = Layout.of(models[0])
-        # By what they say of themselves: functions differ in more than their number, as in a slope.
-        said = repr(layers)
-        if any(Layout.of(model) != self.layout for model in models) or any(repr(other) != said for other in chains):
+        first = settings_of(layers)
+        if any(Layout.of(m) != self.layout for m in models) or any(settings_of(other) != first for other in chains):
             raise NotTogether("models of a stack must have one architecture")
         if not (asked or gains(layers, device)):
             raise NotTogether(f"convolutions are not stacked where that is slower, as on the device {device.type}")
@@ -65,6 +67,7 @@ class StackedNetwork:
         if unknown := set(self.layout.names) - seen:
             raise NotTogether(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
         self._numbers: int | None = None
+        self._separate = False
 
     def clipped_sums(
         self,
@@ -89,7 +92,7 @@ class StackedNetwork:
         for models, some in self._chunks(at, pool, rows):
             chosen, mask = rows[models, some], None if kept is None else kept[models]
             terms = self._terms(at[models], pool[0][chosen], pool[1][chosen])
-            terms, norms = norms_of(terms, mask, at.dtype)
+            terms, norms = norms_of(terms, mask, at.dtype, bound)
             # A row that is not finite counts as zero, by itself, and so does one that only fills a batch up.
             finite = norms.isfinite()
             scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
@@ -112,10 +115,34 @@ class StackedNetwork:
                 layers.append(layer)
                 held.append(needed)
                 outputs.append(passing)
-            value = self.loss(passing.flatten(0, 1), labels.flatten()).sum()
+            found, of = passing.flatten(0, 1), labels.flatten()
+            self._refuse_mixing(found, of)
+            value = self.loss(found, of).sum()
         signals = torch.autograd.grad(value, outputs)
         found = (layer.terms(*each) for layer, *each in zip(layers, held, signals, strict=True))
         return [term for terms in found for term in terms]
+
+    def _refuse_mixing(self, like: Tensor, labels: Tensor) -> None:
+        """Refuses a loss by which examples of one batch show in each other's gradients; tried once, on made-up outputs.
+
+        Args:
+            like: outputs of the shape, dtype and device of the made-up ones.
+            labels: of a batch, of which some are taken.
+
+        Raises:
+            NotTogether: the gradient of an example depends on who is beside it.
+        """
+        if self._separate:
+            return
+        coins = torch.Generator().manual_seed(0)
+        outputs = torch.randn(_TRIED, *like.shape[1:], generator=coins).to(like).requires_grad_()
+        some = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
+        together = self.loss(outputs, some).sum()
+        alone = torch.stack([self.loss(outputs[i : i + 1], some[i : i + 1]).sum() for i in range(_TRIED)]).sum()
+        found = [torch.autograd.grad(value, outputs)[0] for value in (together, alone)]
+        if not torch.allclose(*found, rtol=1e-4, atol=1e-6):
+            raise NotTogether("a stack must have a loss of each example by itself, got one that mixes them")
+        self._separate = True
 
     def _chunks(
         self, at: Tensor, pool: tuple[Tensor, Tensor], rows: Int[Tensor, "models rows"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -19,6 +19,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...gradients.layerwise.cost import Shape, Strategy, cheapest, estimates
+from ...gradients.layerwise.factors import Squares, gram_squares
+from ...plan.bound import Bound
+
+_TRUSTED = 1e-3
+"""Relative error of a squared norm up to which it is trusted."""
+_SMALL = 1e-20
+"""Squared norms below this may have lost squares that are no numbers of float32."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Term(Protocol):
         """Largest number of entries of the tensors that are held or formed for one model, example by example."""
         ...
 
-    def squares(self, kept: Float[Tensor, "models dim"] | None) -> Tensor:
+    def squares(self, kept: Float[Tensor, "models dim"] | None) -> Squares:
         """Squared norms [models, rows] of what a mask leaves; of all where there is none."""
         ...
 
@@ -79,7 +86,7 @@ class Term(Protocol):
         ...
 
     def double(self) -> Term:
-        """The same in float64, in which no square of a float32 overflows."""
+        """The same in float64, in which no square of a float32 overflows or vanishes."""
         ...
 
 
@@ -97,14 +104,14 @@ class OneProduct:
         """What is held, and squares of it."""
         return 2 * (self.inputs[0].numel() + self.signals[0].numel())
 
-    def squares(self, kept: Tensor | None) -> Tensor:
+    def squares(self, kept: Tensor | None) -> Squares:
         """Without forming a gradient, masked or not."""
         energy = self.signals.square()
         if kept is None:
-            return energy.sum(-1).double() * (self.inputs.square().sum(-1) + (self.bias is not None))
+            return Squares.exact(energy.sum(-1).double() * (self.inputs.square().sum(-1) + (self.bias is not None)))
         mask = kept.to(energy.dtype)
         found = (energy.bmm(self.weight.of(mask)) * self.inputs.square()).sum(-1)
-        return found if self.bias is None else found + energy.bmm(self.bias.of(mask)[..., None])[..., 0]
+        return Squares.exact(found if self.bias is None else found + energy.bmm(self.bias.of(mask)[..., None])[..., 0])
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
         """One product over each model's batch."""
@@ -158,19 +165,20 @@ class ProductSum:
         formed = 2 * max(shape.row, shape.groups * shape.positions**2 if self._by_positions else 0)
         return self.inputs.shape[2] * (2 * shape.stored + formed)
 
-    def squares(self, kept: Tensor | None) -> Tensor:
+    def squares(self, kept: Tensor | None) -> Squares:
         """By gradients, or by inner products; of all groups."""
         if kept is None and self._by_positions:
-            # |sum_p s_p x_pᵀ|² = sum_pq <x_p, x_q> <s_p, s_q>, whose terms may cancel to less than nothing.
-            products = (self.inputs @ self.inputs.mT).mul_(self.signals @ self.signals.mT)
-            return products.sum((-1, -2)).sum(1).double().clamp(min=0)
+            products, others = (one.flatten(0, 2) @ one.flatten(0, 2).mT for one in (self.inputs, self.signals))
+            by_group = gram_squares(products, others)
+            shape = self.inputs.shape[:3]
+            return Squares(by_group.value.view(shape).sum(1), by_group.slack.view(shape).sum(1))
         gradients = self._gradients
         if kept is not None:
             gradients = gradients * self.weight.read(kept).to(gradients.dtype)[:, :, None]
         found = gradients.square().sum((-1, -2)).sum(1).double()
         if not self._worth_keeping:
             del self._gradients
-        return found
+        return Squares.exact(found)
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
         """From the gradients where they were kept, else one product over all positions of each model's batch."""
@@ -210,10 +218,10 @@ class FormedRows:
         """What is held, and its square."""
         return 2 * self.values[0].numel()
 
-    def squares(self, kept: Tensor | None) -> Tensor:
+    def squares(self, kept: Tensor | None) -> Squares:
         """In one pass."""
         values = self.values if kept is None else self.values * self.place.of(kept).to(self.values.dtype)[:, None]
-        return values.square().sum(-1).double()
+        return Squares.exact(values.square().sum(-1))
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
         """One product with the factors."""
@@ -229,7 +237,7 @@ class FormedRows:
 
 
 def norms_of(
-    terms: Sequence[Term], kept: Tensor | None, dtype: torch.dtype
+    terms: Sequence[Term], kept: Tensor | None, dtype: torch.dtype, bound: Bound
 ) -> tuple[Sequence[Term], Float[Tensor, "models rows"]]:
     """Norms of examples' gradients in float64, infinite or NaN where one is not finite, and terms with zeros there.
 
@@ -237,18 +245,40 @@ def norms_of(
         terms: of all parameters.
         kept: the mask of each model, if there are any.
         dtype: of the gradients; what is larger than its numbers is not finite.
+        bound: on what the mask leaves; where norms change nothing of its factors they may be as rounded as they are.
     """
-    norms = _squares(terms, kept).sqrt()
-    if bool(norms.isfinite().all()):
-        return terms, norms
-    # Squares overflow where gradients do not.
-    norms = _squares([term.double() for term in terms], kept).sqrt()
-    norms = norms.masked_fill(norms > torch.finfo(dtype).max, math.inf)
+    found = _squares(terms, kept)
+    if not bool(_doubtful(found, dtype, bound).any()):
+        return terms, found.value.sqrt()
+    wide = [term.double() for term in terms]
+    norms = _squares(wide, kept).value.sqrt()
+    # Of whole rows: one that is not finite counts as zero, whatever a mask leaves of it.
+    whole = norms if kept is None else _squares(wide, None).value.sqrt()
+    norms = norms.masked_fill(whole > torch.finfo(dtype).max, math.inf)
     return [term.without(~norms.isfinite()) for term in terms], norms
 
 
-def _squares(terms: Sequence[Term], kept: Tensor | None) -> Tensor:
-    found = terms[0].squares(kept).double()
+def _squares(terms: Sequence[Term], kept: Tensor | None) -> Squares:
+    found = terms[0].squares(kept)
     for term in terms[1:]:
         found = found + term.squares(kept)
     return found
+
+
+def _doubtful(squares: Squares, dtype: torch.dtype, bound: Bound) -> Bool[Tensor, "models rows"]:
+    """Examples whose norm is not finite, or may be wrong by so much that its factor is."""
+    value, slack = squares.value, squares.slack
+    infinite = ~value.isfinite()
+    if dtype == torch.float64 or bound.kind == "unbounded":
+        return infinite
+    # Inner products that cancel; below the clip norm the factor is 1 whatever the norm is.
+    rounded = slack > _TRUSTED * value
+    if bound.kind == "clip":
+        rounded &= value + slack >= bound.norm**2
+    return infinite | rounded | (value < _SMALL if _tells_short_rows_apart(bound) else False)
+
+
+@cache
+def _tells_short_rows_apart(bound: Bound) -> bool:
+    shortest, short = bound.factors(torch.tensor([0.0, _SMALL**0.5], dtype=torch.float64)).tolist()
+    return not math.isclose(shortest, short, rel_tol=_TRUSTED)

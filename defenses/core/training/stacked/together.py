@@ -23,17 +23,20 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from ...gradients.full_precision import full_precision
+from ...gradients.full_precision import full_precision, refuse_autocast
 from ...plan.codec import Coordinates
 from ...plan.defense import Context, Defense, NoisyPlan, State, Stateless, StepPlan
 from ...plan.post import identity
-from ...privacy.keys import key_from, keyed
+from ...privacy.keys import global_coins, key_from, keyed, seed_from
 from ..average import ParameterAverage
 from ..sampling import Sampling
 from ..settings import Recipe
+from ..step import posted
 from .network import StackedNetwork
 from .not_together import NotTogether
 from .shared_plan import SharedPlan, masks
+
+_AT_START = -1  # stands for a step's number where no step is under way
 
 
 def train_together(
@@ -69,7 +72,8 @@ def train_together(
 
     Raises:
         NotTogether: another architecture or recipe, or a plan that a stack does not execute, found when it is made.
-        ValueError: numbers of models, seeds and keys that do not fit, or a method that reads public data.
+        ValueError: numbers of models, seeds and keys that do not fit, a method that reads public data, or
+            `torch.autocast`.
     """
     given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
     if not models or len(set(given.values())) > 1:
@@ -78,6 +82,7 @@ def train_together(
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
         raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
     inputs = pool[0]
+    refuse_autocast(inputs.device)
     stack = StackedNetwork(models, recipe.loss, inputs.device, asked=even_if_slower)
     members = chosen.to(inputs.device)
     count = members.shape[1]
@@ -109,10 +114,13 @@ def train_together(
     for step in range(steps):
         before = parameters.detach().clone()
         plans = [run.planned(defense, step, at) for run, at in zip(runs, before, strict=True)]
-        for at, plan in zip(before, plans, strict=True):
-            if plan.start_at is not None:
-                at.copy_(plan.start_at)
-        parameters.data.copy_(before)
+        if any(plan.start_at is not None for plan in plans):
+            # Another tensor: a method may keep the parameters that it was shown.
+            starts = (
+                at if plan.start_at is None else plan.start_at.to(at) for at, plan in zip(before, plans, strict=True)
+            )
+            before = torch.stack(list(starts))
+            parameters.data.copy_(before)
         shared = SharedPlan.of(plans, defense.calibrated_multiplier, before, shared)
         rows, there = drawn(sampling, step, members, sampler_keys)
         with full_precision():
@@ -166,24 +174,32 @@ class _StackedRun:
     state: State
     context: Context
     update: Tensor | None = None
+    coins: Sequence[Tensor] = ()
 
     @classmethod
     def begin(cls, defense: Defense, context: Context) -> _StackedRun:
-        return cls(defense.start(context), context)
+        with global_coins(seed_from(context.seed, "layers", _AT_START), context.device):
+            return cls(defense.start(context), context)
 
     def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
-        self.context = self.context.at(step, parameters=parameters, update=self.update)
-        self.state, plan = defense.plan(self.state, self.context)
+        self.context = context = self.context.at(step, parameters=parameters, update=self.update)
+        with global_coins(seed_from(context.seed, "layers", step), context.device) as self.coins:
+            self.state, plan = defense.plan(self.state, context)
         if plan.start_at is not None:
             self.context = self.context.at(step, parameters=plan.start_at.to(parameters).clone())
         return plan
 
     def observed(self, defense: Defense, plan: StepPlan, total: Tensor, update: Tensor) -> None:
         """Post-processes the update in place, and lets the method see what was released."""
-        if plan.post is not identity:
-            update.copy_(plan.post(update))
         self.update = update
-        if getattr(type(defense.method), "observe", None) is not Stateless.observe:
-            codec = plan.blocks[0].codec
-            noisy = total[codec.kept.to(total.device)] if isinstance(codec, Coordinates) else total.clone()
-            self.state = defense.observe(self.state, self.context, (noisy,), update)
+        observes = getattr(type(defense.method), "observe", None) is not Stateless.observe
+        if plan.post is identity and not observes:
+            return
+        # They go on where the plan left them, as of a model that is trained alone.
+        with global_coins(self.coins, self.context.device):
+            if plan.post is not identity:
+                update.copy_(posted(plan.post, update))
+            if observes:
+                codec = plan.blocks[0].codec
+                noisy = total[codec.kept.to(total.device)] if isinstance(codec, Coordinates) else total.clone()
+                self.state = defense.observe(self.state, self.context, (noisy,), update)

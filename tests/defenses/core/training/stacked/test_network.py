@@ -19,6 +19,7 @@ from defenses.core import (
     Sampling,
     clip,
     cross_entropy,
+    normalize,
     seeded,
     shuffle,
     train,
@@ -218,6 +219,25 @@ def test_each_model_is_the_one_that_training_alone_gives(one, name, settings):
     assert float((found[0] - start).norm()) > 0.1
     # Adam divides by what the last digits are of.
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bound", [clip(1e-3), normalize(1e-3, regulariser=0.01)])
+def test_norms_of_inner_products_that_cancel_are_those_of_the_gradients(bound):
+    """Two positions that see nearly the same, and are counted against each other: 1e-8 is left of a squared norm."""
+    coins, size = torch.Generator().manual_seed(0), 128
+    model = nn.Sequential(nn.Linear(size, size, bias=False), nn.Flatten(), nn.Linear(2 * size, 2, bias=False))
+    with torch.no_grad():
+        model.get_parameter("0.weight").copy_(torch.randn(size, size, generator=coins) * 1e-4)
+        against = 3 * torch.randn(2, size, generator=coins)
+        model.get_parameter("2.weight").copy_(torch.cat([against, -against], dim=1))
+    first = torch.randn(12, 1, size, generator=coins)
+    inputs = torch.cat([first, first + 1e-4 * torch.randn(12, 1, size, generator=coins)], dim=1)
+    pool, rows, there = (inputs, torch.arange(12) % 2), torch.arange(12)[None], torch.ones(1, 12).bool()
+    stack = stack_of([model])
+    sums = stack.clipped_sums(stack.parameters, pool, rows, there, bound, None)
+    model.double()
+    wanted = expected([model], bound, None, (inputs.double(), pool[1]), rows, there)
+    assert float((sums - wanted).norm() / wanted.norm()) < 0.02
 
 
 class Largest(TorchDispatchMode):

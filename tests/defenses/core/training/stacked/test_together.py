@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 import defenses
 from defenses.core import (
+    Block,
+    Context,
+    Coordinates,
     CropAndFlip,
     Defense,
+    Everything,
     NotTogether,
     Recipe,
     Sampling,
+    Stateless,
+    StepPlan,
+    clip,
+    cross_entropy,
     poisson,
     seeded,
     shuffle,
@@ -55,7 +63,7 @@ def stacked(one: Defense, *, steps: int = 12, build=network, models: int = MODEL
     stack = [build(number) for number in range(models)]
     train_together(
         stack,
-        POOL,
+        more.pop("pool", POOL),
         more.pop("chosen", CHOSEN),
         one,
         sampling=more.pop("sampling", shuffle(0.25)),
@@ -77,11 +85,11 @@ def both(one: Defense, *, steps: int = 12, build=network, **more) -> tuple[torch
     """Parameters of models trained alone and together [models, dim]."""
     # First, because a refusal is what some tests are about.
     together = vectors(stacked(one, steps=steps, build=build, **more))
-    alone = [build(number) for number in range(MODELS)]
+    alone, pool = [build(number) for number in range(MODELS)], more.get("pool", POOL)
     for number, (model, chosen) in enumerate(zip(alone, CHOSEN, strict=True)):
         train(
             model,
-            (POOL[0][chosen], POOL[1][chosen]),
+            (pool[0][chosen], pool[1][chosen]),
             one,
             sampling=more.get("sampling", shuffle(0.25)),
             steps=steps,
@@ -202,6 +210,127 @@ def test_a_row_that_is_not_finite_counts_as_zero_by_itself():
     torch.testing.assert_close(ends[0], ends[1])
 
 
+@pytest.mark.parametrize("name", ["auto_v", "dp_sgd"])
+def test_rows_so_short_that_their_squares_vanish_are_bounded_by_their_norm(name):
+    """A model that is very sure of its labels: gradients of 1e-26, which AUTO-V scales to the clip norm."""
+
+    def sure(_: int) -> nn.Module:
+        model = nn.Sequential(nn.Linear(5, 5, bias=False))
+        with torch.no_grad():
+            model.get_parameter("0.weight").copy_(60 * torch.eye(5))
+        return model
+
+    pool = (torch.eye(5).repeat(12, 1), torch.arange(5).repeat(12))
+    one, moved = defense(name, clip_norm=0.5 if name == "auto_v" else 1e-26), []
+    for alone in (True, False):
+        model, full = sure(0), Sampling("full", 1.0)
+        if alone:
+            train(model, pool, one, sampling=full, steps=1, lr=1.0, noise=seeded(0), seed=1, sampler_key=2)
+        else:
+            train_together(
+                [model], pool, torch.arange(60)[None], one, sampling=full, steps=1, lr=1.0, noise=torch.Generator(),
+                seeds=[1], sampler_keys=[2],
+            )  # fmt: skip
+        moved.append(model.get_parameter("0.weight").detach() - 60 * torch.eye(5))
+    torch.testing.assert_close(moved[1], moved[0], rtol=1e-4, atol=0.0)
+    assert name != "auto_v" or float(moved[1].norm()) > 0.1
+
+
+def test_a_row_that_is_not_finite_where_a_mask_drops_it_counts_as_zero():
+    class SecondLayer(Stateless):
+        def plan(self, context: Context) -> StepPlan:
+            return StepPlan(Block(codec=Coordinates(torch.arange(96, context.dim), dim=context.dim), bound=clip(0.5)))
+
+    def build(seed: int) -> nn.Module:
+        model = network(seed, nn.Identity(), bias=False)
+        with torch.no_grad():
+            model.get_parameter("1.weight")[:, 0] = 0.0
+            model.get_parameter("3.weight").mul_(1e20)
+        return model
+
+    inputs = POOL[0].clone()
+    inputs[CHOSEN[0][:3], 0, 0, 0] = 1e20
+    (alone, *_), (together, *_) = both(
+        Defense(SecondLayer(), 0.0), build=build, steps=1, sampling=Sampling("full", 1.0), pool=(inputs, POOL[1])
+    )
+    assert alone.isfinite().all()
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+class FromWhereItBegan:
+    """Puts the model to zero before the first step, and moves it by the parameters that it had in its first plan."""
+
+    def start(self, context: Context) -> None:
+        return None
+
+    def plan(self, state: Tensor | None, context: Context) -> tuple[Tensor | None, StepPlan]:
+        at = context.parameters
+        assert at is not None
+        began = at if state is None else state
+        block = Block(codec=Everything(context.dim), bound=clip(0.5))
+        start_at = torch.zeros_like(at) if state is None else None
+        return began, StepPlan(block, start_at=start_at, post=lambda update: update - began)
+
+    def observe(self, state: Tensor, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Tensor:
+        return state
+
+
+def test_a_method_may_keep_the_parameters_that_it_is_shown_though_it_starts_elsewhere():
+    alone, together = both(Defense(FromWhereItBegan(), 0.0), steps=3)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+class GlobalCoins:
+    """Draws from PyTorch's global generator for its plan, its map after the noise, and what it remembers."""
+
+    def start(self, context: Context) -> float:
+        return 1.0
+
+    def plan(self, state: float, context: Context) -> tuple[float, StepPlan]:
+        kept = Coordinates(torch.randperm(context.dim)[:40], dim=context.dim)
+        return state, StepPlan(
+            Block(codec=kept, bound=clip(0.5 * state)), post=lambda update: update * torch.rand(len(update))
+        )
+
+    def observe(self, state: float, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> float:
+        # The same bound for all models of a stack, by a draw that all of them make, and leave the others' as they are.
+        torch.rand(3)
+        return state
+
+
+def test_a_method_that_draws_from_the_global_generator_gets_the_coins_of_its_model():
+    alone, together = both(Defense(GlobalCoins(), 0.0), steps=3)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_what_training_refuses_a_stack_refuses():
+    class OneNumber(Stateless):
+        def plan(self, context: Context) -> StepPlan:
+            return StepPlan(Block(codec=Everything(context.dim), bound=clip(0.5)), post=lambda update: update.mean())
+
+    with pytest.raises(ValueError, match=r"as long as it was given, \[149\], got \[\]"):
+        stacked(Defense(OneNumber(), 0.0))
+    with torch.autocast("cpu"), pytest.raises(ValueError, match="in full precision, got"):
+        stacked(defense("dp_sgd"))
+
+
+def beside_the_others(outputs: Tensor, labels: Tensor) -> Tensor:
+    losses = cross_entropy(outputs, labels)
+    return losses * losses.detach().mean()
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), beside_the_others])
+def test_a_loss_by_which_examples_show_in_each_others_gradients_is_refused(loss):
+    with pytest.raises(NotTogether, match="a loss of each example by itself, got one that mixes them"):
+        stacked(defense("dp_sgd"), recipe=Recipe(loss=loss))
+
+
+def test_a_loss_of_ones_own_that_takes_each_example_by_itself_is_taken():
+    recipe = Recipe(loss=lambda outputs, labels: (outputs[:, 0] - labels.float()).square())
+    alone, together = both(defense("dp_sgd", clip_norm=0.5), recipe=recipe)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
 def images(layer: nn.Module) -> nn.Module:
     return nn.Sequential(layer, nn.Flatten(), nn.Linear(4, 5))
 
@@ -305,6 +434,9 @@ def hooked_at_a_gradient(_: int) -> nn.Module:
         (lambda seed: network(seed, nn.Dropout(0.5)), "got Dropout"),
         (lambda seed: network(seed, *[nn.Tanh()] * (1 + seed), bias=seed == 0), "one architecture"),
         (lambda seed: network(seed, nn.LeakyReLU(0.1 * (1 + seed))), "one architecture"),
+        # Which do not say so themselves.
+        (lambda seed: images(nn.AvgPool2d(2, padding=1, count_include_pad=seed == 0)), "one architecture"),
+        (lambda seed: images(nn.AvgPool2d(2, divisor_override=1 + seed)), "one architecture"),
         (hooked, "without hooks"),
         (hooked_as_a_whole, "without hooks"),
         (tied, "parameters of their own, got shared ones"),
