@@ -16,7 +16,6 @@ hide what a function closes over; the function behind the remainder is the only 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -377,28 +376,6 @@ def participation(sampling: Sampling) -> Participation:
         return "known"
     # Poisson alone flips a coin for each record and step; batches of a fixed size, or dealt over an epoch, do not.
     return "independent" if sampling.kind == "poisson" else "dependent"
-
-
-def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float]:
-    """How the noise in a run's releases compares with the noise that its plans claim.
-
-    Args:
-        view: of a run whose releases all carry noise.
-        steps: the steps, or releases beside them, to look at together.
-
-    Returns:
-        The standard deviation found over the one claimed, and a z-score, negative for too little noise: the sum of
-        (noise / std)^2 over all coordinates is chi-square, of which the cube root is normal to a good approximation
-        also where a release has few coordinates (Wilson & Hilferty, 1931).
-    """
-    energy, degrees = 0.0, 0
-    for step in steps:
-        seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
-        noise = view.noise(step)
-        energy += float((noise.double() / seen.noise_std.double()).square().sum())
-        degrees += noise.numel()
-    variance = 2 / (9 * degrees)
-    return math.sqrt(energy / degrees), (math.cbrt(energy / degrees) - (1 - variance)) / math.sqrt(variance)
 
 
 def every_step(view: RunView) -> SeenTranscript:

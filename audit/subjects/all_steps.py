@@ -75,8 +75,12 @@ def in_lockstep(steps: Iterable[Step], readers: Sequence[Callable[[Iterable[Step
         thread.start()
     for thread in threads:
         thread.join()
-    for error in pace.failed.values():
-        raise error
+    if pace.failed:
+        first, *others = pace.failed.values()
+        for error in others:
+            if error is not first:  # where the steps themselves fail, all readers get the one error
+                first.add_note(f"another reader failed, too: {type(error).__name__}: {error}")
+        raise first
     return [pace.found[number] for number in range(len(readers))]
 
 

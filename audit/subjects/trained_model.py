@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from ..catalog import methods as catalog
-from ..observe import RunView, logits_of, noise_found
+from ..observe import RunView, logits_of
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
 from ..scoring.utility import losses, score_utility
 from .canaries import canaries
 from .membership import membership
+from .noise_check import noise_found
 from .outcome import Finding, Outcome, column, finite_claim
 from .trained_run import TrainedRun, watched
 
@@ -127,6 +128,7 @@ class TrainedModel:
         )
         transcript, looked_at = model.run.transcript, watched(model.sampling[1])
         # A transcript for attacks on every step holds more than these; to look at all would cost a second training.
+        # By how their flags end.
         found = {"": noise_found(view, [step for step in transcript.steps if step.step in looked_at])}
         # Each by itself: among the coordinates of all those steps too little noise in one release would not show.
         found |= {f"_in_one_off_{number}": noise_found(view, [one]) for number, one in enumerate(transcript.one_offs)}

@@ -15,10 +15,11 @@ from attacks.core import Examples, Knows, Observation, Requirements, granted
 from attacks.core.requires import Access
 from attacks.likelihood_ratio import likelihood_ratio
 from audit.catalog import methods as catalog
-from audit.observe import RunView, World, black_box, every_step, noise_found, observe, white_box
+from audit.observe import RunView, World, black_box, every_step, observe, white_box
 from audit.scoring.truth import GroundTruth
 from audit.subjects import left_over
 from audit.subjects.candidates import Candidates
+from audit.subjects.noise_check import noise_found
 from audit.subjects.observed import Observed
 from audit.subjects.outcome import join
 from defenses.core import (

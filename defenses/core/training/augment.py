@@ -66,6 +66,16 @@ def draws_at_start(coins: int) -> int:
     return seed_from(coins, "draws at the start")
 
 
+def global_draws(coins: int, step: int | None) -> int:
+    """The public seed of PyTorch's global generators, from which a method may draw.
+
+    Args:
+        coins: key of a run's public randomness.
+        step: number of the step; None for the start of a run.
+    """
+    return seed_from(coins, "layers", -1 if step is None else step)
+
+
 Views = Callable[[Tensor, Tensor], Tensor]
 """(inputs [n, ...], targets [n]) -> their views [views, n, ...] in one step."""
 

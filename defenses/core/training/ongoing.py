@@ -30,12 +30,12 @@ from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared
-from ..privacy.keys import key_from, seed_from
+from ..privacy.keys import global_coins, key_from, seed_from
 from ..privacy.ledger import Ledger
 from ..privacy.noise import Noise
 from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
-from .augment import draws, draws_at_start
+from .augment import draws, draws_at_start, global_draws
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors
 from .run import Run
@@ -46,7 +46,6 @@ from .step import Account, Stepper
 from .transcript import Step
 
 _AT_ONCE = 64  # examples in a pass over all data for their features
-_AT_START = -1  # stands for a step's number where no step is under way
 
 _OTHERWISE = (
     "a run that is taken once more must be the same bit for bit, got other numbers at {}: the device, or the method, "
@@ -193,7 +192,7 @@ class OngoingRun:
             # Drawn inside, so that the plan exists before anybody can know the batch.
             return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
 
-        with _global_coins(self.coins, step, self.device):
+        with global_coins(global_draws(self.coins, step), self.device):
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
             # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
@@ -333,7 +332,7 @@ class OngoingRun:
     def _first(self) -> int:
         path = self.settings.recording.checkpoint
         if path is None or not path.exists():
-            with _global_coins(self.coins, _AT_START, self.device):
+            with global_coins(global_draws(self.coins, None), self.device):
                 self._release_statistics()
                 self.stepper.start()
             return 0
@@ -410,18 +409,6 @@ class OngoingRun:
             last=last,
             augmentation=self.settings.recipe.augmentation,
         )
-
-
-@contextmanager
-def _global_coins(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Seeds PyTorch's global generators for one step, or the start, so that what a method draws from them recurs."""
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        number = seed_from(seed, "layers", step)
-        torch.default_generator.manual_seed(number)
-        if on_gpu:
-            torch.cuda.manual_seed(number)
-        yield
 
 
 def _to(state: State, device: torch.device) -> State:

@@ -92,6 +92,21 @@ def test_a_reader_that_fails_fails_all_and_leaves_nobody_waiting():
         in_lockstep(Counted(), [numbers, failing, numbers])
 
 
+def test_of_readers_that_fail_the_first_is_raised_and_says_what_the_others_did():
+    def failing(sentence):
+        def read(steps):
+            next(iter(steps))
+            raise KeyError(sentence)
+
+        return read
+
+    with pytest.raises(KeyError) as caught:
+        in_lockstep(Counted(), [failing("mine"), failing("yours")])
+    # Which of the two wakes first after a step is the system's choice.
+    other = {"mine": "yours", "yours": "mine"}[caught.value.args[0]]
+    assert caught.value.__notes__ == [f"another reader failed, too: KeyError: '{other}'"]
+
+
 def test_a_source_that_fails_is_an_error_of_every_reader():
     def source():
         yield from Counted(1)

@@ -27,7 +27,8 @@ from ...gradients.full_precision import full_precision, refuse_autocast
 from ...plan.codec import Coordinates
 from ...plan.defense import Context, Defense, NoisyPlan, State, Stateless, StepPlan
 from ...plan.post import identity
-from ...privacy.keys import global_coins, key_from, keyed, seed_from
+from ...privacy.keys import global_coins, key_from, keyed
+from ..augment import global_draws
 from ..average import ParameterAverage
 from ..sampling import Sampling
 from ..settings import Recipe
@@ -35,8 +36,6 @@ from ..step import posted
 from .network import StackedNetwork
 from .not_together import NotTogether
 from .shared_plan import SharedPlan, masks
-
-_AT_START = -1  # stands for a step's number where no step is under way
 
 
 def train_together(
@@ -178,12 +177,12 @@ class _StackedRun:
 
     @classmethod
     def begin(cls, defense: Defense, context: Context) -> _StackedRun:
-        with global_coins(seed_from(context.seed, "layers", _AT_START), context.device):
+        with global_coins(global_draws(context.seed, None), context.device):
             return cls(defense.start(context), context)
 
     def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
         self.context = context = self.context.at(step, parameters=parameters, update=self.update)
-        with global_coins(seed_from(context.seed, "layers", step), context.device) as self.coins:
+        with global_coins(global_draws(context.seed, step), context.device) as self.coins:
             self.state, plan = defense.plan(self.state, context)
         if plan.start_at is not None:
             self.context = self.context.at(step, parameters=plan.start_at.to(parameters).clone())
