@@ -79,7 +79,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     with stepping.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
         # Without noise there is nothing to cancel: a remainder shows who took part by itself.
-        noisy = model.run.noise != "none" or any(seen.noise_multiplier > 0 for seen in model.run.transcript.one_offs)
+        steps_noisy = model.defense[0].calibrated_multiplier > 0
+        noisy = steps_noisy or any(seen.noise_multiplier > 0 for seen in model.run.transcript.one_offs)
         if Knows.OTHERS in knows and noisy:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
@@ -138,7 +139,7 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     if model.shift.found:
         flags.append("distribution_shift")
     # Who does not know the others of a batch reads nobody off a sum, with noise or without.
-    noiseless = row.reads in ("last step", "every step") and model.run.noise == "none"
+    noiseless = row.reads in ("last step", "every step") and model.defense[0].calibrated_multiplier == 0
     if row.reads in ("beside the steps", "every step"):
         noiseless |= any(seen.noise_multiplier == 0 for seen in model.run.transcript.one_offs)
     if noiseless and Knows.OTHERS in knows:

@@ -8,6 +8,9 @@ left. Halves are drawn by the digest of the splits, for candidates in the order 
 nothing of who is a member of the target: the digest is in every record, and with it the place of a candidate can be
 read off the models that were trained on it.
 
+Canaries are in no model of a bank: whoever trains one does not know them, and a target that has some is trained on
+these records more.
+
 A target is no model of its bank. Where one of a balanced set is taken for the target, the others give its members away:
 who is in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
 """
@@ -80,6 +83,7 @@ class ShadowStack:
         splits = load_splits(self.request, device)
         asked = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
         public = examples_of(splits.public, device)
+        seen = viewed(asked.inputs, self.views)  # refused for inputs that are no images, before anything is trained
         halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
         others = _others(splits, asked, device)
         size = len(splits.private)
@@ -89,7 +93,6 @@ class ShadowStack:
             rest = len(asked) + order[: max(0, size - int(half.sum()))]
             members.append(torch.cat([half.nonzero()[:, 0], rest]))
         models = self._trained(join(asked, others), members, public, splits)
-        seen = viewed(asked.inputs, self.views)
         answers = [logits_of(model, seen.flatten(0, 1)).unflatten(0, seen.shape[:2]) for model in models]
         none = public.inputs.new_zeros(0, splits.classes)
         population = [logits_of(model, public.inputs) if len(public) else none for model in models]

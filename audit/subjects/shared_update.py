@@ -110,7 +110,7 @@ class SharedUpdates:
             },
             claim=finite_claim(claim),
             noise_multiplier=calibrated if noisy else 0.0,
-            noise=noise.kind if noisy and calibrated > 0 else "none",
+            noise=last.noise,
             engine=last.engine,
             flags=flags,
             arrays=arrays,

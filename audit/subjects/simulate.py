@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class Shared:
         truth: what it does not.
         ledger: the releases that the shared batch took part in, charged without sampling: it is known to be there.
         engine: how the clipped sums were computed.
-        noise: which kind of noise was drawn; `none` when the multiplier is 0.
+        noise: which kind of noise was drawn; `none` where no release had any.
         public_used: whether the defense read public examples.
         remarks: of the plans executed, each once, and flags for parts that are not this library's (`unverified_...`).
         unverified: a sentence for each of these flags.
@@ -67,7 +67,7 @@ class Shared:
     truth: GroundTruth
     ledger: Ledger
     engine: str
-    noise: str = "none"
+    noise: Literal["none", "seeded", "os", "secure"] = "none"
     public_used: bool = False
     remarks: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
@@ -300,7 +300,7 @@ class _Client:
             ),
             self.account.ledger,
             self.runner.name,
-            noise=self.noise.kind if self.sigma > 0 else "none",
+            noise=self.account.drew(self.noise, self.sigma),
             public_used=self.public is not None and self.public.used,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from audit.subjects.simulate import simulate_share
 from defenses.core import Context, full, poisson, predict, train
 from defenses.dp_snip import dp_snip
+from defenses.snip import snip
 
 from . import duties
 
@@ -47,6 +49,18 @@ def test_the_mask_is_charged_in_the_ledger_of_the_steps():
     assert ledger.claim(1e-5).epsilon == pytest.approx(alone, rel=2e-3)
     run = duties.trained(defense)
     assert run.ledger.entries[0].one_off and run.ledger.entries[0].sampling == full()
+
+
+def test_noise_in_the_mask_alone_is_noise_of_the_run_and_an_assumption_of_its_claim():
+    noisy = duties.trained(dp_snip(mask_noise_multiplier=8.0, noise_multiplier=0.0))
+    assert noisy.noise == "seeded" and any("follows from a seed" in one for one in noisy.claim(1e-5).assumes)
+    assert duties.trained(snip(noise_multiplier=0.0)).noise == "none"
+    inputs, labels = duties.DATA
+    model, both = duties.network(), []
+    for defense in (dp_snip(mask_noise_multiplier=8.0, noise_multiplier=0.0), snip(noise_multiplier=0.0)):
+        shared = simulate_share(model, inputs[:4], labels[:4], defense, noise=duties.seeded(0))
+        both.append(shared.noise)
+    assert both == ["seeded", "none"]
 
 
 def test_with_little_noise_it_keeps_the_weights_that_the_loss_depends_on():

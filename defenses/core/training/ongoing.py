@@ -157,10 +157,7 @@ class OngoingRun:
                 f"and limits, got {recording}"
             )
         # Of releases of their own too, whose noise may be all that there is: they are made again before the first step.
-        noisy = self.sigma > 0 or any(one.noise_multiplier is not None for one in run.ledger.entries)
-        # The ledger has no multiplier for noise on contributions of any size, which proves nothing but is drawn, too.
-        noisy = noisy or any(one.noise_multiplier > 0 for one in run.transcript.one_offs)
-        if noisy and self.settings.noise.kind != "seeded":
+        if run.noise != "none" and self.settings.noise.kind != "seeded":
             raise ValueError(
                 f"noise must be seeded for steps to be taken once more, got {self.settings.noise.kind}: nobody can "
                 "draw it again; take fewer steps, or a smaller model, so that all of them can be kept"
@@ -401,7 +398,7 @@ class OngoingRun:
             seed=self.coins,
             sampler_key=self.key,
             engine=self.runner.name,
-            noise=self.settings.noise.kind if self.sigma > 0 else "none",
+            noise=self.account.drew(self.settings.noise, self.sigma, self.transcript.one_offs),
             public_used=self._public_used,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),

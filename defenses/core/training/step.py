@@ -9,9 +9,9 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..plan.codec import Coordinates
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.post import Post
 from ..privacy.ledger import Ledger
+from ..privacy.noise import Noise, NoiseSource
 from ..privacy.verified import unverified
 from .sampling import Sampling, poisson
 from .transcript import Step
@@ -55,6 +56,21 @@ class Account:
         """Records one executed plan, with arguments as for `Ledger.record`."""
         self.ledger.record(plan, step=step, one_off=one_off, trial=trial, sampling=sampling, exact=self.exact)
         self.remarks |= dict.fromkeys(plan.plan.remarks, "") | unverified(plan=plan.plan)
+
+    def drew(self, noise: Noise, multiplier: float, one_offs: Iterable[Step] = ()) -> NoiseSource | Literal["none"]:
+        """Kind of the noise that was drawn; "none" where no release had any.
+
+        A release beside the steps, or a step's trial, has noise of its own, also where the steps have none.
+
+        Args:
+            noise: where it came from, if any was.
+            multiplier: of the steps.
+            one_offs: releases beside the steps that were recorded. The ledger has no multiplier for noise on
+                contributions of any size, which proves nothing but is drawn, too.
+        """
+        own = any(entry.noise_multiplier is not None for entry in self.ledger.entries)
+        noisy = multiplier > 0 or own or any(one.noise_multiplier > 0 for one in one_offs)
+        return noise.kind if noisy else "none"
 
     def one_off(self, execute: Execute) -> Callable[[NoisyPlan, int], tuple[Tensor, ...]]:
         """What `Context.one_off` calls: executes a plan on all the data and charges it without sampling.

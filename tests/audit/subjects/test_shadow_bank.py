@@ -266,6 +266,16 @@ def test_impossible_banks_are_refused_before_anything_is_computed(suite_of, sett
         plan(suite_of(SUITE.replace("shadows = 4 }", settings + " }")))
 
 
+def test_views_of_what_is_no_image_are_refused_before_a_model_is_trained(suite_of, monkeypatch):
+    cell = cell_of(suite_of(SUITE.replace("shadows = 4 }", "shadows = 4, views = 2 }")))
+    pools = asked_pools(load_splits(stack_of(cell).request, CPU), 80, CPU)
+    flat = tuple(dataclasses.replace(pool, inputs=pool.inputs.flatten(1)) for pool in pools)
+    monkeypatch.setattr(shadow_bank, "asked_pools", lambda *_: flat)
+    monkeypatch.setattr(ShadowStack, "_trained", lambda *_: pytest.fail("models were trained"))
+    with pytest.raises(NotApplicable, match=r"views are of images .* got inputs of \[64\]"):
+        stack_of(cell)(CPU)
+
+
 @given(shape=st.lists(st.integers(0, 3), max_size=3), seed=st.integers(0, 9))
 def test_packed_tensors_come_back_bit_for_bit(shape, seed):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))

@@ -71,12 +71,14 @@ def train_together(
 
     Raises:
         NotTogether: another architecture or recipe, or a plan that a stack does not execute, found when it is made.
-        ValueError: numbers of models, seeds and keys that do not fit, a method that reads public data, or
-            `torch.autocast`.
+        ValueError: numbers of models, seeds and keys that do not fit, models without examples, a method that reads
+            public data, or `torch.autocast`.
     """
     given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
     if not models or len(set(given.values())) > 1:
         raise ValueError(f"there must be a seed, a key and examples for each model, got {given}")
+    if not chosen.shape[1]:
+        raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
     recipe = recipe or Recipe()
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
         raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")

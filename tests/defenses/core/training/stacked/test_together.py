@@ -467,6 +467,8 @@ def test_other_recipes_and_numbers_that_do_not_fit_are_refused():
         stacked(one, recipe=Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))
     with pytest.raises(ValueError, match="a seed, a key and examples for each model, got"):
         stacked(one, chosen=CHOSEN[:2])
+    with pytest.raises(ValueError, match=r"chosen must have an example for each model, got \[3, 0\]"):
+        stacked(one, chosen=CHOSEN[:, :0])
 
 
 def test_poisson_sampling_is_a_coin_of_each_record_in_each_step_and_each_model():
