@@ -18,6 +18,8 @@ from typing import NoReturn
 
 import typer
 
+from defenses.core import keep_freed_memory
+
 from .audit import audit
 from .cache import app as cache
 from .doctor import doctor
@@ -58,6 +60,7 @@ board.command("build")(build)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; every expected mistake is one sentence on stderr."""
+    keep_freed_memory()
     gc.freeze()  # what was imported is never garbage, and is not searched for any while more is imported
     if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding without ∞ shows ?, instead of losing the board
         sys.stdout.reconfigure(errors="replace")

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
+from defenses.core import keep_freed_memory
+
 from . import architectures, informed, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
 
 Benchmark = Literal[
@@ -72,6 +74,8 @@ def speed(
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    # As `leakbench` does: else what is measured depends on what the process has freed before.
+    keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     shared = {"device": device, "quick": quick, "rounds": rounds, "budget": budget, "memory": memory, "say": _say}

@@ -51,6 +51,7 @@ from .privacy.noise import Noise, from_generator, from_os, secure, seeded
 from .privacy.strategies import Banded, BandedInverse, Buffered, NoiseStrategy, StrategyRow, Tree
 from .privacy.verified import assumptions, unverified
 from .training.augment import Augmentation, CropAndFlip, RecordSchedule, Views
+from .training.heap import give_memory_back, keep_freed_memory
 from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
 from .training.ongoing import OngoingRun, TrainingSettings
 from .training.run import Run
@@ -178,7 +179,9 @@ __all__ = [
     "from_generator",
     "from_os",
     "full",
+    "give_memory_back",
     "group_norm_instead",
+    "keep_freed_memory",
     "keyed",
     "leading_directions",
     "logistic",

@@ -6,12 +6,10 @@ files that they were writing; a worker also ends with the process that started i
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from defenses.core import give_memory_back, keep_freed_memory
 
 from ...stepping import Listener, listen, told_to
 from ..graph import Graph, Item, Result
@@ -167,17 +167,8 @@ def _worked(work: Callable[[Item], Result], item: Item) -> Result:
         give_memory_back()
 
 
-def give_memory_back() -> None:
-    """Returns to the system what was freed, where the C library is GNU's, which keeps the gaps in its heap.
-
-    Twelve trainings on 10,000 digits leave a worker with twice the memory that it needs otherwise, and more with each.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # another C library has no such function
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 def _start_worker(words: Any) -> None:
+    keep_freed_memory()
     gc.freeze()  # as the command does, with what was imported
     if words is not None:
         listen(words.put)

@@ -1,0 +1,59 @@
+"""Freed memory: kept for the next step where it was asked for, given back on demand, left alone where others decide."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Six blocks of 10 MiB at a time, as the activations of a step; page faults of ten such steps, and of ten after a trim.
+STEPS = """
+import json, resource, sys
+import torch
+from defenses.core import give_memory_back, keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        blocks = [torch.ones(10 * 2**18) for _ in range(6)]
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+done = keep_freed_memory() if sys.argv[1] == "keep" else None
+faults()
+steady = faults()
+give_memory_back()
+print(json.dumps({"done": done, "steady": steady, "after": faults()}))
+"""
+PAGES = 6 * 10 * 2**20 // 4096  # of one step
+
+
+def measured(mode: str, **variables: str) -> dict:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", STEPS, mode], capture_output=True, text=True, check=True, env=clean | variables
+    )
+    return json.loads(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    found = measured("keep")
+    if not found["done"]:
+        pytest.skip("the C library is not GNU's")
+    return found
+
+
+def test_steps_after_the_first_touch_no_new_pages(kept):
+    assert measured("leave")["steady"] > 5 * PAGES
+    assert kept["steady"] < PAGES / 5
+
+
+def test_memory_is_given_back_on_demand(kept):
+    assert PAGES / 2 < kept["after"] < 2 * PAGES
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_limits_of_the_environment_are_left_alone(name):
+    assert measured("keep", **{name: "131072"})["done"] is False
