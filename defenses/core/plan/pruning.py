@@ -54,7 +54,8 @@ def drop_in_each(
             if there == stop - start:  # nothing is to be gathered
                 own[:] = ~_lowest(marks, count)
             else:
-                own[own.clone()] = ~_lowest(marks[own], count)
+                places = own.nonzero().flatten()  # once, and not at every look through a mask
+                own[places] = ~_lowest(marks[places], count)
     return kept
 
 

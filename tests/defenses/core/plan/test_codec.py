@@ -105,6 +105,15 @@ def test_kept_coordinates_are_released_in_order_and_the_others_are_exactly_zero(
     assert codec.decode(torch.tensor([10.0, 40.0, 70.0])).tolist() == [0, 10, 0, 0, 40, 0, 0, 70, 0]
 
 
+def test_coordinates_in_order_are_those_that_were_given_whatever_the_caller_writes_later():
+    given = torch.tensor([1, 4, 7])
+    codec = Coordinates(given, dim=9)
+    given[0] = 8
+    assert codec.kept.tolist() == [1, 4, 7]
+    with pytest.raises(RuntimeError, match="vector"):
+        Coordinates(given[None], dim=9)
+
+
 def test_float32_bases_stay_orthogonal_to_what_they_leave_over():
     subspace = Subspace.of(basis(2000, 30).float())
     rows = 1e3 * torch.randn(4, 2000, generator=torch.Generator().manual_seed(0))
