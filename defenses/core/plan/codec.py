@@ -127,7 +127,8 @@ class Coordinates:
 
 def _in_order(kept: Int[Tensor, " size"], dim: int) -> Int[Tensor, " distinct"]:
     """The coordinates in ascending order, in which columns are read, each once."""
-    if kept.dim() == 1 and bool((kept[1:] > kept[:-1]).all()):  # as a mask names them; a copy, because the caller may write into its own
+    if kept.dim() == 1 and bool((kept[1:] > kept[:-1]).all()):
+        # As a mask names them; a copy, because the caller may write into its own.
         return kept.clone()
     if 64 * kept.numel() < dim:
         return kept.unique()
