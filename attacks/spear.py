@@ -30,7 +30,8 @@ def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) ->
 
     Returns:
         As many inputs as the gradient has directions, labels, `certified`, and 1 - lambda as the objective. The status
-        is `degraded` if the draws were not enough, there is noise, or some input is no single example's.
+        is `degraded` if the draws were not enough, there is noise, some input is no single example's, or a convolution
+        passes over pixels.
 
     Raises:
         ValueError: draws is not positive.

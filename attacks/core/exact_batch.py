@@ -37,6 +37,12 @@ magnified by its inverse. Entries that a ReLU has off are known, and say nothing
 STRICT = 2048
 """Draws after which candidates of few zeros are looked at, too."""
 
+_NUDGE = 1e-3
+"""By how much of its length an input is moved to see whether its contribution depends on it."""
+
+_DEPENDS = 0.1
+"""Least relative change of a derivative, as a multiple of that of the input, by which copies are told from a mean."""
+
 _AT_ONCE = 2**22  # numbers of one block of candidates and of one block of swaps, 32 MiB each
 
 
@@ -98,8 +104,8 @@ def recovered_batch(
 
     Returns:
         As many inputs as the gradient has directions, with `certified`. `ok` where the contribution of each, recomputed
-        from it, is the one that was taken out of the sum: where lambda alone is 1, inputs may be mixtures, as of two
-        examples for which the same neurons are on.
+        from it, is the one that was taken out of the sum, and every pixel is in some patch: where lambda alone is 1,
+        inputs may be mixtures, as of two examples for which the same neurons are on.
 
     Raises:
         NotApplicable: no such layer, not enough of its gradient, or more patches than it has dimensions.
@@ -320,17 +326,34 @@ def _verdicts(
         better = off < error
         error, labels = torch.where(better, off, error), torch.where(better, label, labels)
         copies = times if copies is None else torch.where(better, times, copies)
-    whole = bool(known.in_columns.all()) and _covered(layer)
-    explains = (error <= math.sqrt(eps)) & known.found.exact
-    proved = explains & inside & whole
+    whole = bool(known.in_columns.all()) and bool(_covered(layer).all())
     counts = torch.ones_like(labels) if copies is None else copies.long()
+    explains = (error <= math.sqrt(eps)) & known.found.exact
+    if bool((explains & (counts > 1)).any()):
+        explains &= (counts == 1) | _told_from_others(target, layer, valid, labels)
+    proved = explains & inside & whole
     return proved, explains, labels, torch.where(proved, counts, 1)
 
 
-def _covered(layer: InputLayer) -> bool:
-    """Whether every pixel is in some patch: the update shows nothing of the others."""
+def _told_from_others(target: Observation, layer: InputLayer, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Whether the derivative by the layer's outputs depends on the input.
+
+    Where it does not, as under a saturated softmax, several inputs for which the same neurons are on have the sum of as
+    many copies of their mean.
+    """
+    away = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(inputs)
+    step = _NUDGE * inputs.flatten(1).norm(dim=1) / away.flatten(1).norm(dim=1)
+    nudged = inputs + away * step.view(-1, *[1] * (inputs.dim() - 1))
+    here, there = (layer.shown(target.contributions(some, labels))[1] for some in (inputs, nudged))
+    # A neuron that goes on or off between the two tells inputs apart that have others on, and no others.
+    both = (here != 0) & (there != 0)
+    return ((there - here) * both).norm(dim=1) > _DEPENDS * _NUDGE * here.norm(dim=1)
+
+
+def _covered(layer: InputLayer) -> Tensor:
+    """Which pixels are in some patch, bool of the layer's inputs [1, ...]: the update shows nothing of the others."""
     ones = torch.ones(1, *layer.shape, dtype=torch.float64)
-    return bool((images_of(layer, layer.unfolded(ones)) == 1).all())
+    return images_of(layer, layer.unfolded(ones)) == 1
 
 
 def _all_certified(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> bool:
@@ -354,7 +377,7 @@ def _result(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
         inputs=shown.repeat_interleave(copies, dim=0),
         labels=labels.repeat_interleave(copies),
         objective=1 - one.score,
-        status="ok" if complete and bool(explains.all()) else "degraded",
+        status="ok" if complete and bool(_covered(known.layer).all()) and bool(explains.all()) else "degraded",
         certified=proved.repeat_interleave(copies),
         determined=None if determined is None else determined.repeat_interleave(copies, dim=0),
     )

@@ -238,6 +238,24 @@ def test_mixtures_of_examples_for_which_the_same_neurons_are_on_are_told_though_
     assert result.status == "degraded" and result.certified is not None and not result.certified.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_mean_of_examples_is_not_taken_for_copies_where_the_loss_is_saturated(batch, dtype):
+    """Both are taken for another class for certain, and the same neurons are on: their sum is twice their mean's."""
+    update, shared = random_update(batch, width=200, inputs=100, seed=1, dtype=dtype)
+    assert update.structure is not None
+    values = update.structure().known_network().parameters
+    values["2.bias"][0] += 200
+    inputs, labels = shared.inputs.clone(), torch.tensor([1, 1, 2, 3])[:batch]
+    before = inputs[0] @ values["0.weight"].T + values["0.bias"]
+    values["0.bias"] += 0.4 * before.sign()
+    inputs[1] = inputs[0] + 0.1 * inputs[1]
+    update = replace(update, released=update.contributions(inputs, labels).sum(dim=0))
+    result = spear(update, toys.generator(1), draws=4096)
+    assert errors(result.inputs, inputs)[:2].min() > 1e-3
+    assert result.status == "degraded" and false_certificates(result, inputs) == 0
+
+
 def test_a_batch_as_large_as_the_layer_is_not_taken_apart():
     update, shared = random_update(60, width=60, inputs=50, seed=12)
     try:
@@ -407,6 +425,17 @@ def test_images_behind_a_convolution_are_put_together_from_their_patches():
     result = spear(layered(model, kinds, batch), toys.generator(1))
     assert errors(result.inputs, batch.inputs).max() < 1e-20
     assert len(result.inputs) == 2 and whole(result)
+
+
+@pytest.mark.parametrize("size", [9, 10])
+def test_pixels_that_are_in_no_patch_are_not_ok(size):
+    conv = nn.Conv2d(3, 120, 5, stride=3)
+    model = drawn(nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(120 * 4, 10)).double(), 17)
+    batch = uniform(2, 3, size, size, seed=17)
+    result = spear(layered(model, convolution(stride=3, padding=0)[1], batch), toys.generator(1))
+    seen = (..., slice(8), slice(8))
+    assert errors(result.inputs[seen], batch.inputs[seen]).max() < 1e-20 < errors(result.inputs, batch.inputs).min()
+    assert result.status == "degraded" and result.certified is not None and not result.certified.any()
 
 
 def test_patches_that_do_not_overlap_are_refused():
