@@ -81,13 +81,14 @@ def content_order(examples: Examples) -> Int[Tensor, " n"]:
     """Positions of examples in an order that tells nothing of where they are from: by a hash of input and label.
 
     Their own order does, because pools are joined members first, and so do their ids where a test set stands in for
-    non-members: it has the highest. Copies of one example come in the order of their ids.
+    non-members: it has the highest. Copies of one example come in the order of a hash of their ids, not of these.
     """
     inputs, labels, ids = (one.detach().cpu().numpy() for one in (examples.inputs, examples.labels, examples.ids))
-    marks = [
-        hashlib.sha256(x.tobytes() + y.tobytes()).digest() + int(name).to_bytes(8, "big", signed=True)
-        for x, y, name in zip(inputs, labels, ids, strict=True)
-    ]
+    marks = []
+    for x, y, name in zip(inputs, labels, ids, strict=True):
+        content = x.tobytes() + y.tobytes()
+        own = content + int(name).to_bytes(8, "big", signed=True)
+        marks.append(hashlib.sha256(content).digest() + hashlib.sha256(own).digest())
     return torch.tensor(sorted(range(len(marks)), key=marks.__getitem__), dtype=torch.int64, device=examples.ids.device)
 
 
