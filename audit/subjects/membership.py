@@ -24,7 +24,7 @@ from ..scoring import random_split
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from ..scoring.under_claim import beside_claim
-from .candidates import Candidates, asked_alone, refuse_comparison
+from .candidates import Candidates, asked_alone, content_order, refuse_comparison
 from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TrainedRun
@@ -85,8 +85,10 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
             chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)
+            # By places in the order of content: keys would tell places in the pools, where members come first.
+            place = content_order(examples).argsort()
             for alone in model.all_steps.read_by(
-                [partial(asked_about, pick(examples, one[None]), f"alone {one}") for one in chosen]
+                [partial(asked_about, pick(examples, one[None]), f"alone {int(place[one])}") for one in chosen]
             ):
                 refuse_comparison(asked.name, result, alone)
     truth = GroundTruth(members=members, candidates=examples.ids)

@@ -13,11 +13,13 @@ import torch
 
 from audit.plan.expand import plan
 from audit.plan.pretrain import starting_model
+from audit.plan.request import Request
 from audit.run.job import compute
 from audit.scoring import random_split
 from audit.scoring.allowed import gaussian_auc, largest_auc
 from audit.subjects import trained_run as trained
-from audit.subjects.outcome import Outcome
+from audit.subjects.candidates import Candidates, content_order
+from audit.subjects.outcome import Outcome, asked_pools, join
 from audit.subjects.trained_model import TrainedModel
 from audit.suite import suite as suites
 from benchmarks import data
@@ -311,6 +313,28 @@ def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_no
         else:
             violated, found = remarks(outcome)
             assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
+
+
+def test_who_is_asked_about_alone_gets_ids_that_follow_from_no_place_in_the_pools(suite_of, monkeypatch):
+    told: list[str] = []
+    alone: list[int] = []
+    seed_for, draw = Request.seed_for, Candidates.draw
+    monkeypatch.setattr(Request, "seed_for", lambda self, purpose: (told.append(purpose), seed_for(self, purpose))[1])
+
+    def drawn(examples, key):
+        alone.extend(examples.ids.tolist() if len(examples) == 1 else [])
+        return draw(examples, key)
+
+    monkeypatch.setattr(Candidates, "draw", drawn)
+    cells = plan(suite_of(SUITE)).cells
+    asked = ((one.request.attack and one.request.attack.name, one.request.defense.name) for one in cells)
+    cell = next(one for one, names in zip(cells, asked, strict=True) if names == ("likelihood_ratio", "dp_sgd"))
+    subject = TrainedModel((cell,), CPU)
+    subject.outcome(cell)
+    examples = join(*asked_pools(subject.model.splits, subject.model.request.training.candidates, CPU))
+    in_order = examples.ids[content_order(examples)].tolist()
+    places = [int(purpose.split()[1]) for purpose in told if re.fullmatch(r"alone \d+ .*", purpose)]
+    assert alone and sorted(places) == sorted(in_order.index(one) for one in alone)
 
 
 def test_less_noise_than_claimed_in_one_release_beside_the_steps_is_found_there(suite_of, monkeypatch):
