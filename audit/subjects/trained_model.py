@@ -133,7 +133,12 @@ class TrainedModel:
         # Each by itself: among the coordinates of all those steps too little noise in one release would not show.
         found |= {f"_in_one_off_{number}": noise_found(view, [one]) for number, one in enumerate(transcript.one_offs)}
         # Too much noise violates no claim; below, it is flagged all the same, because utility suffers from it.
-        violated = overspent or any(deviations < -NOISE_TOLERANCE for _, deviations in found.values())
+        patterned = [where for where, (_, _, pattern) in found.items() if pattern > NOISE_TOLERANCE]
+        violated = overspent or patterned or any(deviations < -NOISE_TOLERANCE for _, deviations, _ in found.values())
         flags = ["claim_violated"] if violated else []
-        wrong = {where: ratio for where, (ratio, deviations) in found.items() if abs(deviations) > NOISE_TOLERANCE}
+        flags += [f"dependent_noise{where}" for where in patterned]
+        # What is no number is no noise that was claimed.
+        wrong = {
+            where: ratio for where, (ratio, deviations, _) in found.items() if not abs(deviations) <= NOISE_TOLERANCE
+        }
         return [*flags, *(f"noise_{ratio:.2g}x_of_claimed{where}" for where, ratio in wrong.items())]

@@ -72,6 +72,8 @@ NUMBERED_FLAGS = {
     "unverified_": "a part of the run is none of leakbench's: that it does what the claim assumes of it is not checked",
     "rank_lowered_to_": "there were too few public examples for the rank asked for",
     "auxiliary_lowered_to_": "there were fewer public examples for a basis than asked for",
+    "dependent_noise": "the noise found in the releases has a mean, repeats, or agrees from one coordinate to the "
+    "next: who knows how takes it off",
     "noise_": "the noise found in the releases of the steps, or in the one beside them that is named, as a multiple "
     "of what was claimed",
 }

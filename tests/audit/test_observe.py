@@ -380,7 +380,7 @@ def test_contributions_are_of_the_views_that_a_step_drew_and_the_final_model_is_
             expected = drawn * seen.noise_std + (own if z in batch_of(seen.step) else 0)
             torch.testing.assert_close(seen.others_removed()[z].float(), expected, rtol=1e-4, atol=1e-5)
     assert took_part and not len(draws)
-    ratio, deviations = noise_found(view, run.transcript.steps)
+    ratio, deviations, _ = noise_found(view, run.transcript.steps)
     assert abs(deviations) < 5 and 0.5 < ratio < 1.5
     # Whoever takes the examples as they are finds something else, and would call it wrong noise.
     step = run.transcript.steps[0]

@@ -1,9 +1,10 @@
 """The z-score of a sum of squares; that wrong noise is found in runs is shown in test_trained_model.py."""
 
 import pytest
+import torch
 from scipy import stats
 
-from audit.subjects.noise_check import deviations
+from audit.subjects.noise_check import dependence, deviations
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 30, 1000, 10**6])
@@ -20,3 +21,19 @@ def test_honest_noise_is_called_too_much_about_as_often_as_a_normal_number_is_la
 def test_half_and_two_thirds_of_the_noise_lie_below_and_three_halves_above():
     assert deviations(0.25 * 300, 300) < -6 and deviations(1000 * 4 / 9, 1000) < -6 < 6 < deviations(2.25 * 300, 300)
     assert abs(deviations(300.0, 300)) < 0.1
+
+
+@pytest.mark.parametrize("size", [2, 3, 30])
+def test_scores_of_dependence_are_standard_normal_however_few_coordinates_there_are(size):
+    coins = torch.Generator().manual_seed(size)
+    drawn = torch.randn(2000, 2, size, generator=coins, dtype=torch.float64)
+    found = [dependence(noise, before) for noise, before in drawn]
+    for name in ("mean", "neighbors", "releases"):
+        assert stats.kstest([one[name] for one in found], "norm").pvalue > 1e-3
+
+
+def test_noise_that_is_a_constant_or_repeated_shows_though_its_size_is_right():
+    noise = torch.randn(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert dependence(torch.ones_like(noise), None)["mean"] > 6
+    assert dependence(noise, noise)["releases"] > 6 > abs(dependence(noise, None)["mean"])
+    assert dependence(noise.repeat_interleave(2), None)["neighbors"] > 6

@@ -315,6 +315,18 @@ def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_no
             assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
 
 
+@pytest.mark.parametrize("kind", ["constant", "repeated", "nan"])
+def test_noise_of_the_right_size_that_anybody_can_take_off_violates_the_claim(suite_of, monkeypatch, kind):
+    def added(self, sums, std):
+        drawn = torch.randn(len(sums), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return sums + std * {"constant": torch.ones_like(drawn), "repeated": drawn, "nan": drawn * math.nan}[kind]
+
+    monkeypatch.setattr(PhiloxNoise, "add", added)
+    flags = outcomes(suite_of(SUITE))[None].flags
+    said = ["diverged", "noise_nanx_of_claimed"] if kind == "nan" else ["claim_violated", "dependent_noise"]
+    assert flags == said
+
+
 def test_who_is_asked_about_alone_gets_ids_that_follow_from_no_place_in_the_pools(suite_of, monkeypatch):
     told: list[str] = []
     alone: list[int] = []
