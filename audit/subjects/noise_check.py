@@ -22,8 +22,9 @@ def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, flo
         steps: the steps, or releases beside them, to look at together.
 
     Returns:
-        The standard deviation found over the one claimed, a z-score, negative for too little noise, and the largest
-        z-score of what independent noise lacks: of its size, but known, it would protect nobody.
+        The standard deviation found over the one claimed (NaN where nothing was released), a z-score, negative for too
+        little noise, and the largest z-score of what independent noise lacks: of its size, but known, it would protect
+        nobody.
     """
     energy, degrees = 0.0, 0
     patterns: dict[str, list[float]] = {}
@@ -31,12 +32,16 @@ def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, flo
     for step in steps:
         seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
         noise = view.noise(step).double() / seen.noise_std.double()
+        if not noise.numel():  # a mask may keep nothing: nothing is released then
+            continue
         energy += float(noise.square().sum())
         degrees += noise.numel()
         correlated = step.plan is None or step.plan.plan.correlated is not None
         for name, score in dependence(noise, None if correlated else before).items():
             patterns.setdefault(name, []).append(score)
         before = noise
+    if not degrees:
+        return math.nan, 0.0, 0.0
     largest = max(abs(sum(scores)) / math.sqrt(len(scores)) for scores in patterns.values())
     return math.sqrt(energy / degrees), deviations(energy, degrees), largest
 
