@@ -8,8 +8,9 @@ An input is certified only if all of these hold, none of which the attacker need
 gradient beside so many directions is rounding; the input lies in the box of valid inputs; and the contribution that
 the defense would have made of this input, under one label, clip factor included, is the one that was taken out of the
 sum, up to rounding. The last compares hundreds of numbers with none left to choose, and holds or fails for each input
-by itself: another direction, another rank, noise, or two inputs taken for one change all of them. "Proved" is up to
-coincidence, as lambda = 1 is: of numbers that no other batch was seen to give, not of all batches that there could be.
+by itself: another direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1
+is: of numbers that no other batch was seen to give, not of all batches that there could be. An input whose contribution
+fits several times over is returned as often and never certified: its neighbours may have the same sum.
 """
 
 import math
@@ -298,7 +299,7 @@ def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
 def _verdicts(
     target: Observation, known: _KnownPart, inputs: Tensor, columns: Tensor, rows: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each input whether it is proved, and explains its part, its likeliest label, and its copies in the batch."""
+    """Of each input whether it is proved, whether it explains its part, its likeliest label, and how often it fits."""
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
@@ -309,7 +310,7 @@ def _verdicts(
          columns.sum(dim=1)[:, bias_seen[known.in_rows]]], dim=1,
     )  # fmt: skip
     size = ours.norm(dim=1).clamp(min=1e-300)
-    error, labels, copies = torch.full_like(size, math.inf), inputs.new_zeros(len(inputs)).long(), None
+    error, labels, copies = torch.full_like(size, math.inf), torch.zeros_like(size).long(), torch.ones_like(size)
     # A loop over classes bounds memory: a contribution is as long as the release.
     for label in range(target.classes):
         alone = target.contributions(valid, torch.full_like(labels, label))
@@ -319,12 +320,13 @@ def _verdicts(
         off = ((ours - times[:, None] * theirs).norm(dim=1) / size).nan_to_num(nan=math.inf)
         better = off < error
         error, labels = torch.where(better, off, error), torch.where(better, label, labels)
-        copies = times if copies is None else torch.where(better, times, copies)
+        copies = torch.where(better, times, copies)
     whole = bool(known.in_columns.all()) and _covered(layer)
-    explains = (error <= math.sqrt(eps)) & known.found.exact
-    proved = explains & inside & whole
-    counts = torch.ones_like(labels) if copies is None else copies.long()
-    return proved, explains, labels, torch.where(proved, counts, 1)
+    fits = (error <= math.sqrt(eps)) & known.found.exact
+    # Twice an input, or two inputs beside it for which the same neurons are on: where outputs hardly change between
+    # them, as where a network is sure of a wrong class, both have one sum.
+    explains = fits & (copies == 1)
+    return explains & inside & whole, explains, labels, torch.where(fits & inside & whole, copies.long(), 1)
 
 
 def _covered(layer: InputLayer) -> bool:
