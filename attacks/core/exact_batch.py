@@ -8,8 +8,9 @@ An input is certified only if all of these hold, none of which the attacker need
 gradient beside so many directions is rounding; the input lies in the box of valid inputs; and the contribution that
 the defense would have made of this input, under one label, clip factor included, is the one that was taken out of the
 sum, up to rounding. The last compares hundreds of numbers with none left to choose, and holds or fails for each input
-by itself: another direction, another rank, noise, or two inputs taken for one change all of them. "Proved" is up to
-coincidence, as lambda = 1 is: of numbers that no other batch was seen to give, not of all batches that there could be.
+by itself: another direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1
+is: of numbers that no other batch was seen to give, not of all batches that there could be. An input whose contribution
+fits several times over is returned as often and never certified: its neighbours may have the same sum.
 """
 
 import math
@@ -36,12 +37,6 @@ magnified by its inverse. Entries that a ReLU has off are known, and say nothing
 
 STRICT = 2048
 """Draws after which candidates of few zeros are looked at, too."""
-
-_NUDGE = 1e-3
-"""By how much of its length an input is moved to see whether its contribution depends on it."""
-
-_DEPENDS = 0.1
-"""Least relative change of a derivative, as a multiple of that of the input, by which copies are told from a mean."""
 
 _AT_ONCE = 2**22  # numbers of one block of candidates and of one block of swaps, 32 MiB each
 
@@ -304,7 +299,7 @@ def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
 def _verdicts(
     target: Observation, known: _KnownPart, inputs: Tensor, columns: Tensor, rows: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each input whether it is proved, and explains its part, its likeliest label, and its copies in the batch."""
+    """Of each input whether it is proved, whether it explains its part, its likeliest label, and how often it fits."""
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
@@ -315,7 +310,7 @@ def _verdicts(
          columns.sum(dim=1)[:, bias_seen[known.in_rows]]], dim=1,
     )  # fmt: skip
     size = ours.norm(dim=1).clamp(min=1e-300)
-    error, labels, copies = torch.full_like(size, math.inf), inputs.new_zeros(len(inputs)).long(), None
+    error, labels, copies = torch.full_like(size, math.inf), torch.zeros_like(size).long(), torch.ones_like(size)
     # A loop over classes bounds memory: a contribution is as long as the release.
     for label in range(target.classes):
         alone = target.contributions(valid, torch.full_like(labels, label))
@@ -325,35 +320,19 @@ def _verdicts(
         off = ((ours - times[:, None] * theirs).norm(dim=1) / size).nan_to_num(nan=math.inf)
         better = off < error
         error, labels = torch.where(better, off, error), torch.where(better, label, labels)
-        copies = times if copies is None else torch.where(better, times, copies)
-    whole = bool(known.in_columns.all()) and bool(_covered(layer).all())
-    counts = torch.ones_like(labels) if copies is None else copies.long()
-    explains = (error <= math.sqrt(eps)) & known.found.exact
-    if bool((explains & (counts > 1)).any()):
-        explains &= (counts == 1) | _told_from_others(target, layer, valid, labels)
-    proved = explains & inside & whole
-    return proved, explains, labels, torch.where(proved, counts, 1)
+        copies = torch.where(better, times, copies)
+    whole = bool(known.in_columns.all()) and _covered(layer)
+    fits = (error <= math.sqrt(eps)) & known.found.exact
+    # Twice an input, or two inputs beside it for which the same neurons are on: where outputs hardly change between
+    # them, as where a network is sure of a wrong class, both have one sum.
+    explains = fits & (copies == 1)
+    return explains & inside & whole, explains, labels, torch.where(fits & inside & whole, copies.long(), 1)
 
 
-def _told_from_others(target: Observation, layer: InputLayer, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Whether the derivative by the layer's outputs depends on the input.
-
-    Where it does not, as under a saturated softmax, several inputs for which the same neurons are on have the sum of as
-    many copies of their mean.
-    """
-    away = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(inputs)
-    step = _NUDGE * inputs.flatten(1).norm(dim=1) / away.flatten(1).norm(dim=1)
-    nudged = inputs + away * step.view(-1, *[1] * (inputs.dim() - 1))
-    here, there = (layer.shown(target.contributions(some, labels))[1] for some in (inputs, nudged))
-    # A neuron that goes on or off between the two tells inputs apart that have others on, and no others.
-    both = (here != 0) & (there != 0)
-    return ((there - here) * both).norm(dim=1) > _DEPENDS * _NUDGE * here.norm(dim=1)
-
-
-def _covered(layer: InputLayer) -> Tensor:
-    """Which pixels are in some patch, bool of the layer's inputs [1, ...]: the update shows nothing of the others."""
+def _covered(layer: InputLayer) -> bool:
+    """Whether every pixel is in some patch: the update shows nothing of the others."""
     ones = torch.ones(1, *layer.shape, dtype=torch.float64)
-    return images_of(layer, layer.unfolded(ones)) == 1
+    return bool((images_of(layer, layer.unfolded(ones)) == 1).all())
 
 
 def _all_certified(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> bool:
@@ -377,7 +356,7 @@ def _result(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
         inputs=shown.repeat_interleave(copies, dim=0),
         labels=labels.repeat_interleave(copies),
         objective=1 - one.score,
-        status="ok" if complete and bool(_covered(known.layer).all()) and bool(explains.all()) else "degraded",
+        status="ok" if complete and _covered(known.layer) and bool(explains.all()) else "degraded",
         certified=proved.repeat_interleave(copies),
         determined=None if determined is None else determined.repeat_interleave(copies, dim=0),
     )

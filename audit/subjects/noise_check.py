@@ -26,23 +26,35 @@ def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, flo
         little noise, and the largest z-score of what independent noise lacks: of its size, but known, it would protect
         nobody.
     """
+    return looked_over(_whitened(view, step) for step in steps)
+
+
+def _whitened(view: RunView, step: Step) -> tuple[Tensor, bool]:
+    seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
+    correlated = step.plan is None or step.plan.plan.correlated is not None
+    return view.noise(step).double() / seen.noise_std.double(), correlated
+
+
+def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple[float, float, float]:
+    """What `noise_found` returns, of noise over its standard deviation, and of whether it follows from that before."""
     energy, degrees = 0.0, 0
-    patterns: dict[str, list[float]] = {}
+    patterns: dict[tuple[str, bool], list[float]] = {}
     before: Float64[Tensor, " m"] | None = None
-    for step in steps:
-        seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
-        noise = view.noise(step).double() / seen.noise_std.double()
+    for noise, correlated in releases:
         if not noise.numel():  # a mask may keep nothing: nothing is released then
             continue
         energy += float(noise.square().sum())
         degrees += noise.numel()
-        correlated = step.plan is None or step.plan.plan.correlated is not None
         for name, score in dependence(noise, None if correlated else before).items():
-            patterns.setdefault(name, []).append(score)
+            patterns.setdefault((name, correlated), []).append(score)
         before = noise
     if not degrees:
         return math.nan, 0.0, 0.0
-    largest = max(abs(sum(scores)) / math.sqrt(len(scores)) for scores in patterns.values())
+    # A sum of scores of steps that follow from one another may spread as wide as their number, and not as its root.
+    largest = max(
+        abs(sum(scores)) / (len(scores) if correlated else math.sqrt(len(scores)))
+        for (_, correlated), scores in patterns.items()
+    )
     return math.sqrt(energy / degrees), deviations(energy, degrees), largest
 
 

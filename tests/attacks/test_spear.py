@@ -217,14 +217,32 @@ def test_an_input_that_is_in_the_batch_twice_is_found_and_counted():
     update, shared = random_update(4, width=200, inputs=100, seed=11)
     x, y = shared.inputs[[0, 1, 2, 2]], shared.labels[[0, 1, 2, 2]]
     result = spear(replace(update, released=update.simulate(x, y)), toys.generator(1))
-    assert errors(result.inputs, x).max() < 1e-20 and whole(result)
-    assert len(result.inputs) == 4
+    assert errors(result.inputs, x).max() < 1e-20 and len(result.inputs) == 4
+    # As a sum it might be that of two neighbours.
+    assert result.certified is not None and int(result.certified.sum()) == 2 and result.status == "degraded"
     # Under two labels it is in the sum once, by another gradient than that of either: found, and not proved.
     other = y.clone()
     other[3] = (y[3] + 1) % 10
     result = spear(replace(update, released=update.simulate(x, other)), toys.generator(1), draws=512)
     assert errors(result.inputs, x).max() < 1e-20
     assert result.certified is not None and int(result.certified.sum()) == 2
+
+
+@pytest.mark.parametrize(("sure", "spread"), [(1.0, 1e-4), (30.0, 0.02)])
+def test_neighbours_whose_sum_is_that_of_twice_their_mean_are_not_certified_as_it(sure, spread):
+    """Of two classes all columns point one way, and of a network that is sure they are equally long, too."""
+    update, shared = random_update(1, width=40, inputs=20, classes=2, seed=1)
+    assert update.structure is not None
+    values = update.structure().known_network().parameters
+    values["2.weight"].mul_(sure)
+    step = spread * torch.randn(20, generator=toys.generator(5), dtype=torch.float64)
+    inputs = torch.stack([shared.inputs[0] + step, shared.inputs[0] - step])
+    before = inputs @ values["0.weight"].T + values["0.bias"]
+    logits = before.relu() @ values["2.weight"].T + values["2.bias"]
+    assert torch.equal(before[0] > 0, before[1] > 0)
+    result = spear(replace(update, released=update.simulate(inputs, logits.argmin(dim=1))), toys.generator(1))
+    assert errors(result.inputs, shared.inputs).max() < 1e-12 and errors(result.inputs, inputs).min() > 1e-10
+    assert result.status == "degraded" and result.certified is not None and not result.certified.any()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
@@ -248,7 +266,7 @@ def test_a_mean_of_examples_is_not_taken_for_copies_where_the_loss_is_saturated(
     values["2.bias"][0] += 200
     inputs, labels = shared.inputs.clone(), torch.tensor([1, 1, 2, 3])[:batch]
     before = inputs[0] @ values["0.weight"].T + values["0.bias"]
-    values["0.bias"] += 0.4 * before.sign()
+    values["0.bias"].add_(0.4 * before.sign())
     inputs[1] = inputs[0] + 0.1 * inputs[1]
     update = replace(update, released=update.contributions(inputs, labels).sum(dim=0))
     result = spear(update, toys.generator(1), draws=4096)

@@ -1,10 +1,12 @@
 """The z-score of a sum of squares; that wrong noise is found in runs is shown in test_trained_model.py."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
 
-from audit.subjects.noise_check import dependence, deviations
+from audit.subjects.noise_check import dependence, deviations, looked_over
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 30, 1000, 10**6])
@@ -37,3 +39,21 @@ def test_noise_that_is_a_constant_or_repeated_shows_though_its_size_is_right():
     assert dependence(torch.ones_like(noise), None)["mean"] > 6
     assert dependence(noise, noise)["releases"] > 6 > abs(dependence(noise, None)["mean"])
     assert dependence(noise.repeat_interleave(2), None)["neighbors"] > 6
+
+
+def test_a_mask_that_keeps_nothing_is_no_noise_and_no_error(monkeypatch):
+    """Beside other steps it is passed over, and alone there is nothing to find."""
+    coins = torch.Generator().manual_seed(0)
+    drawn = [(torch.randn(n, generator=coins, dtype=torch.float64), False) for n in (0, 400, 0, 400)]
+    ratio, score, pattern = looked_over(drawn)
+    assert ratio == pytest.approx(1.0, abs=0.1) and abs(score) < 4 and pattern < 4
+    ratio, score, pattern = looked_over(drawn[:1])
+    assert math.isnan(ratio) and score == pattern == 0.0
+
+
+def test_repetition_shows_beyond_a_step_without_noise_and_not_where_noise_is_claimed_to_follow():
+    noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert looked_over([(noise, False), (noise[:0], False), (noise, False)])[2] > 6
+    assert looked_over([(noise, True), (noise, True)])[2] < 6
+    shifted = noise - noise.mean() + 4 / 200**0.5  # a mean of 4 deviations, the same in every step
+    assert looked_over([(shifted, True)] * 30)[2] == pytest.approx(4.0) and looked_over([(shifted, False)] * 30)[2] > 20
