@@ -151,7 +151,10 @@ class StackedNetwork:
         if self._numbers is None:
             # Of one example, whichever: only sizes are looked at.
             first = rows[:1, :1]
-            terms = self._terms(at[:1], pool[0][first], pool[1][first])
+            try:
+                terms = self._terms(at[:1], pool[0][first], pool[1][first])
+            except ValueError as error:  # as of a group norm of single numbers, which PyTorch refuses of one example
+                raise NotTogether(f"a stack must take an example by itself: {error}") from error
             self._numbers = sum(term.numbers for term in terms)
         models, count = rows.shape
         limit = CHUNK_BYTES.get(at.device.type, CHUNK_BYTES["cuda"])

@@ -26,6 +26,7 @@ from defenses.core import (
     normalize,
     unbounded,
 )
+from defenses.core.gradients.choose import choose
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
 from defenses.core.gradients.layerwise import blocks, convolution, linear
@@ -343,3 +344,20 @@ def test_signals_that_cancel_do_not_let_an_example_past_its_bound(way, monkeypat
     plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.0)))
     (found,) = Layerwise(model, loss, layout).sums(plan, inputs, torch.zeros(1))
     assert float(found.norm()) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("first", [(), (nn.Conv2d(1, 1, 1), nn.Tanh())])
+def test_a_strided_convolution_of_one_channel_to_one_column_is_right_in_float32(first):
+    """PyTorch's convolution reads other memory there if channels are last, and not in float64, in which checks are."""
+    coins = torch.Generator().manual_seed(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(*first, nn.Conv2d(1, 3, 2, stride=(1, 2)), nn.Tanh(), nn.Flatten(), nn.Linear(9, 3))
+    x, y = torch.randn(12, 1, 4, 3, generator=coins), torch.arange(12) % 3
+    layout = Layout.of(model)
+    plan = StepPlan(Block(codec=Everything(layout.dim), bound=clip(0.1)))
+    for name in ("auto", "layerwise"):
+        engine = choose(name, model, cross_entropy, layout, x, y).engine
+        (found,) = engine.sums(plan, x, y)
+        (wanted,) = choose("one_by_one", model, cross_entropy, layout, x, y).engine.sums(plan, x, y)
+        torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-6)
+        assert engine.name == "layerwise"

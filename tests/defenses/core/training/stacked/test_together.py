@@ -450,6 +450,12 @@ def test_other_models_are_refused(build, sentence):
         stacked(defense("dp_sgd"), build=build)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_group_norm_of_single_numbers_is_refused_as_pytorch_refuses_it_of_one_example(affine):
+    with pytest.raises(NotTogether, match="an example by itself: Expected more than 1 value per channel"):
+        stacked(defense("sgd"), build=lambda seed: network(seed, nn.GroupNorm(8, 8, affine=affine)))
+
+
 def test_a_hook_on_all_modules_is_refused():
     hook = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
     try:
