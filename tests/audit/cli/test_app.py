@@ -265,7 +265,7 @@ def test_a_claim_that_is_violated_is_code_1(command, monkeypatch):
     from audit.subjects import trained_model as trained
 
     write(ALONE)
-    monkeypatch.setattr(trained, "noise_found", lambda *_: (0.5, -100.0))
+    monkeypatch.setattr(trained, "noise_found", lambda *_: (0.5, -100.0, 0.0))
     code, out, _ = command("run", "toy.toml", "--jobs", 1)
     assert code == 1 and "violated" in out.lower()
 
