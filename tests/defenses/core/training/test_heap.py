@@ -46,7 +46,9 @@ def kept():
 
 
 def test_steps_after_the_first_touch_no_new_pages(kept):
-    assert measured("leave")["steady"] > 5 * PAGES
+    # At the limits that the library starts from: left alone, it moves them by what a process happens to free first.
+    start = {name: "131072" for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")}
+    assert measured("leave", **start)["steady"] > 5 * PAGES
     assert kept["steady"] < PAGES / 5
 
 
