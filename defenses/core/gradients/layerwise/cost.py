@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf, prod
 
 
 class Strategy(Enum):
@@ -31,19 +32,24 @@ class Speeds:
         whole: the vendor's weight gradient of a whole batch, flop/s.
         memory: bytes/s of copies and element-wise passes.
         stream: bytes/s of reading or writing in long runs.
+        grouped: the vendor's weight gradient with an example in each group, flop/s; None where it is not used.
     """
 
     batched: float
     whole: float
     memory: float
     stream: float
+    grouped: float | None = None
 
 
 # Measured on two cores of a server CPU with AVX2; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
 _SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9), "cuda": Speeds(60e12, 200e12, 3e12, 3e12)}
+# One core of a server CPU with AVX-512 (AMD Zen 5), of which MKL uses half and oneDNN all.
+_WIDE = Speeds(105e9, 250e9, 10e9, 20e9, grouped=220e9)
+_LANES = 16  # channels that a kernel of the vendor's works on at a time; four or fewer that enter are not filled up
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
-_ROOM = 3.0
+_ROOM = 5.0
 # Bytes of the Winograd factors of one image, beyond which they fit neither the cache nor a memory budget.
 _MOST_FACTORS = 16 * 2**20
 
@@ -63,6 +69,7 @@ class Shape:
         patched: whether patches have to be copied out of the input.
         stored: numbers of input and output, which are there anyway.
         tiles: of 2x2 positions, where Winograd's products can form a sum over the batch (`winograd.py`); else None.
+        by_groups: whether the vendor's kernel can make rows (`example_groups.py`).
     """
 
     positions: int
@@ -75,6 +82,7 @@ class Shape:
     kernel: tuple[int, int] = (1, 1)
     patched: bool = True
     tiles: int | None = None
+    by_groups: bool = False
 
     @property
     def row(self) -> int:
@@ -88,6 +96,11 @@ def cheapest(shape: Shape, device: str) -> Strategy:
     return min(costs, key=lambda way: costs[way])
 
 
+def made_by_groups(shape: Shape, device: str) -> bool:
+    """Whether rows are made by the vendor's kernel for groups rather than from patches."""
+    return _by_groups(shape, device) < _by_patches(shape, device)
+
+
 def summed_by_tiles(shape: Shape, device: str) -> bool:
     """Whether the weighted sum over a batch comes from tiles rather than from the vendor's kernel."""
     if device != "cpu" or shape.tiles is None:
@@ -96,25 +109,48 @@ def summed_by_tiles(shape: Shape, device: str) -> bool:
     return fits and _by_tiles(shape, device) < _by_vendor(shape, device)
 
 
+def _speeds(shape: Shape, device: str) -> Speeds:
+    return _WIDE if shape.by_groups else _SPEEDS.get(device, _SPEEDS["cuda"])
+
+
+def _by_patches(s: Shape, device: str) -> float:
+    # Factors 2: a multiply and an add of every product, a read and a write of every copy.
+    speed = _speeds(s, device)
+    return 2 * s.positions * s.row / speed.batched + _copied(s, speed)
+
+
+def _copied(s: Shape, speed: Speeds) -> float:
+    return 2 * _BYTES * s.groups * s.positions * s.inputs / speed.memory if s.patched else 0.0
+
+
+def _by_groups(s: Shape, device: str) -> float:
+    speed = _speeds(s, device)
+    if speed.grouped is None:
+        return inf
+    entering = s.channels if s.channels <= 4 else -(-s.channels // _LANES) * _LANES
+    leaving = -(-s.outputs // _LANES) * _LANES
+    products = 2 * s.positions * prod(s.kernel) * entering * leaving / speed.grouped
+    # What goes in is laid out anew, and so are the rows.
+    return products + 2 * _BYTES * (s.stored + s.row) / speed.memory
+
+
 def _by_tiles(s: Shape, device: str) -> float:
-    speed, tiles = _SPEEDS.get(device, _SPEEDS["cuda"]), s.tiles or 0
+    speed, tiles = _speeds(s, device), s.tiles or 0
     factors = 2 * _BYTES * 16 * tiles * (s.channels + s.outputs) / speed.memory
     return 2 * 16 * tiles * s.channels * s.outputs / speed.batched + factors
 
 
 def _by_vendor(s: Shape, device: str) -> float:
-    speed = _SPEEDS.get(device, _SPEEDS["cuda"])
+    speed = _speeds(s, device)
     scaled = 2 * _BYTES * s.groups * s.positions * s.outputs / speed.memory
     return 2 * s.positions * s.row / speed.whole + scaled
 
 
 def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     """Seconds per example of each way that applies, up to a common factor."""
-    speed = _SPEEDS.get(device, _SPEEDS["cuda"])
+    speed = _speeds(shape, device)
     s, squared = shape, shape.positions**2
-    # Factors 2: a multiply and an add of every product, a read and a write of every copy.
-    copied = 2 * _BYTES * s.groups * s.positions * s.inputs / speed.memory if s.patched else 0.0
-    made = 2 * s.positions * s.row / speed.batched + copied
+    made = min(_by_patches(s, device), _by_groups(s, device))
     # A sum that is made anew rounds anew, and how much is found by a pass over what it is made from.
     vouched = 2 * _BYTES * s.stored / speed.stream
     redone = vouched + (_by_tiles if summed_by_tiles(s, device) else _by_vendor)(s, device)
@@ -126,7 +162,7 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     elementwise = 3 * _BYTES * s.groups * squared / speed.memory
     # Quadratic in positions: 90 times as fast as rows at 4x4 and 512 channels, 4 times as slow at 16x16 and 64.
     products = 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
-    costs[Strategy.GRAM] = copied + products + elementwise + redone
+    costs[Strategy.GRAM] = _copied(s, speed) + products + elementwise + redone
     if s.pixels is not None:
         # Short strided runs: the shorter a line of the output, the dearer each copied number.
         line = max(1.0, s.positions**0.5)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..engines.interface import Unsupported
-from .convolution import Convolution, Geometry
+from .convolution import Convolution
 from .factors import FactoredGradient, GradientRows, Lookup
+from .geometry import Geometry
 from .linear import Outer, OuterSum
 from .recorder import Use
 

@@ -29,7 +29,7 @@ from defenses.core import (
 from defenses.core.gradients.choose import choose
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise import blocks, convolution, linear
+from defenses.core.gradients.layerwise import blocks, convolution, linear, patches
 from defenses.core.gradients.layerwise.cost import Strategy, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.core.plan import codec, query
@@ -191,7 +191,7 @@ def test_both_layouts_give_the_same_rows(name):
 
 
 def test_many_positions_are_unfolded_by_columns_and_give_the_same(monkeypatch):
-    monkeypatch.setattr(convolution, "_MANY_POSITIONS", 1)
+    monkeypatch.setattr(patches, "_MANY_POSITIONS", 1)
     for name in (n for n in KNOWN if "conv" in n):
         made = problem(name)
         assert_same_rows(engine_of(made).rows(made.inputs, made.targets), by_loop(made))

@@ -9,9 +9,10 @@ from defenses.core import clip
 from defenses.core.gradients.layerwise import convolution
 from defenses.core.gradients.layerwise import winograd as tiles
 from defenses.core.gradients.layerwise.blocks import _doubtful
-from defenses.core.gradients.layerwise.convolution import Convolution, Geometry
+from defenses.core.gradients.layerwise.convolution import Convolution
 from defenses.core.gradients.layerwise.cost import Shape, Strategy, summed_by_tiles
 from defenses.core.gradients.layerwise.factors import Squares
+from defenses.core.gradients.layerwise.geometry import Geometry
 
 
 def piece(images, entering, leaving, size, *, padding=(1, 1, 1, 1), views=1, dtype=torch.float64, seed=0):

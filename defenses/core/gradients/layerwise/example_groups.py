@@ -1,0 +1,152 @@
+"""Rows of a convolution by the vendor's kernel: examples side by side are the groups of one convolution.
+
+The weight gradient of a convolution with groups holds one block for each group. With one example's channels as a group
+the blocks are the per-example gradients (Rochette, Manoel & Tramel, "Efficient Per-Example Gradient Computations in
+Convolutional Neural Networks", 2019). No patch is copied, and oneDNN's kernels use all of AVX-512, where MKL's products
+on AMD use half: 1.5 to 3 times the speed of `patches.py` there. It takes memory in which examples lie innermost but for
+their channels, a few at a time: strides of a whole batch would miss the cache.
+
+Guarantee:
+    An example's row is made of its own numbers, whatever its neighbours hold. PyTorch's kernels for channels-last
+    float32 have had bugs that the engine's check, which is in float64, cannot see: so each geometry is tried first, on
+    made-up images next to one that is NaN, against the products of patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from .factors import BasisPiece, products_with
+from .geometry import Geometry
+from .patches import PatchProducts, images_of
+
+# What a group's inputs, derivatives and rows may take: twice the second level of cache of a server's core.
+_CHUNK_BYTES = 9 * 2**18
+_TOLERANCE = 1e-4  # of a row's length: what is off by less is rounding
+
+
+class ExampleGroups:
+    """Makes rows in the order of channels-last memory, [leaving, height, width, entering] of the weight.
+
+    Attributes:
+        scratch: numbers that exist for a while for each row that is made.
+    """
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "images channels height width"],
+        signals: Float[Tensor, "images out rows columns"],
+        geometry: Geometry,
+        views: int,
+    ) -> None:
+        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example."""
+        self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
+        self.size = torch.Size(geometry.weight_shape).numel()
+        self.scratch = views * (inputs[0].numel() + signals[0].numel() + 2 * self.size)
+
+    def parts(self, *, wide: bool = False) -> Iterator[slice]:
+        """Slices of examples that are worked on at a time, of nearly the same size each."""
+        examples, each = len(self.signals) // self.views, self.scratch * self.signals.element_size()
+        count = -(-examples * each // _CHUNK_BYTES)
+        step = max(1, -(-examples // max(1, count)))
+        for start in range(0, examples, step):
+            yield slice(start, min(start + step, examples))
+
+    def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
+        """The gradients of some examples; into `out` if given."""
+        g, (inputs, signals) = self.geometry, images_of((self.inputs, self.signals), which, self.views)
+        top, bottom, left, right = g.padding
+        # conv2d pads both sides of a dimension alike; "same" with an even kernel does not.
+        if top == bottom and left == right:
+            padding = (top, left)
+        else:
+            inputs, padding = F.pad(inputs, (left, right, top, bottom)), (0, 0)
+        images = len(inputs)
+        # Not `torch.nn.grad.conv2d_weight`: it stands one number in for the weight, which is then laid out in full.
+        weight = inputs.new_empty(images * g.channels[1], *g.kernel, g.weight_shape[1]).permute(0, 3, 1, 2)
+        _, found, _ = torch.ops.aten.convolution_backward(
+            _side_by_side(signals), _side_by_side(inputs), weight, None, g.stride, padding, g.dilation,
+            False, (0, 0), images * g.groups, (False, True, False),
+        )  # fmt: skip
+        # As the kernel leaves them, channels last: a view.
+        rows = found.permute(0, 2, 3, 1).reshape(images, self.size)
+        if self.views > 1:
+            rows = rows.unflatten(0, (-1, self.views)).sum(dim=1)
+        return rows if out is None else out.copy_(rows)
+
+    def rows(self, which: slice | Tensor) -> Float[Tensor, "some size"]:
+        """The gradients of some examples, in the weight's own order."""
+        made = self.made(which).unflatten(1, self._made_shape)
+        return made.permute(0, 1, 4, 2, 3).flatten(1)
+
+    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
+        """Numbers of the weight with the channels that enter last: they are brought there, not every row back."""
+        return values.view(self.geometry.weight_shape).permute(0, 2, 3, 1).flatten()
+
+    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
+        """Numbers of a row as it was made, as the weight has them."""
+        return values.view(self._made_shape).permute(0, 3, 1, 2)
+
+    def ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> BasisPiece:
+        """A piece of a basis in the order of rows, filled up with zeros to whole channels that leave."""
+        entering, *kernel = self.geometry.weight_shape[1:]
+        patch, stop = entering * prod(kernel), start + len(basis)
+        first, last = start // patch, -(-stop // patch)
+        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
+        turned = F.pad(basis.T, (start - first * patch, last * patch - stop))
+        made = turned.unflatten(1, (last - first, entering, *kernel)).permute(0, 1, 3, 4, 2)
+        return first * patch, made.reshape(len(made), -1).T
+
+    def along(self, made: Float[Tensor, "some size"], bases: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
+        """Inner products of rows that were made with bases that were ordered."""
+        return products_with(made, bases)
+
+    @property
+    def _made_shape(self) -> tuple[int, int, int, int]:
+        leaving, entering, height, width = self.geometry.weight_shape
+        return leaving, height, width, entering
+
+
+def usable(inputs: Tensor, geometry: Geometry) -> bool:
+    """Whether the vendor's kernels are the fast ones here: float32 on a CPU with AVX-512, one group of channels."""
+    return (
+        inputs.device.type == "cpu"
+        and inputs.dtype == torch.float32
+        and geometry.groups == 1
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+    )
+
+
+@lru_cache(maxsize=256)
+def right(geometry: Geometry, inputs: tuple[int, int], signals: tuple[int, int]) -> bool:
+    """Whether rows are those of patches, in float32 and next to an image that is NaN.
+
+    Args:
+        geometry: of the layer.
+        inputs: height and width.
+        signals: rows and columns.
+    """
+    coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
+    x = torch.randn(3, entering, *inputs, generator=coins)
+    s = torch.randn(3, leaving, *signals, generator=coins)
+    expected = PatchProducts(x.double(), s.double(), geometry, 1).rows(slice(None))[::2]
+    x[1], s[1] = torch.nan, torch.nan
+    found = ExampleGroups(x, s, geometry, 1).rows(slice(None))[::2].double()
+    off, length = ((v.square().sum(dim=1)).sqrt() for v in (found - expected, expected))
+    return bool((off <= _TOLERANCE * length).all())
+
+
+def _side_by_side(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "1 channels h w"]:
+    """All images' channels as those of one image, channels last in memory."""
+    count, channels, high, wide = images.shape
+    lying = images.permute(2, 3, 0, 1).contiguous().view(1, high, wide, count * channels)
+    return lying.permute(0, 3, 1, 2)

@@ -1,0 +1,34 @@
+"""Settings of a convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IntPair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A two-dimensional convolution's settings; those of one dimension have height 1.
+
+    Attributes:
+        channels: of input and output.
+        kernel: height and width.
+        stride: of the kernel.
+        dilation: of the kernel.
+        padding: (top, bottom, left, right), zeros.
+        groups: of channels.
+    """
+
+    channels: IntPair
+    kernel: IntPair
+    stride: IntPair
+    dilation: IntPair
+    padding: tuple[int, int, int, int]
+    groups: int
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the weight."""
+        entering, leaving = self.channels
+        return leaving, entering // self.groups, *self.kernel
