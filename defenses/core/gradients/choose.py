@@ -29,7 +29,7 @@ from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
 from .model_checks import Findings, Refused, try_passes
 from .record_draws import entries, record_keys, words
-from .reference import Loss, function_of
+from .reference import Loss, ModelFunction
 
 AUTO = "auto"
 # Relative to the largest entry of the sum. Wrong layers are wrong in the first digits; deep ones differ by 1e-13.
@@ -351,7 +351,7 @@ class _Trial:
         leaves = [layer for layer in self._model.modules() if not [*layer.children()]]
         handles = [layer.register_forward_hook(add) for layer in leaves]
         with torch.no_grad():
-            function_of(self._model)({}, x)
+            ModelFunction(self._model)({}, x)
         for handle in handles:
             handle.remove()
         return (total + x.numel()) // len(x)

@@ -192,6 +192,9 @@ class Engine:
         self.name = self._asked = engine
         self.unverified = ""
         self._expected_batch = expected_batch
+        # Looked up once: to walk through a model takes longer than a pass through a small one.
+        self._modules = tuple(model.modules())
+        self._first = next(p for p in model.parameters() if p.requires_grad)
         self._checked: dict[object, ChosenEngine] = {}
 
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
@@ -209,7 +212,7 @@ class Engine:
         """
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
         # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode.
-        kind = (exact, *shapes, *(module.training for module in self.model.modules()))
+        kind = (exact, *shapes, *(module.training for module in self._modules))
         if kind not in self._checked:
             self._checked[kind] = choose(
                 "one_by_one" if exact else self._asked,
@@ -272,7 +275,7 @@ class Engine:
                 "a sum is exact only where every example is worked on by itself"
             )
         choice, augmentation = self.prepare(inputs, targets, exact=exact), self.augmentation
-        like = next(p for p in self.model.parameters() if p.requires_grad).detach()
+        like = self._first.detach()
         views = 1 if augmentation is None else augmentation.views
         keys = self._entry_keys(choice, inputs, targets, views, coins)
         drawn = None
@@ -315,7 +318,7 @@ class Engine:
             targets: as many.
             views: of each example.
         """
-        like = next(p for p in self.model.parameters() if p.requires_grad).detach()
+        like = self._first.detach()
         with full_precision():
             answers = [engine.sums(plan, x, y, views=views) for engine, x, y in self._entries(inputs, targets, views)]
         return totals(plan, answers, like.device)
@@ -335,7 +338,7 @@ class Engine:
         Returns:
             A pair [examples] in float64 for each block: private.
         """
-        like = next(p for p in self.model.parameters() if p.requires_grad).detach()
+        like = self._first.detach()
         along, none = [d.to(like) for d in directions], like.new_zeros(0, dtype=torch.float64)
         with full_precision():
             answers = [
@@ -396,5 +399,5 @@ class Engine:
         """What is known of the run's batches."""
         # An engine is handed entries: every view of an example is one.
         views = 1 if self.augmentation is None else self.augmentation.views
-        budget = reused(self.memory_budget, next(iter(self.model.parameters())), self.layout.dim)
+        budget = reused(self.memory_budget, self._first, self.layout.dim)
         return Batches(self._expected_batch, views, self.microbatch, budget)

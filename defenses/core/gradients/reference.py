@@ -8,11 +8,12 @@ refused in `normalisation.py`, before any row is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from ..plan.layout import Layout
 from .record_draws import current_keys, entries, one_pass
@@ -61,7 +62,7 @@ def per_example_gradients(
     Returns:
         One row per example, in the parameters' dtype.
     """
-    outputs_at = function_of(model)
+    outputs_at = ModelFunction(model)
     # PyTorch's InstanceNorm has wrong derivatives for a channels-last batch of one (2.15, CPU), and here every
     # batch is one example.
     inputs = inputs.contiguous()
@@ -101,7 +102,7 @@ def per_example_losses(
     """Loss of each example; arguments as for `per_example_gradients`."""
     inputs, keys = inputs.contiguous(), current_keys()
     point = layout.unflatten(layout.read(model) if parameters is None else parameters)
-    one = _loss_of_one(function_of(model), loss)
+    one = _loss_of_one(ModelFunction(model), loss)
     if len(inputs) == 1:  # also for models that vmap refuses
         return one(point, inputs[0], targets[0], None if keys is None else keys[0]).reshape(1)
     over = (None, 0, 0, None if keys is None else 0)
@@ -135,30 +136,44 @@ def outputs(
         inputs: examples, first dimension the batch.
         parameters: the point.
     """
-    return function_of(model)(layout.unflatten(parameters), inputs)
+    return ModelFunction(model)(layout.unflatten(parameters), inputs)
 
 
-def function_of(model: nn.Module) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+class ModelFunction:
     """The model as a function of (named parameters, inputs); parameters that are not named keep their values.
 
-    Weights are tied here, because functional_call's own tying, for a module that is used under two names, leaves copies
-    in the model where its parameters were: an optimizer would go on moving what the model no longer uses. Parameters
-    are handed over in contiguous order, whatever the model's: see `per_example_gradients`.
+    Not `torch.func.functional_call`: that looks for every parameter at every call, which takes longer than a pass
+    through a small network, and ties weights in a way that leaves copies in a module that is used under two names.
+    Parameters are handed over in contiguous order, whatever the model's: see `per_example_gradients`.
     """
-    own = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    names, buffers = {id(p): name for name, p in model.named_parameters()}, dict(model.named_buffers())
-    places = {
-        f"{prefix}.{key}" if prefix else key: names[id(p)]
-        for prefix, module in model.named_modules()
-        for key, p in module.named_parameters(recurse=False, remove_duplicate=False)
-    }
 
-    def outputs_at(at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
-        values = own | dict(at)
-        everything = buffers | {place: values[name] for place, name in places.items()}
-        return functional_call(model, everything, (batch,), tie_weights=False)
+    def __init__(self, model: nn.Module) -> None:
+        """Looks for the places of all parameters and buffers, a tied parameter having several."""
+        self._model = model
+        names = {id(p): name for name, p in model.named_parameters()}
+        # Private to PyTorch, and what its own functional_call writes to.
+        self._places: list[tuple[dict[str, Any], str, str]] = [
+            (module._parameters, key, names[id(p)])
+            for module in model.modules()
+            for key, p in module._parameters.items()
+            if p is not None
+        ]
+        self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules() if module._buffers]
 
-    return outputs_at
+    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+        """The outputs; the model is as it was when they are returned, in its buffers too."""
+        own = [table[key] for table, key, _ in self._places]
+        buffers = [dict(table) for table in self._buffers]
+        try:
+            for p, (table, key, name) in zip(own, self._places, strict=True):
+                value = at.get(name)
+                table[key] = p.detach().contiguous() if value is None else value
+            return self._model(batch)
+        finally:
+            for p, (table, key, _) in zip(own, self._places, strict=True):
+                table[key] = p
+            for before, table in zip(buffers, self._buffers, strict=True):
+                table.update(before)
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:

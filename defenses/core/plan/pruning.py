@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -63,7 +64,7 @@ def _lowest(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
     """The `count` lowest scores, of equal ones the first; by selection, at a tenth of the time of sorting."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
-    edge = scores.kthvalue(count).values
+    edge = _nth(scores, count)
     lowest = scores <= edge
     if int(lowest.sum()) == count:  # no other score is equal to the edge, nor is it NaN, which equals nothing
         return lowest
@@ -73,6 +74,14 @@ def _lowest(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
     if edge.isnan():
         below = ~scores.isnan()
     return below | (at_edge & (at_edge.cumsum(0) <= count - below.sum()))
+
+
+def _nth(scores: Float[Tensor, " n"], count: int) -> Float[Tensor, ""]:
+    """The score of this rank from below, NaN being above everything."""
+    if scores.device.type != "cpu" or scores.requires_grad:
+        return scores.kthvalue(count).values
+    # NumPy selects with vector instructions, in a tenth of the time.
+    return torch.from_numpy(np.partition(scores.numpy(), count - 1)[count - 1 : count])[0]
 
 
 def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"]) -> Bool[Tensor, " dim"]:

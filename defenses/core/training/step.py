@@ -135,10 +135,8 @@ class Stepper:
             moved: the parameters after the optimizer's step.
         """
         if self.moves is not None and self.context.parameters is not None:
-            held = self.context.parameters.clone()
-            kept = self.moves.kept.to(held.device)
-            held[kept] = moved[kept]
-            self.place(held)
+            kept = self.moves.kept.to(moved.device)
+            self.place(self.context.parameters.index_copy(0, kept, moved.index_select(0, kept)))
 
     def judge(self, execute: Execute, account: Account, drawn: Sampling | None = None) -> Tensor | None:
         """Executes and charges the trial of a step that has moved the parameters, and takes the step back if it fails.

@@ -77,7 +77,7 @@ class Convolution(FactoredGradient):
         return self._patches
 
     @property
-    def scratch(self) -> int:
+    def scratch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  that of what makes the rows
         """Numbers that exist for a while for each row that is made."""
         return self._maker.scratch
 

@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
-from ..reference import Loss, function_of
+from ..reference import Loss, ModelFunction
 from .blocks import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .factors import FactoredGradient, Mapped, Summed
@@ -83,6 +83,8 @@ class Layerwise(PerExample):
         """
         super().__init__(model, loss, layout)
         self._pool, self._slots = BufferPool(), _slots(model, layout)
+        self._forward = ModelFunction(model)
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # Kernels to hand over channels-last; a parametrised one is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -139,10 +141,10 @@ class Layerwise(PerExample):
         self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, buffers: Buffers | None = None
     ) -> BatchGradients:
         """Factored gradients of every trained parameter that the loss depends on."""
-        trained = _trained(self.model) if point is None else self.layout.unflatten(point.detach())
+        trained = self._values() if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
-        examples, forward = len(inputs) // views, function_of(self.model)
+        examples, forward = len(inputs) // views, self._forward
         found: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
         def take(use: Use) -> None:
@@ -174,6 +176,9 @@ class Layerwise(PerExample):
             like=values[self.layout.names[0]],
         )
 
+    def _values(self) -> dict[str, Tensor]:
+        return {name: p.detach().contiguous() for name, p in self._trained.items()}
+
     def _arranged(self, inputs: Tensor) -> Tensor:
         return channels_last(inputs)
 
@@ -200,10 +205,6 @@ class InOrder(Layerwise):
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         return {}
-
-
-def _trained(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().contiguous() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _misread(use: Use) -> bool:

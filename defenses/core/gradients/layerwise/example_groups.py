@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import onednn
 from .factors import BasisPiece, products_with
 from .geometry import Geometry
 from .patches import PatchProducts, images_of
@@ -115,15 +116,8 @@ class ExampleGroups:
 
 
 def usable(inputs: Tensor, geometry: Geometry) -> bool:
-    """Whether the vendor's kernels are the fast ones here: float32 on a CPU with AVX-512, one group of channels."""
-    return (
-        inputs.device.type == "cpu"
-        and inputs.dtype == torch.float32
-        and geometry.groups == 1
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-    )
+    """Whether rows can be made this way, and fast; with groups of its own a layer's channels are too few."""
+    return geometry.groups == 1 and onednn.faster_here(inputs)
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import onednn
 from .factors import BasisPiece, parts
 from .geometry import Geometry
 
@@ -88,7 +89,7 @@ class PatchProducts:
         return values.view(self._product_shape).permute(0, 4, 3, 1, 2).flatten(0, 1)
 
     def ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> BasisPiece:
-        """The first of the leaving channels in a piece of a basis, and the piece in the products' order [k, patch, some]."""
+        """The first of a piece's channels that leave, and the piece in the products' order [k, patch, some]."""
         out, entering, height, width = self.geometry.weight_shape
         groups, patch = self.geometry.groups, entering * height * width
         # Of few channels those alone: a group of directions may begin or end within a weight.
@@ -109,7 +110,7 @@ class PatchProducts:
             some = (
                 made if channels * patch == self.size else made.unflatten(1, (patch, -1))[:, :, first:][..., :channels]
             )
-            found.append(some.reshape(len(made), -1) @ basis.reshape(directions, -1).T)
+            found.append(onednn.product(some.reshape(len(made), -1), basis.reshape(directions, -1).T))
         return found
 
     def images(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:
