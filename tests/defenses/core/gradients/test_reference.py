@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from defenses.core import Layout, cross_entropy, per_example_gradients
-from defenses.core.gradients.reference import microbatches
+from defenses.core.gradients.reference import ModelFunction, microbatches
 
 
 def mlp():
@@ -179,3 +179,53 @@ def test_microbatches_cover_each_example_once(size, limit):
     assert [i for part in parts for i in range(size)[part]] == list(range(size))
     assert all(part.stop - part.start <= (limit or size) for part in parts)
     assert bool(parts) is (size > 0)
+
+
+class Assigns(nn.Module):
+    """Assigns a buffer anew in every pass, and fails when told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.fails = nn.Linear(3, 2), False
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen + 1
+        if self.fails:
+            raise RuntimeError("no")
+        return self.inner(x) + self.seen
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_is_as_it_was_after_a_pass_at_other_parameters(fails):
+    model = Assigns()
+    model.fails = fails
+    before = {name: (id(t), t.clone()) for name, t in (*model.named_parameters(), *model.named_buffers())}
+    run = ModelFunction(model)
+    at = {"inner.weight": torch.ones(2, 3)}
+    if fails:
+        with pytest.raises(RuntimeError, match="no"):
+            run(at, torch.ones(4, 3))
+    else:
+        torch.testing.assert_close(run(at, torch.ones(4, 3)), 4.0 + model.inner.bias.detach().expand(4, 2))
+    for name, t in (*model.named_parameters(), *model.named_buffers()):
+        assert id(t) == before[name][0] and torch.equal(t, before[name][1])
+    assert isinstance(model.inner.weight, nn.Parameter)
+
+
+def test_a_parameter_that_is_not_named_is_read_when_it_is_used():
+    model = nn.Linear(2, 1)
+    run = ModelFunction(model)
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+        model.bias.zero_()
+    assert run({}, torch.ones(1, 2)).item() == 6.0
+    assert run({"weight": torch.ones(1, 2)}, torch.ones(1, 2)).item() == 2.0
+
+
+def test_a_weight_under_two_names_is_put_in_both_places():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))
+    model[2].weight = model[0].weight
+    found = ModelFunction(model)({"0.weight": torch.eye(2)}, torch.ones(1, 2))
+    torch.testing.assert_close(found, torch.ones(1, 2).tanh())
+    assert model[2].weight is model[0].weight
