@@ -200,6 +200,16 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     careful = 2 * rank > dim or dim < _MANY
     vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
     for _ in range(2 if careful else 1):
-        factor = torch.linalg.cholesky(vectors @ vectors.T)
+        factor = torch.linalg.cholesky(_lower_gram(vectors))
         vectors = torch.linalg.solve_triangular(factor, vectors, upper=False)
     return vectors.float().T
+
+
+def _lower_gram(vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
+    """Inner products of the vectors, of which Cholesky reads the lower half: above the blocks of a band it is zero."""
+    found, count = vectors.new_zeros(len(vectors), len(vectors)), len(vectors)
+    band = max(64, -(-count // 4))
+    for start in range(0, count, band):
+        stop = min(start + band, count)
+        found[start:stop, :stop] = vectors[start:stop] @ vectors[:stop].T
+    return found

@@ -141,15 +141,14 @@ class Convolution(FactoredGradient):
         return self._of_rows(keep=self._worth_keeping, mask=own.to(self.like))
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
-        """From rows as they are made, kept where that is cheaper, and bases that are brought into their order."""
+        """From rows as they are made, kept where that is cheaper."""
         maker = self._maker
-        ordered = [maker.ordered_basis(start, basis) for start, basis in pieces]
         if self._kept is None and self._worth_keeping:
             self._of_rows(keep=True)
         if self._kept is not None:
-            return maker.along(self._kept.values, ordered), self._kept.norms()
+            return maker.along(self._kept.values, pieces), self._kept.norms()
         made = (maker.made(part) for part in maker.parts(wide=True))
-        products, norms = zip(*((maker.along(rows, ordered), row_norms(rows)) for rows in made), strict=True)
+        products, norms = zip(*((maker.along(rows, pieces), row_norms(rows)) for rows in made), strict=True)
         return [torch.cat(found) for found in zip(*products, strict=True)], torch.cat(norms)
 
     @property

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import onednn
+from ...plan import onednn
 from .factors import BasisPiece, products_with
 from .geometry import Geometry
 from .patches import PatchProducts, images_of
@@ -84,8 +84,10 @@ class ExampleGroups:
 
     def rows(self, which: slice | Tensor) -> Float[Tensor, "some size"]:
         """The gradients of some examples, in the weight's own order."""
-        made = self.made(which).unflatten(1, self._made_shape)
-        return made.permute(0, 1, 4, 2, 3).flatten(1)
+        return self._in_order(self.made(which))
+
+    def _in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
+        return made.unflatten(1, self._made_shape).permute(0, 1, 4, 2, 3).flatten(1)
 
     def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
         """Numbers of the weight with the channels that enter last: they are brought there, not every row back."""
@@ -95,7 +97,13 @@ class ExampleGroups:
         """Numbers of a row as it was made, as the weight has them."""
         return values.view(self._made_shape).permute(0, 3, 1, 2)
 
-    def ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> BasisPiece:
+    def along(self, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
+        """Inner products of rows that were made with pieces of bases; whichever are fewer are brought into order."""
+        if sum(basis.shape[1] for _, basis in pieces) > len(made):
+            return products_with(self._in_order(made), pieces)
+        return products_with(made, [self._ordered_basis(start, basis) for start, basis in pieces])
+
+    def _ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> BasisPiece:
         """A piece of a basis in the order of rows, filled up with zeros to whole channels that leave."""
         entering, *kernel = self.geometry.weight_shape[1:]
         patch, stop = entering * prod(kernel), start + len(basis)
@@ -104,10 +112,6 @@ class ExampleGroups:
         turned = F.pad(basis.T, (start - first * patch, last * patch - stop))
         made = turned.unflatten(1, (last - first, entering, *kernel)).permute(0, 1, 3, 4, 2)
         return first * patch, made.reshape(len(made), -1).T
-
-    def along(self, made: Float[Tensor, "some size"], bases: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
-        """Inner products of rows that were made with bases that were ordered."""
-        return products_with(made, bases)
 
     @property
     def _made_shape(self) -> tuple[int, int, int, int]:

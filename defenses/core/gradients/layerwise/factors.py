@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...plan.bound import row_norms
 from ...plan.lengths import lengths
-from . import onednn
+from ...plan.onednn import product
 
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -88,7 +88,7 @@ BasisPiece = tuple[int, Tensor]
 
 def products_with(rows: Float[Tensor, "rows size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "rows _"]]:
     """Inner products of rows with the columns of each piece; what lies outside of a piece counts as zero."""
-    return [onednn.product(rows[:, start : start + len(basis)], basis) for start, basis in pieces]
+    return [product(rows[:, start : start + len(basis)], basis) for start, basis in pieces]
 
 
 class FactoredGradient:

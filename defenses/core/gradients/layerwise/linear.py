@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import onednn
+from ...plan.onednn import product
 from .cost import Shape, Strategy, cheapest
 from .factors import (
     BasisPiece,
@@ -89,7 +89,7 @@ class Outer(FactoredGradient):
         found = []
         # Between the two products there are [rows, k, out] numbers.
         for part in parts(self.examples, 2 * wide.shape[1] * self.like.element_size(), self.like, wide=True):
-            inner = onednn.product(self.inputs[part], wide).unflatten(1, (directions, outputs))
+            inner = product(self.inputs[part], wide).unflatten(1, (directions, outputs))
             found.append(torch.bmm(inner, self.signals[part, first:last].unsqueeze(2)).squeeze(2))
         return torch.cat(found)
 

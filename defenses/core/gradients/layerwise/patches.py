@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import onednn
-from .factors import BasisPiece, parts
+from ...plan.onednn import product
+from .factors import BasisPiece, parts, products_with
 from .geometry import Geometry
 
 # From this many positions on, unfolding columns alone is the faster; below, the products get too small.
@@ -75,8 +75,10 @@ class PatchProducts:
 
     def rows(self, which: slice | Tensor) -> Float[Tensor, "some size"]:
         """The gradients of some examples, in the weight's own order."""
-        made = self.made(which).unflatten(1, self._product_shape)
-        return made.permute(0, 1, 5, 4, 2, 3).reshape(len(made), self.size)
+        return self._in_order(self.made(which))
+
+    def _in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
+        return made.unflatten(1, self._product_shape).permute(0, 1, 5, 4, 2, 3).reshape(len(made), self.size)
 
     def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
         """Numbers of the weight in the products' order: they are brought into it, not every row out of it."""
@@ -88,8 +90,21 @@ class PatchProducts:
         """Numbers in the products' order, as the weight has them."""
         return values.view(self._product_shape).permute(0, 4, 3, 1, 2).flatten(0, 1)
 
-    def ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> BasisPiece:
-        """The first of a piece's channels that leave, and the piece in the products' order [k, patch, some]."""
+    def along(self, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
+        """Inner products of rows that were made with pieces of bases; whichever are fewer are brought into order."""
+        if sum(basis.shape[1] for _, basis in pieces) > len(made):
+            return products_with(self._in_order(made), pieces)
+        return [self._products(made, *self._ordered_basis(start, basis)) for start, basis in pieces]
+
+    def _products(
+        self, made: Float[Tensor, "some size"], first: int, basis: Float[Tensor, "k patch channels"]
+    ) -> Float[Tensor, "some k"]:
+        directions, patch, channels = basis.shape
+        some = made if channels * patch == self.size else made.unflatten(1, (patch, -1))[:, :, first:][..., :channels]
+        return product(some.reshape(len(made), -1), basis.reshape(directions, -1).T)
+
+    def _ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> tuple[int, Tensor]:
+        """The first of a piece's channels that leave, and the piece in the products' order [k, patch, channels]."""
         out, entering, height, width = self.geometry.weight_shape
         groups, patch = self.geometry.groups, entering * height * width
         # Of few channels those alone: a group of directions may begin or end within a weight.
@@ -101,17 +116,6 @@ class PatchProducts:
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
         made = split.permute(0, 1, 4, 5, 3, 2)
         return first, made.reshape(len(made), groups * patch, -1)
-
-    def along(self, made: Float[Tensor, "some size"], bases: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
-        """Inner products of rows that were made with bases that were ordered."""
-        found = []
-        for first, basis in bases:
-            directions, patch, channels = basis.shape
-            some = (
-                made if channels * patch == self.size else made.unflatten(1, (patch, -1))[:, :, first:][..., :channels]
-            )
-            found.append(onednn.product(some.reshape(len(made), -1), basis.reshape(directions, -1).T))
-        return found
 
     def images(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""

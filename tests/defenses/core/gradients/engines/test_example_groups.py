@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from defenses.core import Layout, cross_entropy
-from defenses.core.gradients.layerwise import example_groups, onednn
+from defenses.core.gradients.layerwise import example_groups
 from defenses.core.gradients.layerwise.convolution import Convolution
 from defenses.core.gradients.layerwise.cost import Shape, Strategy, cheapest, made_by_groups
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.core.gradients.layerwise.example_groups import ExampleGroups
 from defenses.core.gradients.layerwise.geometry import Geometry
 from defenses.core.gradients.layerwise.patches import PatchProducts
+from defenses.core.plan import onednn
 
 from .architectures import NAMES, problem
 from .duties import by_loop
@@ -119,9 +120,10 @@ def test_numbers_and_bases_are_brought_into_the_order_of_rows():
     direction = torch.randn(maker.size, generator=coins)
     assert_close(made @ maker.ordered(direction), rows @ direction.double())
     for start, stop in ((0, maker.size), (0, 18), (7, 40), (18, 19), (maker.size - 5, maker.size)):
-        basis = torch.randn(stop - start, 3, generator=coins)
-        (found,) = maker.along(made, [maker.ordered_basis(start, basis)])
-        assert_close(found, rows[:, start:stop] @ basis.double())
+        for directions in (3, 9):  # fewer than rows, and more
+            basis = torch.randn(stop - start, directions, generator=coins)
+            (found,) = maker.along(made, [(start, basis)])
+            assert_close(found, rows[:, start:stop] @ basis.double())
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "conv2d" in n or n == "small_resnet"])
@@ -153,7 +155,7 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere):
 
 def test_it_is_for_float32_and_for_one_group_of_channels(everywhere):
     inputs, _ = images(2, geometry_of(channels=(4, 4)), (7, 6))
-    grouped = Geometry(channels=(4, 4), kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=(0,) * 4, groups=2)
+    grouped = Geometry(channels=(4, 4), kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=(0, 0, 0, 0), groups=2)
     assert example_groups.usable(inputs, geometry_of(channels=(4, 4)))
     assert not example_groups.usable(inputs, grouped)
     assert not example_groups.usable(inputs.double(), geometry_of(channels=(4, 4)))

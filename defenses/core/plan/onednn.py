@@ -12,7 +12,9 @@ from torch import Tensor
 
 _IMAGES = 16  # from so many on PyTorch takes oneDNN for 1x1 kernels, whatever the number of threads
 _WORTH_IT = 2e7  # flops, below which the call takes longer than what it saves
-_MOST_WEIGHTS = 2**23  # numbers: more of them are laid out anew for longer than the product takes
+_WEIGHTS = (
+    2**21
+)  # numbers of a basis that are worked on at a time: what a kernel reads again and again stays in the cache
 
 
 def faster_here(values: Tensor) -> bool:
@@ -35,10 +37,12 @@ def product(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Te
     """
     weights, (count, width) = basis.T, rows.shape
     whole = count // _IMAGES * _IMAGES
-    worth_it = 2.0 * whole * basis.numel() >= _WORTH_IT and basis.numel() <= _MOST_WEIGHTS
+    worth_it = 2.0 * whole * basis.numel() >= _WORTH_IT
     if not (worth_it and weights.is_contiguous() and rows.is_contiguous() and faster_here(rows)):
         return rows @ basis
     # Rows as pixels of images with their channels last: a view.
     images = rows[:whole].view(_IMAGES, -1, 1, width).permute(0, 3, 1, 2)
-    found = torch.conv2d(images, weights.view(len(weights), width, 1, 1)).permute(0, 2, 3, 1).reshape(whole, -1)
-    return found if whole == count else torch.cat([found, rows[whole:] @ basis])
+    kernels = weights.view(len(weights), width, 1, 1).split(max(1, _WEIGHTS // width))
+    found = [torch.conv2d(images, some).permute(0, 2, 3, 1).reshape(whole, -1) for some in kernels]
+    most = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+    return most if whole == count else torch.cat([most, rows[whole:] @ basis])
