@@ -26,7 +26,6 @@ from .example_groups import ExampleGroups
 from .factors import (
     BasisPiece,
     FactoredGradient,
-    GradientRows,
     Squares,
     gram_squares,
     joined,
@@ -35,6 +34,7 @@ from .factors import (
     recomputed,
 )
 from .geometry import Geometry
+from .kept_rows import KeptRows, along
 from .patches import PatchProducts
 
 
@@ -66,7 +66,7 @@ class Convolution(FactoredGradient):
         top, bottom, left, right = geometry.padding
         self._padded = (inputs.shape[2] + top + bottom, inputs.shape[3] + left + right)
         self._patches = PatchProducts(inputs, signals, geometry, views)
-        self._kept: GradientRows | None = None
+        self._kept: KeptRows | None = None
 
     @cached_property
     def _maker(self) -> PatchProducts | ExampleGroups:
@@ -83,19 +83,18 @@ class Convolution(FactoredGradient):
 
     def rows(self, which: slice | Tensor) -> Tensor:
         """In the weight's own order."""
-        return self._maker.rows(which)
+        return example_groups.rows_of(self._maker, which)
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """All rows, as many at a time as suits what makes them."""
         for part in self._maker.parts(wide=wide):
-            yield part, self._maker.rows(part)
+            yield part, self.rows(part)
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
         """From the rows if they were kept, otherwise by tiles or the vendor's kernel for a whole batch."""
         g = self.geometry
         if self._kept is not None:
-            # Kept rows are as they were made: to bring their sum into order is cheaper than each of them.
-            return self._maker.restored(self._kept.weighted(factors))
+            return self._kept.weighted(factors)
         factors = factors.repeat_interleave(self.views)
         _, _, rows, columns = self.signals.shape
         if self._by_tiles:
@@ -135,21 +134,20 @@ class Convolution(FactoredGradient):
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
-        own = self._maker.ordered(mask)
         if self._kept is not None:
-            return self._kept.masked_squares(own)
-        return self._of_rows(keep=self._worth_keeping, mask=own.to(self.like))
+            return self._kept.masked_squares(mask)
+        return self._of_rows(keep=self._worth_keeping, mask=self._maker.order.ordered(mask).to(self.like))
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """From rows as they are made, kept where that is cheaper."""
-        maker = self._maker
         if self._kept is None and self._worth_keeping:
             self._of_rows(keep=True)
         if self._kept is not None:
-            return maker.along(self._kept.values, pieces), self._kept.norms()
-        made = (maker.made(part) for part in maker.parts(wide=True))
-        products, norms = zip(*((maker.along(rows, pieces), row_norms(rows)) for rows in made), strict=True)
-        return [torch.cat(found) for found in zip(*products, strict=True)], torch.cat(norms)
+            return self._kept.along(pieces)
+        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        found = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
+        products, norms = zip(*found, strict=True)
+        return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
     @property
     def _worth_keeping(self) -> bool:
@@ -160,7 +158,7 @@ class Convolution(FactoredGradient):
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """From the rows if they were kept, otherwise one convolution with the direction in the weight's place."""
         if self._kept is not None:
-            return self._kept.inner(self._maker.ordered(direction))
+            return self._kept.inner(direction)
         g = self.geometry
         top, bottom, left, right = g.padding
         inputs = F.pad(self.inputs, (left, right, top, bottom)) if any(g.padding) else self.inputs
@@ -168,17 +166,30 @@ class Convolution(FactoredGradient):
         products = (through * self.signals).sum(dim=(1, 2, 3), dtype=torch.float64)
         return products.unflatten(0, (self.examples, self.views)).sum(dim=1)
 
+    def formed(self) -> FactoredGradient:
+        """Its rows, where these are what norms and sums come from; else itself.
+
+        Made at once they take what the pass back has just left in the cache, which then need not be kept.
+        """
+        if cheapest(self.shape, self.like.device.type) is not Strategy.KEEP:
+            return self
+        self._of_rows(keep=True)
+        return self._kept or self
+
     def _of_rows(self, *, keep: bool, mask: Tensor | None = None) -> Squares:
         """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
-        found = []
+        found, measured = [], []
         for part in self._maker.parts():
             made = self._maker.made(part, out=None if kept is None else kept[part])
-            found.append(lengths(made if mask is None else made * mask).square())
+            if kept is not None and mask is not None:
+                measured.append(lengths(made))
+            found.append(lengths(made if mask is None else made * mask))
+        norms = torch.cat(found)
         if kept is not None:
-            self._kept = GradientRows(kept)
-            return Squares.exact(torch.cat(found))
-        return self._recomputed(torch.cat(found))
+            self._kept = KeptRows(kept, self._maker.order, torch.cat(measured) if measured else norms)
+            return Squares.exact(norms.square())
+        return self._recomputed(norms.square())
 
     def _recomputed(self, value: Tensor) -> Squares:
         # In the order in which they lie in memory: a view, no copy.

@@ -14,18 +14,17 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from ...plan import onednn
-from .factors import BasisPiece, products_with
 from .geometry import Geometry
+from .kept_rows import LastOrder
 from .patches import PatchProducts, images_of
 
 # What a group's inputs, derivatives and rows may take: twice the second level of cache of a server's core.
@@ -34,9 +33,10 @@ _TOLERANCE = 1e-4  # of a row's length: what is off by less is rounding
 
 
 class ExampleGroups:
-    """Makes rows in the order of channels-last memory, [leaving, height, width, entering] of the weight.
+    """Makes rows by the vendor's kernel.
 
     Attributes:
+        order: of the numbers in them.
         scratch: numbers that exist for a while for each row that is made.
     """
 
@@ -49,7 +49,7 @@ class ExampleGroups:
     ) -> None:
         """Takes what went into the layer and the derivatives by what came out, of `views` images for each example."""
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
-        self.size = torch.Size(geometry.weight_shape).numel()
+        self.size, self.order = torch.Size(geometry.weight_shape).numel(), LastOrder(geometry)
         self.scratch = views * (inputs[0].numel() + signals[0].numel() + 2 * self.size)
 
     def parts(self, *, wide: bool = False) -> Iterator[slice]:
@@ -82,42 +82,6 @@ class ExampleGroups:
             rows = rows.unflatten(0, (-1, self.views)).sum(dim=1)
         return rows if out is None else out.copy_(rows)
 
-    def rows(self, which: slice | Tensor) -> Float[Tensor, "some size"]:
-        """The gradients of some examples, in the weight's own order."""
-        return self._in_order(self.made(which))
-
-    def _in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
-        return made.unflatten(1, self._made_shape).permute(0, 1, 4, 2, 3).flatten(1)
-
-    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
-        """Numbers of the weight with the channels that enter last: they are brought there, not every row back."""
-        return values.view(self.geometry.weight_shape).permute(0, 2, 3, 1).flatten()
-
-    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
-        """Numbers of a row as it was made, as the weight has them."""
-        return values.view(self._made_shape).permute(0, 3, 1, 2)
-
-    def along(self, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
-        """Inner products of rows that were made with pieces of bases; whichever are fewer are brought into order."""
-        if sum(basis.shape[1] for _, basis in pieces) > len(made):
-            return products_with(self._in_order(made), pieces)
-        return products_with(made, [self._ordered_basis(start, basis) for start, basis in pieces])
-
-    def _ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> BasisPiece:
-        """A piece of a basis in the order of rows, filled up with zeros to whole channels that leave."""
-        entering, *kernel = self.geometry.weight_shape[1:]
-        patch, stop = entering * prod(kernel), start + len(basis)
-        first, last = start // patch, -(-stop // patch)
-        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
-        turned = F.pad(basis.T, (start - first * patch, last * patch - stop))
-        made = turned.unflatten(1, (last - first, entering, *kernel)).permute(0, 1, 3, 4, 2)
-        return first * patch, made.reshape(len(made), -1).T
-
-    @property
-    def _made_shape(self) -> tuple[int, int, int, int]:
-        leaving, entering, height, width = self.geometry.weight_shape
-        return leaving, height, width, entering
-
 
 def usable(inputs: Tensor, geometry: Geometry) -> bool:
     """Whether rows can be made this way, and fast; with groups of its own a layer's channels are too few."""
@@ -136,11 +100,16 @@ def right(geometry: Geometry, inputs: tuple[int, int], signals: tuple[int, int])
     coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
     x = torch.randn(3, entering, *inputs, generator=coins)
     s = torch.randn(3, leaving, *signals, generator=coins)
-    expected = PatchProducts(x.double(), s.double(), geometry, 1).rows(slice(None))[::2]
+    expected = rows_of(PatchProducts(x.double(), s.double(), geometry, 1))[::2]
     x[1], s[1] = torch.nan, torch.nan
-    found = ExampleGroups(x, s, geometry, 1).rows(slice(None))[::2].double()
+    found = rows_of(ExampleGroups(x, s, geometry, 1))[::2].double()
     off, length = ((v.square().sum(dim=1)).sqrt() for v in (found - expected, expected))
     return bool((off <= _TOLERANCE * length).all())
+
+
+def rows_of(maker: ExampleGroups | PatchProducts, which: slice | Tensor = slice(None)) -> Float[Tensor, "some size"]:
+    """Rows of some examples in the weight's own order."""
+    return maker.order.in_order(maker.made(which))
 
 
 def _side_by_side(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "1 channels h w"]:

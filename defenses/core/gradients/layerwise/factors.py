@@ -178,11 +178,11 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
 class GradientRows(FactoredGradient):
     """Materialised gradients: those of biases and normalisation layers, and weights' where they are worth keeping."""
 
-    def __init__(self, values: Float[Tensor, "rows size"]) -> None:
-        """Takes the rows."""
+    def __init__(self, values: Float[Tensor, "rows size"], measured: Float[Tensor, " rows"] | None = None) -> None:
+        """Takes the rows, and their `lengths` if somebody has them."""
         self.values = self.like = values
         self.examples, self.size = values.shape
-        self.scratch = 0
+        self.scratch, self._measured = 0, measured
 
     def rows(self, which: slice | Tensor) -> Tensor:
         """The rows of some examples."""
@@ -201,8 +201,9 @@ class GradientRows(FactoredGradient):
         return Squares.exact(self._lengths.square())
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """Squared norms of the kept columns."""
-        return Squares.exact((self.values * mask).square().sum(dim=1))
+        """Squared norms of the kept columns, a few rows at a time."""
+        kept = mask.to(self.like)
+        return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
     def largest(self) -> Tensor:
         """Their norms, which bound their entries."""
@@ -224,7 +225,7 @@ class GradientRows(FactoredGradient):
     @cached_property
     def _lengths(self) -> Tensor:
         # Once: for the bound, for what a subspace leaves over and for what is not finite the same pass is asked for.
-        return lengths(self.values)
+        return lengths(self.values) if self._measured is None else self._measured
 
 
 class Lookup(FactoredGradient):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...plan.onednn import product
-from .factors import BasisPiece, parts, products_with
+from .factors import parts
 from .geometry import Geometry
+from .kept_rows import ProductOrder
 
 # From this many positions on, unfolding columns alone is the faster; below, the products get too small.
 _MANY_POSITIONS = 512
@@ -24,9 +24,10 @@ _NARROW = 16  # columns: MKL's products of fewer run at a sixth of its speed (AM
 
 
 class PatchProducts:
-    """Makes rows in the order of the products, which is [groups, height, width, entering, leaving] of the weight.
+    """Makes rows by products.
 
     Attributes:
+        order: of the numbers in them.
         scratch: numbers that exist for a while for each row that is made.
     """
 
@@ -39,7 +40,7 @@ class PatchProducts:
     ) -> None:
         """Takes what went into the layer and the derivatives by what came out, of `views` images for each example."""
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
-        self.size = torch.Size(geometry.weight_shape).numel()
+        self.size, self.order = torch.Size(geometry.weight_shape).numel(), ProductOrder(geometry)
         top, bottom, _, _ = geometry.padding
         rows, columns = signals.shape[2:]
         lines = (inputs.shape[2] + top + bottom) * columns if self._by_columns else rows * columns * geometry.kernel[0]
@@ -72,50 +73,6 @@ class PatchProducts:
             return made.flatten(1)
         summed = made.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
         return summed if out is None else out.copy_(summed)
-
-    def rows(self, which: slice | Tensor) -> Float[Tensor, "some size"]:
-        """The gradients of some examples, in the weight's own order."""
-        return self._in_order(self.made(which))
-
-    def _in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
-        return made.unflatten(1, self._product_shape).permute(0, 1, 5, 4, 2, 3).reshape(len(made), self.size)
-
-    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
-        """Numbers of the weight in the products' order: they are brought into it, not every row out of it."""
-        out, entering, height, width = self.geometry.weight_shape
-        groups = self.geometry.groups
-        return values.view(groups, out // groups, entering, height, width).permute(0, 3, 4, 2, 1).flatten()
-
-    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
-        """Numbers in the products' order, as the weight has them."""
-        return values.view(self._product_shape).permute(0, 4, 3, 1, 2).flatten(0, 1)
-
-    def along(self, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "some k"]]:
-        """Inner products of rows that were made with pieces of bases; whichever are fewer are brought into order."""
-        if sum(basis.shape[1] for _, basis in pieces) > len(made):
-            return products_with(self._in_order(made), pieces)
-        return [self._products(made, *self._ordered_basis(start, basis)) for start, basis in pieces]
-
-    def _products(
-        self, made: Float[Tensor, "some size"], first: int, basis: Float[Tensor, "k patch channels"]
-    ) -> Float[Tensor, "some k"]:
-        directions, patch, channels = basis.shape
-        some = made if channels * patch == self.size else made.unflatten(1, (patch, -1))[:, :, first:][..., :channels]
-        return product(some.reshape(len(made), -1), basis.reshape(directions, -1).T)
-
-    def _ordered_basis(self, start: int, basis: Float[Tensor, "span k"]) -> tuple[int, Tensor]:
-        """The first of a piece's channels that leave, and the piece in the products' order [k, patch, channels]."""
-        out, entering, height, width = self.geometry.weight_shape
-        groups, patch = self.geometry.groups, entering * height * width
-        # Of few channels those alone: a group of directions may begin or end within a weight.
-        first, last = start // patch, -(-(start + len(basis)) // patch)
-        if groups > 1 or 2 * (last - first) > out:
-            first, last = 0, out
-        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
-        turned = F.pad(basis.T, (start - first * patch, last * patch - start - len(basis)))
-        split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
-        made = split.permute(0, 1, 4, 5, 3, 2)
-        return first, made.reshape(len(made), groups * patch, -1)
 
     def images(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""
@@ -153,11 +110,6 @@ class PatchProducts:
         """Derivatives by the output of each group of channels."""
         split = signals.flatten(1, 2).unflatten(2, (self.geometry.groups, -1))
         return split.transpose(1, 2).flatten(0, 1)
-
-    @property
-    def _product_shape(self) -> tuple[int, int, int, int, int]:
-        out, entering, height, width = self.geometry.weight_shape
-        return self.geometry.groups, height, width, entering, out // self.geometry.groups
 
     @property
     def _by_columns(self) -> bool:

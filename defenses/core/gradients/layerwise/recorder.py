@@ -32,7 +32,8 @@ class Use:
         signals: derivatives of the summed loss by what came out, of the output's shape.
         statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
             where there are none.
-        buffers: gives buffers for rows that are kept until the sums are done; None where no caller says when that is.
+        buffers: gives buffers for rows that are kept until the sums are done; None where no caller says when that is,
+            or where nobody wants norms.
     """
 
     layer: nn.Module

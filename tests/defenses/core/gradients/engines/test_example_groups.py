@@ -11,8 +11,9 @@ from defenses.core.gradients.layerwise import example_groups
 from defenses.core.gradients.layerwise.convolution import Convolution
 from defenses.core.gradients.layerwise.cost import Shape, Strategy, cheapest, made_by_groups
 from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.gradients.layerwise.example_groups import ExampleGroups
+from defenses.core.gradients.layerwise.example_groups import ExampleGroups, rows_of
 from defenses.core.gradients.layerwise.geometry import Geometry
+from defenses.core.gradients.layerwise.kept_rows import along
 from defenses.core.gradients.layerwise.patches import PatchProducts
 from defenses.core.plan import onednn
 
@@ -45,7 +46,7 @@ def images(count, g, size, *, dtype=torch.float32, seed=0):
 
 
 def exact(inputs, signals, g, views=1):
-    return PatchProducts(inputs.double(), signals.double(), g, views).rows(slice(None))
+    return rows_of(PatchProducts(inputs.double(), signals.double(), g, views))
 
 
 def assert_close(found, expected):
@@ -78,7 +79,7 @@ def test_rows_are_those_of_patches(channels, kernel, stride, dilation, padding, 
     if min(outputs(size, g)) < 1:
         return
     inputs, signals = images(count, g, size)
-    assert_close(ExampleGroups(inputs, signals, g, 1).rows(slice(None)), exact(inputs, signals, g))
+    assert_close(rows_of(ExampleGroups(inputs, signals, g, 1)), exact(inputs, signals, g))
 
 
 @pytest.mark.parametrize("views", [1, 2])
@@ -93,10 +94,10 @@ def test_chunks_views_and_chosen_examples(monkeypatch, views, chunk):
     buffer = torch.empty(6 // views, maker.size)
     for part in parts:
         assert maker.made(part, out=buffer[part]).data_ptr() == buffer[part].data_ptr()
-        assert_close(maker.rows(part), expected[part])
+        assert_close(rows_of(maker, part), expected[part])
     some = torch.tensor([2, 0])
-    assert_close(maker.rows(some), expected[some])
-    assert_close(maker.restored(buffer[1]).flatten(), expected[1])
+    assert_close(rows_of(maker, some), expected[some])
+    assert_close(maker.order.restored(buffer[1]).flatten(), expected[1])
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, 3e38])
@@ -118,11 +119,11 @@ def test_numbers_and_bases_are_brought_into_the_order_of_rows():
     maker, rows = ExampleGroups(inputs, signals, g, 1), exact(inputs, signals, g)
     made, coins = maker.made(slice(None)), torch.Generator().manual_seed(1)
     direction = torch.randn(maker.size, generator=coins)
-    assert_close(made @ maker.ordered(direction), rows @ direction.double())
+    assert_close(made @ maker.order.ordered(direction), rows @ direction.double())
     for start, stop in ((0, maker.size), (0, 18), (7, 40), (18, 19), (maker.size - 5, maker.size)):
         for directions in (3, 9):  # fewer than rows, and more
             basis = torch.randn(stop - start, directions, generator=coins)
-            (found,) = maker.along(made, [(start, basis)])
+            (found,) = along(maker.order, made, [(start, basis)])
             assert_close(found, rows[:, start:stop] @ basis.double())
 
 

@@ -1,0 +1,167 @@
+"""Rows of a convolution that are kept for the sum, as they were made: brought into order where that costs the least.
+
+What makes rows leaves their numbers in an order of its own. To bring every row into the weight's order would take as
+long as to make it: so masks, directions and sums are brought into the rows' order, or out of it, instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...plan.onednn import product
+from .factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
+from .geometry import Geometry
+
+
+@runtime_checkable
+class RowOrder(Protocol):
+    """How the numbers of a row lie, beside the weight's own order."""
+
+    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
+        """Numbers of the weight, as they lie in a row."""
+        ...
+
+    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
+        """Numbers of a row, as the weight has them."""
+        ...
+
+    def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
+        """Rows in the weight's own order."""
+        ...
+
+    def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
+        """Inner products [some, k] with directions of the weight's numbers from `start` on, which are reordered."""
+        ...
+
+
+class ProductOrder:
+    """[groups, height, width, entering, leaving]: sums over positions of patch times derivative."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        """Takes the layer's settings."""
+        self._weight, self._groups = geometry.weight_shape, geometry.groups
+        out, entering, height, width = self._weight
+        self._shape = (self._groups, height, width, entering, out // self._groups)
+
+    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
+        """Numbers of the weight, as they lie in a row."""
+        out, entering, height, width = self._weight
+        groups = self._groups
+        return values.view(groups, out // groups, entering, height, width).permute(0, 3, 4, 2, 1).flatten()
+
+    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
+        """Numbers of a row, as the weight has them."""
+        return values.view(self._shape).permute(0, 4, 3, 1, 2).flatten(0, 1)
+
+    def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
+        """Rows in the weight's own order."""
+        return made.unflatten(1, self._shape).permute(0, 1, 5, 4, 2, 3).reshape(len(made), -1)
+
+    def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
+        """Inner products with directions, of the channels that leave in them alone where those are few."""
+        out, entering, height, width = self._weight
+        groups, patch = self._groups, entering * height * width
+        # A group of directions may begin or end within a weight.
+        first, last = start // patch, -(-(start + len(basis)) // patch)
+        if groups > 1 or 2 * (last - first) > out:
+            first, last = 0, out
+        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
+        turned = F.pad(basis.T, (start - first * patch, last * patch - start - len(basis)))
+        split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
+        directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), groups * patch, -1)
+        some = made
+        if last - first < out:
+            some = made.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(made), -1)
+        return product(some, directions.flatten(1).T)
+
+
+class LastOrder:
+    """[leaving, height, width, entering]: a weight with its channels last in memory."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        """Takes the layer's settings."""
+        leaving, entering, height, width = geometry.weight_shape
+        self._weight, self._shape = geometry.weight_shape, (leaving, height, width, entering)
+
+    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
+        """Numbers of the weight, as they lie in a row."""
+        return values.view(self._weight).permute(0, 2, 3, 1).flatten()
+
+    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
+        """Numbers of a row, as the weight has them."""
+        return values.view(self._shape).permute(0, 3, 1, 2)
+
+    def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
+        """Rows in the weight's own order."""
+        return made.unflatten(1, self._shape).permute(0, 1, 4, 2, 3).flatten(1)
+
+    def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
+        """Inner products with directions, which are filled up with zeros to whole channels that leave."""
+        entering, *kernel = self._weight[1:]
+        patch, stop = entering * prod(kernel), start + len(basis)
+        first, last = start // patch, -(-stop // patch)
+        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
+        turned = F.pad(basis.T, (start - first * patch, last * patch - stop))
+        directions = turned.unflatten(1, (last - first, entering, *kernel)).permute(0, 1, 3, 4, 2)
+        return products_with(made, [(first * patch, directions.reshape(len(directions), -1).T)])[0]
+
+
+def along(order: RowOrder, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:
+    """Inner products of rows with pieces of bases; rows or directions, whichever are fewer, are reordered."""
+    if sum(basis.shape[1] for _, basis in pieces) > len(made):
+        return products_with(order.in_order(made), pieces)
+    return [order.products(made, start, basis) for start, basis in pieces]
+
+
+class KeptRows(FactoredGradient):
+    """Rows in an order of their own."""
+
+    def __init__(
+        self, values: Float[Tensor, "rows size"], order: RowOrder, measured: Float[Tensor, " rows"] | None = None
+    ) -> None:
+        """Takes the rows, how their numbers lie, and their `lengths` if somebody has them."""
+        self._rows, self._order = GradientRows(values, measured), order
+        self.like, self.scratch = values, 0
+        self.examples, self.size = values.shape
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """The rows of some examples."""
+        return self._order.in_order(self._rows.values[which])
+
+    def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
+        """One matrix-vector product, whose result is brought into order."""
+        return self._order.restored(self._rows.weighted(factors))
+
+    def without(self, bad: Tensor) -> KeptRows:
+        """The same with zero rows for some examples."""
+        return KeptRows(self._rows.without(bad).values, self._order)
+
+    def largest(self) -> Tensor:
+        """Their norms, which bound their entries."""
+        return self._rows.largest()
+
+    def squares(self) -> Squares:
+        """In one pass over the rows."""
+        return self._rows.squares()
+
+    def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
+        """By the mask in the rows' order."""
+        return self._rows.masked_squares(self._order.ordered(mask))
+
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
+        """A product for each piece, and one pass for the norms."""
+        return along(self._order, self._rows.values, pieces), self._rows.norms()
+
+    def inner(self, direction: Float[Tensor, " size"]) -> Tensor:
+        """By the direction in the rows' order."""
+        return self._rows.inner(self._order.ordered(direction))
+
+    def norms(self) -> Tensor:
+        """In one pass over the rows."""
+        return self._rows.norms()
