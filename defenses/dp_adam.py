@@ -18,12 +18,13 @@ from torch import Tensor
 
 from .core import Adaptive, Block, Bound, BoundKind, Context, Defense, Everything, StepPlan, bounded
 
-Moments = tuple[Tensor, Tensor]
+Moments = tuple[Tensor, Tensor, Tensor]
+"""Moving averages of updates, of their squares, and of the variance of the noise in one entry of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpAdam:
-    """One block of everything; state: both moments."""
+    """One block of everything; state: both moments, and what of the second one is noise."""
 
     bound: Bound
     betas: tuple[float, float]
@@ -38,21 +39,30 @@ class DpAdam:
 
     def start(self, context: Context) -> Moments:
         """No update seen yet."""
-        return torch.zeros(context.dim, device=context.device), torch.zeros(context.dim, device=context.device)
+        none = torch.zeros(context.dim, device=context.device)
+        return none, none.clone(), torch.zeros((), dtype=torch.float64)
 
     def plan(self, state: Moments, context: Context) -> tuple[Moments, StepPlan]:
         """DP-SGD's block, and Adam's step from its update."""
         block = Block(codec=Everything(context.dim), bound=self.bound)
-        return state, StepPlan(block, post=self._step(state, block, context))
+        return state, StepPlan(block, post=self._step(state, context))
 
     def observe(self, state: Moments, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Moments:
         """The moments with this step's noisy gradient in them."""
-        block = Block(codec=Everything(context.dim), bound=self.bound)
-        return self._step(state, block, context).moments(noisy[0] / context.expected_batch)
+        moments = self._step(state, context).moments(noisy[0] / context.expected_batch)
+        return *moments, self._noise(state, context)
 
-    def _step(self, state: Moments, block: Block, context: Context) -> Adaptive:
+    def _step(self, state: Moments, context: Context) -> Adaptive:
+        first, second, _ = state
+        variance = float(self._noise(state, context)) / (1 - self.betas[1] ** (context.step + 1))
+        settings = (context.step, self.betas, self.stabiliser)
+        return Adaptive(first, second, *settings, variance if self.corrected else None)
+
+    def _noise(self, state: Moments, context: Context) -> Tensor:
+        """The average of variances with this step's in it: not one number, where the clip norm adapts."""
+        block = Block(codec=Everything(context.dim), bound=self.bound)
         std = block.noise_std(context.noise_multiplier) / context.expected_batch
-        return Adaptive(*state, context.step, self.betas, self.stabiliser, std**2 if self.corrected else None)
+        return self.betas[1] * state[2] + (1 - self.betas[1]) * std**2
 
 
 def dp_adam(

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ class GeoClip:
     covariance_decay: float
     lowest: float
     highest: float
+    not_adapted: ClassVar[str] = (
+        "differences are stretched to a length in units of it, which would grow as it grows; take another bound"
+    )
 
     def __post_init__(self) -> None:
         refuse_count("rank", self.rank, least=0)
@@ -153,8 +156,8 @@ def geoclip(
             much noise it has to be near 1: (1 - beta_2) sigma^2 sqrt(2 dim) / B far below 1.
         lowest: h_1, variances are clamped at this from below, in units of C^2 / dim; fixed beforehand.
         highest: h_2, the same from above.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC);
+            not "adaptive", because differences are stretched to a length in units of the clip norm.
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """

@@ -99,6 +99,8 @@ def moving(name, noise_multiplier):
 
 
 def has_one_norm(name):
+    if getattr(FACTORIES[name](1.0).method, "not_adapted", ""):
+        return False
     plans = [moment.plan for moment in duties.history(FACTORIES[name](1.0))]
     return all(sum(block.updates and math.isfinite(plan.sensitivity) for block in plan.blocks) == 1 for plan in plans)
 

@@ -1,6 +1,7 @@
 """What is particular to adaptive clipping: what the count costs, and where the clip norm goes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,8 +23,11 @@ from defenses.core import (
     predict,
     release,
 )
+from defenses.de_recipe import de_recipe
+from defenses.dp_adam_bc import dp_adam_bc
 from defenses.dp_ftrl import dp_ftrl
 from defenses.dp_sgd import dp_sgd
+from defenses.geoclip import geoclip
 from defenses.gep import gep
 from defenses.pcdp import pcdp
 from defenses.random_sparsification import random_sparsification
@@ -186,3 +190,38 @@ def test_of_another_method_the_noise_stays_correlated():
     ledgers = [predict(defense, sampling=partition(0.25), steps=6) for defense in (plain, with_count)]
     assert ledgers[0].entries == ledgers[1].entries
     assert [entry.row is not None for entry in ledgers[1].entries] == [True, True]
+
+
+def one_step(defense, *, rows, steps=3):
+    """Contexts, plans and states of some steps of a defense on the same rows, without noise being drawn."""
+    context = Context(step=0, steps=steps, dim=rows.shape[1], expected_batch=10.0, noise_multiplier=2.0)
+    state, seen = defense.start(context), []
+    for step in range(steps):
+        context = replace(context, step=step)
+        state, plan = defense.plan(state, context)
+        out = release(defense.with_noise(0.0), rows, context, state=state)
+        seen.append((plan, out.total / 10.0))
+        state = defense.observe(state, context, out.noisy, plan.post(out.total / 10.0))
+    return seen
+
+
+def test_what_a_method_computes_of_its_clip_norm_follows_it():
+    rows = torch.full((10, 4), 1e-3)
+    # A recipe that divides the update by the clip norm does so by that of the step.
+    for plan, _ in one_step(adapted(de_recipe(noise_multiplier=2.0), rate=2.0, lowest=1e-6), rows=rows):
+        assert plan.post.factor == pytest.approx(1 / plan.blocks[0].bound.norm)
+    # Adam's correction takes off the average, by Adam's own weights, of the variances that were added.
+    inner = dp_adam_bc(noise_multiplier=2.0, beta2=0.9)
+    steps = one_step(adapted(inner, rate=2.0, share=0.2, lowest=1e-6), rows=rows)
+    norms = [plan.blocks[0].bound.norm for plan, _ in steps]
+    assert norms[0] == 1.0 and norms[2] < 0.2
+    stds = [plan.at(2.0).stds[0] / 10.0 for plan, _ in steps]
+    average = 0.0
+    for step, ((plan, _), std) in enumerate(zip(steps, stds, strict=True)):
+        average = 0.9 * average + 0.1 * std**2
+        assert plan.post.noise_variance == pytest.approx(average / (1 - 0.9 ** (step + 1)))
+
+
+def test_a_method_that_measures_in_units_of_its_clip_norm_is_refused():
+    with pytest.raises(ValueError, match="the clip norm of GeoClip must stay what it is: differences are stretched"):
+        adapted(geoclip(noise_multiplier=1.0))

@@ -4,8 +4,10 @@ Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adap
 1. Beside the method's own block a second one of the same batch counts the examples whose contribution is within the
 clip norm before it is bounded, as +1/2 or -1/2 each (just beyond it, something between), so that one example moves the
 count by at most 1/2; the clip norm then moves geometrically towards the quantile. What is counted is what is bounded:
-coefficients, where there is a codec. The method is told of the noise that the count leaves it. What it computes of its
-own clip norm besides the bound, as the variance that dp_adam_bc takes off, stays as it was.
+coefficients, where there is a codec. The method is told of the noise that the count leaves it, and of the clip norm of
+the step, by its field `bound`: what it computes of that besides the bound, as the variance that dp_adam_bc takes off,
+follows. One that remembers something in units of its clip norm says in `not_adapted` why it cannot follow, and is
+refused.
 
 Guarantee:
     Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as before. The clip
@@ -15,14 +17,14 @@ Guarantee:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .bound import clip, row_norms
+from .bound import Bound, clip, row_norms
 from .codec import Codec, Everything
 from .defense import Block, Context, Defense, Method, Stateless, StepPlan
 from .query import Gradient, Gradients, NormWithin, Query
@@ -74,6 +76,8 @@ class Adapted:
     highest: float = 1e3
 
     def __post_init__(self) -> None:
+        if reason := getattr(self.method, "not_adapted", ""):
+            raise ValueError(f"the clip norm of {type(self.method).__name__} must stay what it is: {reason}")
         if not 0 <= self.quantile <= 1:
             raise ValueError(f"quantile must be in [0, 1], got {self.quantile}")
         if not (math.isfinite(self.rate) and self.rate >= 0):
@@ -92,7 +96,7 @@ class Adapted:
 
     def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
         """The method's plan at the current clip norm, and the count of what is within it."""
-        own, plan = self.method.plan(state["own"], self._told(context))
+        own, plan = self._method(state["norm"]).plan(state["own"], self._told(context))
         updating = [block for block in plan.blocks if block.updates]
         if len(updating) != 1 or math.isinf(plan.sensitivity):
             raise ValueError(
@@ -136,8 +140,20 @@ class Adapted:
         within = float(noisy[-1]) / context.expected_batch + 0.5
         # The noise of one count may be large: of its exponent no more is taken than a range of floats holds.
         moved = state["norm"] * math.exp(min(max(-self.rate * (within - self.quantile), -50.0), 50.0))
-        own = self.method.observe(state["own"], self._told(context), noisy[:-1], update)
+        method = self._method(state["norm"])
+        own = method.observe(state["own"], self._told(context), noisy[:-1], update)
         return {"norm": min(max(moved, self.lowest), self.highest), "own": own}
+
+    def _method(self, norm: float | None) -> Method | Stateless:
+        """The method at the clip norm of a step; at its own where there is none yet, or where it has no `bound`."""
+        method, bound = self.method, getattr(self.method, "bound", None)
+        if norm is None or not is_dataclass(method) or not isinstance(bound, Bound) or bound.norm == norm:
+            return method
+        told: Any = replace(method, bound=replace(bound, norm=norm))
+        for one in fields(method):
+            if not one.init:  # what it keeps between steps to save work
+                object.__setattr__(told, one.name, getattr(method, one.name))
+        return told
 
     def _told(self, context: Context) -> Context:
         """The context at the noise of the method's own blocks."""
