@@ -28,6 +28,11 @@ def test_the_update_is_the_projection_of_the_release():
     assert update.norm() < 0.8 * ROWS[0].norm()
 
 
+def test_a_full_rank_is_dp_sgd():
+    _, plan = pdp(rank=40).plan(None, CONTEXT)
+    torch.testing.assert_close(plan.post(ROWS[0]), ROWS[0], rtol=0, atol=0)
+
+
 def test_it_is_pcdp_where_nothing_is_clipped_and_not_where_something_is():
     for clip_norm, alike in ((1e3, True), (0.5, False)):
         settings = {"clip_norm": clip_norm, "rank": 3, "noise_multiplier": 0.0}

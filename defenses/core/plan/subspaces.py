@@ -69,7 +69,7 @@ class PublicSubspace:
 
     Attributes:
         rank: largest number of directions, of each tensor or of all together.
-        scope: what has a basis of its own; a tensor of fewer than `rank` numbers is kept whole.
+        scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
         interval: steps that a basis is used for.
         auxiliary: where the public examples of a refresh come from: `random` draws them afresh from the whole pool,
             `independent` cuts the pool into disjoint blocks, one for each refresh of the run.
@@ -114,7 +114,12 @@ class PublicSubspace:
         if bases is None or context.step % self.interval == 0:
             block = context.step // self.interval if self.auxiliary == "independent" else None
             batch = context.public_batch(size, block=block)
-            bases = tuple(_directions(batch, a, b, min(self.rank, b - a)) for a, b in spans)
+            most = min(self.rank, size)
+            bases = tuple(
+                # Whole, whatever the public gradients span: those of a softmax's biases add up to zero.
+                torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
+                for a, b in spans
+            )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
@@ -145,7 +150,7 @@ class RandomSubspace:
 
     Attributes:
         rank: number of directions, of each tensor or of all together.
-        scope: what has a basis of its own; a tensor of fewer than `rank` numbers is kept whole.
+        scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
         interval: steps that a basis is used for.
     """
 
