@@ -52,8 +52,10 @@ def drop_in_each(
         there = int(own.sum()) if among is not None else stop - start
         count = min(int(fraction * there), there - 1)
         if count > 0:
-            if there == stop - start:  # nothing is to be gathered
+            if there == stop - start:
                 own[:] = ~_lowest(marks, count)
+            elif bool(torch.isfinite(marks.sum())):  # what is not there is above all the others: nothing is gathered
+                own &= ~_lowest(torch.where(own, marks, torch.inf), count)
             else:
                 places = own.nonzero().flatten()  # once, and not at every look through a mask
                 own[places] = ~_lowest(marks[places], count)

@@ -25,6 +25,22 @@ def test_of_what_is_gone_already_no_fraction_is_taken():
     assert left(drop_in_each(LAYOUT, 0.5, SCORES, among=among)) == [2, 2, 4, 6]
 
 
+@pytest.mark.parametrize("odd", [None, float("nan"), float("inf"), -float("inf")])
+def test_of_what_is_there_the_lowest_go_whatever_the_scores_of_the_rest(odd):
+    coins = torch.Generator().manual_seed(0)
+    layout = Layout(("weight",), ((6, 5),))
+    for _ in range(100):
+        scores = torch.randint(0, 6, (30,), generator=coins).float()
+        if odd is not None:
+            scores[torch.rand(30, generator=coins) < 0.1] = odd
+        among = torch.rand(30, generator=coins) < 0.6
+        places = among.nonzero().flatten()
+        dropped = min(int(0.4 * len(places)), len(places) - 1)
+        expected = among.clone()
+        expected[places[scores[places].argsort(stable=True)[:dropped]]] = False
+        assert torch.equal(drop_in_each(layout, 0.4, scores, among=among), expected)
+
+
 def test_overall_the_weakest_layer_goes_first_but_for_its_best_entry():
     assert left(drop_overall(LAYOUT, 0.5, SCORES)) == [1, 2, 4, 11]
     assert bool(drop_overall(LAYOUT, 0.5, SCORES)[9])
