@@ -159,6 +159,13 @@ class ModelFunction:
             if p is not None
         ]
         self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules() if module._buffers]
+        # Of a tied parameter the first place, after which it is named.
+        self._place_of = {name: (table, key) for table, key, name in reversed(self._places)}
+
+    def value(self, name: str) -> Tensor:
+        """A parameter as it is now: `load_state_dict(assign=True)` puts another tensor in the place of each."""
+        table, key = self._place_of[name]
+        return table[key]
 
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
         """The outputs; the model is as it was when they are returned, in its buffers too."""

@@ -84,7 +84,6 @@ class Layerwise(PerExample):
         super().__init__(model, loss, layout)
         self._pool, self._slots = BufferPool(), _slots(model, layout)
         self._forward = ModelFunction(model)
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # Kernels to hand over channels-last; a parametrised one is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -177,7 +176,7 @@ class Layerwise(PerExample):
         )
 
     def _values(self) -> dict[str, Tensor]:
-        return {name: p.detach().contiguous() for name, p in self._trained.items()}
+        return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         return channels_last(inputs)
