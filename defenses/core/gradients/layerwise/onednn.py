@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...plan.products import inner_products
+
 _IMAGES = 16  # from so many on PyTorch takes oneDNN for 1x1 kernels, whatever the number of threads
 _WORTH_IT = 2e7  # flops, below which the call takes longer than what it saves
 _MOST_WEIGHTS = 2**23  # numbers: more of them are laid out anew for longer than the product takes
@@ -37,8 +39,8 @@ def product(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Te
     whole = count // _IMAGES * _IMAGES
     worth_it = 2.0 * whole * basis.numel() >= _WORTH_IT and basis.numel() <= _MOST_WEIGHTS
     if not (worth_it and weights.is_contiguous() and rows.is_contiguous() and faster_here(rows)):
-        return rows @ basis
+        return inner_products(rows, basis)
     # Rows as pixels of images with their channels last: a view.
     images = rows[:whole].view(_IMAGES, -1, 1, width).permute(0, 3, 1, 2)
     found = torch.conv2d(images, weights.view(len(weights), width, 1, 1)).permute(0, 2, 3, 1).reshape(whole, -1)
-    return found if whole == count else torch.cat([found, rows[whole:] @ basis])
+    return found if whole == count else torch.cat([found, inner_products(rows[whole:], basis)])
