@@ -84,6 +84,18 @@ def test_a_layer_that_was_put_in_place_of_another_is_the_one_that_counts(replace
     torch.testing.assert_close(ours.run(plan, inputs, labels).total, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_parameter_that_came_after_the_first_batch_is_left_without_a_gradient():
+    """It is none of the layout's; what a pass over the batch left there would be its sum, without bound or noise."""
+    inputs, labels = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3, bias=False))
+    ours = Engine(model)
+    plan = StepPlan(Block(codec=Everything(ours.layout.dim), bound=clip(0.3))).at(0.0)
+    ours.run(plan, inputs, labels)
+    model[2].bias = nn.Parameter(torch.zeros(3))
+    ours.run(plan, inputs, labels)
+    assert model[2].bias.grad is None
+
+
 def test_dropout_that_came_after_the_first_batch_is_drawn_by_record_too():
     inputs, labels = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
     model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3))
