@@ -180,10 +180,11 @@ class ModelFunction:
                         table[key] = p.detach().contiguous() if value is None else value
             return self._model(batch)
         finally:
-            for before, (table, _) in zip(own, self._tables, strict=True):
-                table.update(before)
-            for before, table in zip(buffers, self._buffers, strict=True):
-                table.update(before)
+            # Entry by entry: the tables of a scripted module know no `update`.
+            tables = [*(table for table, _ in self._tables), *self._buffers]
+            for before, table in zip((*own, *buffers), tables, strict=True):
+                for key, value in before.items():
+                    table[key] = value
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:
