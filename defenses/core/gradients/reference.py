@@ -151,29 +151,40 @@ class ModelFunction:
         """Looks for the places of all parameters and buffers, a tied parameter having several."""
         self._model = model
         names = {id(p): name for name, p in model.named_parameters()}
-        # Private to PyTorch, and what its own functional_call writes to.
-        self._places: list[tuple[dict[str, Any], str, str]] = [
-            (module._parameters, key, names[id(p)])
+        # Private to PyTorch, and what its own functional_call writes to. All of them: a parameter that comes later is
+        # one that is not named, and must not require a gradient here, or it would be left with that of the batch.
+        self._tables: list[tuple[dict[str, Any], dict[str, str]]] = [
+            (module._parameters, {key: names[id(p)] for key, p in module._parameters.items() if p is not None})
             for module in model.modules()
-            for key, p in module._parameters.items()
-            if p is not None
         ]
         self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules() if module._buffers]
+        # Of a tied parameter the first place, after which it is named.
+        self._place_of: dict[str, tuple[dict[str, Any], str]] = {}
+        for table, keys in self._tables:
+            for key, name in keys.items():
+                self._place_of.setdefault(name, (table, key))
+
+    def value(self, name: str) -> Tensor:
+        """A parameter as it is now: `load_state_dict(assign=True)` puts another tensor in the place of each."""
+        table, key = self._place_of[name]
+        return table[key]
 
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
         """The outputs; the model is as it was when they are returned, in its buffers too."""
-        own = [table[key] for table, key, _ in self._places]
-        buffers = [dict(table) for table in self._buffers]
+        own, buffers = [dict(table) for table, _ in self._tables], [dict(table) for table in self._buffers]
         try:
-            for p, (table, key, name) in zip(own, self._places, strict=True):
-                value = at.get(name)
-                table[key] = p.detach().contiguous() if value is None else value
+            for before, (table, names) in zip(own, self._tables, strict=True):
+                for key, p in before.items():
+                    value = at.get(names[key]) if key in names else None
+                    if p is not None:
+                        table[key] = p.detach().contiguous() if value is None else value
             return self._model(batch)
         finally:
-            for p, (table, key, _) in zip(own, self._places, strict=True):
-                table[key] = p
-            for before, table in zip(buffers, self._buffers, strict=True):
-                table.update(before)
+            # Entry by entry: the tables of a scripted module know no `update`.
+            tables = [*(table for table, _ in self._tables), *self._buffers]
+            for before, table in zip((*own, *buffers), tables, strict=True):
+                for key, value in before.items():
+                    table[key] = value
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:

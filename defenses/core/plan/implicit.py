@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .basis import leading_eigenvectors
 from .codec import Subspace
+from .products import inner_products
 
 # Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
 # already decides nothing: the last digit of an update would depend on who looked at the step before.
@@ -103,7 +104,7 @@ class OuterDirections:
     def of_rows(self, rows: Float[Tensor, "rows span"]) -> Float[Tensor, "rows k"]:
         """Coefficients of any rows."""
         if len(rows) > _FEW:
-            return rows @ self.basis.to(rows)
+            return inner_products(rows, self.basis.to(rows))
         wide = rows.unflatten(1, (self.signals.shape[1], self.inputs.shape[1]))
         inner = (torch.matmul(self.signals.to(rows), wide) * self.inputs.to(rows)).sum(dim=2)
         return inner @ self.weights.to(rows)

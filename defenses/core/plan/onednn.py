@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
+
+from .products import inner_products
 
 _IMAGES = 16  # from so many on PyTorch takes oneDNN for 1x1 kernels, whatever the number of threads
 _WORTH_IT = 2e7  # flops, below which the call takes longer than what it saves
-_WEIGHTS = (
-    2**21
-)  # numbers of a basis that are worked on at a time: what a kernel reads again and again stays in the cache
+_WEIGHTS = 2**20  # numbers of a basis at a time, which a kernel reads again and again: they should stay in the cache
 
 
 def faster_here(values: Tensor) -> bool:
@@ -36,13 +37,19 @@ def product(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Te
         basis: the transpose of a contiguous matrix, as leading directions are; others go by MKL.
     """
     weights, (count, width) = basis.T, rows.shape
-    whole = count // _IMAGES * _IMAGES
-    worth_it = 2.0 * whole * basis.numel() >= _WORTH_IT
+    worth_it = 2.0 * count * basis.numel() >= _WORTH_IT
     if not (worth_it and weights.is_contiguous() and rows.is_contiguous() and faster_here(rows)):
-        return rows @ basis
-    # Rows as pixels of images with their channels last: a view.
-    images = rows[:whole].view(_IMAGES, -1, 1, width).permute(0, 3, 1, 2)
+        return inner_products(rows, basis)
     kernels = weights.view(len(weights), width, 1, 1).split(max(1, _WEIGHTS // width))
-    found = [torch.conv2d(images, some).permute(0, 2, 3, 1).reshape(whole, -1) for some in kernels]
-    most = found[0] if len(found) == 1 else torch.cat(found, dim=1)
-    return most if whole == count else torch.cat([most, rows[whole:] @ basis])
+    whole = count // _IMAGES * _IMAGES
+    # What is left over is filled up, not multiplied otherwise: a row's products are the same whoever else is there.
+    filled = F.pad(rows[whole:], (0, 0, 0, -count % _IMAGES))
+    parts = [part for part in (rows[:whole], filled) if len(part)]
+    found = torch.cat([torch.cat([_by_pixels(part, some) for some in kernels], dim=1) for part in parts])
+    return found[:count]
+
+
+def _by_pixels(rows: Float[Tensor, "n d"], kernels: Float[Tensor, "k d 1 1"]) -> Float[Tensor, "n k"]:
+    # Rows as pixels of images with their channels last: a view.
+    images = rows.view(_IMAGES, -1, 1, rows.shape[1]).permute(0, 3, 1, 2)
+    return torch.conv2d(images, kernels).permute(0, 2, 3, 1).reshape(len(rows), -1)

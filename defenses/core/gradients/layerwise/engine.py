@@ -84,7 +84,6 @@ class Layerwise(PerExample):
         super().__init__(model, loss, layout)
         self._pool, self._slots = BufferPool(), _slots(model, layout)
         self._forward = ModelFunction(model)
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # Kernels to hand over channels-last; a parametrised one is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
@@ -93,6 +92,8 @@ class Layerwise(PerExample):
             if type(layer) is nn.Conv2d and slot.role == "weight" and slot.source is None
         ]
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
+        # Whether one image has its channels last too: PyTorch's InstanceNorm has wrong derivatives for it (2.15, CPU).
+        self._single = not any(isinstance(module, nn.InstanceNorm2d) for module in model.modules())
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Rows from the factors of one pass over the batch."""
@@ -179,14 +180,14 @@ class Layerwise(PerExample):
         )
 
     def _values(self) -> dict[str, Tensor]:
-        return {name: p.detach().contiguous() for name, p in self._trained.items()}
+        return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}
 
     def _arranged(self, inputs: Tensor) -> Tensor:
-        return channels_last(inputs)
+        return channels_last(inputs) if len(inputs) > 1 or self._single else inputs.contiguous()
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         """Weights of convolutions with their channels last: once, for the pass forward and the one back."""
-        if inputs.dim() != 4 or len(inputs) == 1:
+        if inputs.dim() != 4 or (len(inputs) == 1 and not self._single):
             return {}
         weights = {name: trained[name] for name in self._kernels}
         # With one input channel both orders are the same numbers.
@@ -221,12 +222,13 @@ def _misread(use: Use) -> bool:
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Images with their channels last in memory, unless there is only one; other inputs in contiguous order.
+    """Images with their channels last in memory; other inputs in contiguous order.
 
     With one channel both orders are the same numbers, and torch takes the strides for the other one; these say so.
-    One image stays contiguous, because PyTorch's InstanceNorm has wrong derivatives for it otherwise (2.15, CPU).
+    One image too: by PyTorch's GroupNorm a pixel of 1e30 makes NaN with channels last, and none in contiguous order, so
+    that an example would count as zero in a batch and not by itself, when the others are gone.
     """
-    if inputs.dim() != 4 or len(inputs) == 1 or not inputs.is_floating_point():
+    if inputs.dim() != 4 or not inputs.is_floating_point():
         return inputs.contiguous()
     _, channels, height, width = inputs.shape
     if channels == 1:

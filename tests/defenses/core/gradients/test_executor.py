@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from defenses.core import (
     Block,
@@ -53,6 +54,57 @@ def test_microbatches_do_not_change_the_release(microbatch):
     whole = Engine(duties.network(), noise=seeded(3)).run(PLAIN.at(2.0), inputs, labels)
     cut = Engine(duties.network(), noise=seeded(3), microbatch=microbatch).run(PLAIN.at(2.0), inputs, labels)
     torch.testing.assert_close(cut.total, whole.total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["layerwise", "torch.func", "one_by_one"])
+def test_parameters_that_were_put_in_place_of_others_are_those_that_count(engine):
+    """`load_state_dict(assign=True)` keeps no parameter: by those of before, gradients would be of old weights."""
+    inputs, labels = duties.DATA
+    model, other = duties.network(), duties.network()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-2).add_(0.1)
+    ours = Engine(model, engine=engine)
+    ours.run(PLAIN.at(0.0), inputs, labels)
+    model.load_state_dict(other.state_dict(), assign=True)
+    found = ours.run(PLAIN.at(0.0), inputs, labels).total
+    expected = Engine(other, engine=engine).run(PLAIN.at(0.0), inputs, labels).total
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("replaced", [nn.Linear(7, 7), nn.Tanh()])
+def test_a_layer_that_was_put_in_place_of_another_is_the_one_that_counts(replaced):
+    inputs, labels = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    model = nn.Sequential(nn.Linear(7, 7), nn.Linear(7, 7) if isinstance(replaced, nn.Linear) else nn.ReLU())
+    ours = Engine(model, engine="layerwise")
+    plan = StepPlan(Block(codec=Everything(ours.layout.dim), bound=clip(0.3))).at(0.0)
+    ours.run(plan, inputs, labels)
+    model[1] = replaced
+    expected = Engine(model, engine="one_by_one").run(plan, inputs, labels).total
+    torch.testing.assert_close(ours.run(plan, inputs, labels).total, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_that_came_after_the_first_batch_is_left_without_a_gradient():
+    """It is none of the layout's; what a pass over the batch left there would be its sum, without bound or noise."""
+    inputs, labels = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3, bias=False))
+    ours = Engine(model)
+    plan = StepPlan(Block(codec=Everything(ours.layout.dim), bound=clip(0.3))).at(0.0)
+    ours.run(plan, inputs, labels)
+    model[2].bias = nn.Parameter(torch.zeros(3))
+    ours.run(plan, inputs, labels)
+    assert model[2].bias.grad is None
+
+
+def test_dropout_that_came_after_the_first_batch_is_drawn_by_record_too():
+    inputs, labels = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 3))
+    ours = Engine(model)
+    plan = StepPlan(Block(codec=Everything(ours.layout.dim), bound=clip(0.3))).at(0.0)
+    ours.run(plan, inputs, labels)
+    model.insert(2, nn.Dropout(0.5))
+    with pytest.raises(ValueError, match="coins must be given where there is dropout"):
+        ours.run(plan, inputs, labels)
 
 
 def test_sums_do_not_lose_small_rows_among_many():

@@ -1,5 +1,7 @@
 """Per-example gradients against a loop of autograd, and the order in which they are laid out."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -99,6 +101,35 @@ def test_the_model_keeps_its_very_parameters(name):
         per_example_gradients(model, cross_entropy, Layout.of(model), inputs[:n], labels[:n])
     assert [id(p) for p in model.parameters()] == before
     assert all(p.grad is None for p in model.parameters())
+
+
+class Shifted(nn.Module):
+    """A layer with a parameter, and a buffer where there is to be one."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        if buffer:
+            self.register_buffer("shift", torch.ones(4, dtype=torch.float64))
+        else:
+            self.shift = 1.0
+
+    def forward(self, x):
+        return self.weight * x + self.shift
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_scripted_layer_is_differentiated_as_the_layer_is(buffer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch would have scripts go
+        scripted = torch.jit.script(Shifted(buffer))
+    inputs, labels = torch.randn(1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.ones(1)
+    rows = []
+    for layer in (scripted, Shifted(buffer)):
+        model, before = nn.Sequential(layer), [*layer.parameters()]
+        rows.append(per_example_gradients(model, cross_entropy, Layout.of(model), inputs, labels.long()))
+        assert [type(p) for p in layer.parameters()] == [type(p) for p in before]
+    torch.testing.assert_close(*rows)
 
 
 def test_frozen_parameters_have_no_columns_and_are_used_as_they_are():

@@ -256,3 +256,14 @@ def test_what_cancels_in_a_coefficient_does_not_let_one_row_move_the_others(size
         kept = [number for number in range(count) if number != gone]
         less = engine.run(plan, rows[kept], labels[kept]).total
         assert float((whole - less).double().norm()) <= bound * (1 + 1e-4)
+
+
+def test_many_long_rows_inside_leave_as_little_as_few():
+    """By a plain product of the formed basis a hundred times as much, which a bound makes longer yet."""
+    signals, inputs = torch.full((1, 2), 0.5), torch.rand(1, 600_000, generator=coins()) + 0.5
+    row = (signals.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
+    length = row.double().norm().float()
+    directions = OuterDirections(signals, inputs, (1 / length).view(1, 1))
+    rest = Complement(ImplicitSubspace((directions,), ((0, row.shape[1]),), row.shape[1]))
+    for many in (1, 16):
+        assert float(rest.encode(row.repeat(many, 1))[0].norm() / length) < 1e-6

@@ -219,3 +219,14 @@ def test_every_layer_of_a_model_is_tried_once(everywhere):
     for size in (3, 5):
         engine.rows(torch.randn(size, 2, 8, 8), torch.arange(size) % 3)
     assert example_groups.right.cache_info().misses == 2
+
+
+def test_products_of_a_row_are_the_same_whoever_else_is_there():
+    coins = torch.Generator().manual_seed(0)
+    rows, basis = torch.randn(70, 4096, generator=coins), torch.randn(100, 4096, generator=coins).T
+    if not onednn.faster_here(rows):
+        pytest.skip("oneDNN's kernels are taken on CPUs with AVX-512")
+    whole = onednn.product(rows, basis)
+    for count in (69, 65, 64, 63, 50):
+        assert torch.equal(onednn.product(rows[:count].contiguous(), basis), whole[:count])
+        assert torch.equal(onednn.product(rows[-count:].contiguous(), basis), whole[-count:])
