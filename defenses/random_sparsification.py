@@ -28,6 +28,7 @@ from .core import (
     Stateless,
     StepPlan,
     bounded,
+    floor_of,
     refuse_count,
     refuse_fraction,
     refuse_unknown,
@@ -82,7 +83,7 @@ class RandomSparsification(Stateless):
         # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
         within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
         refresh = context.epoch * self.refreshes + within
-        dropped = int(self.final_sparsity * self._grown(refresh, context) * context.dim)
+        dropped = floor_of(self.final_sparsity * self._grown(refresh, context), context.dim)
         kept = _drawn(refresh, dropped, context)
         if self.where == "after the noise":
             return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Keep(kept))

@@ -27,6 +27,7 @@ from .core import (
     Defense,
     StepPlan,
     bounded,
+    floor_of,
     refuse_count,
     refuse_fraction,
 )
@@ -56,7 +57,7 @@ class Ranked:
             epochs = self.cooling_epochs or context.epochs
             sparsity = self.final_sparsity * min(1.0, context.epoch / max(1, epochs - 1))
             # Stable: ties, as between coordinates without a gradient, go by number on every device.
-            smallest = state["seen"].abs().argsort(stable=True)[: int(sparsity * context.dim)]
+            smallest = state["seen"].abs().argsort(stable=True)[: floor_of(sparsity, context.dim)]
             state = {"epoch": context.epoch, "dropped": smallest, "seen": torch.zeros_like(state["seen"])}
         everywhere = Complement(Coordinates(state["dropped"], dim=context.dim))
         if not self.fresh_rank_noise:

@@ -13,6 +13,7 @@ from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
 from .plan.composed import Stacked, Stretched, Within
+from .plan.counts import dealt, floor_of
 from .plan.defense import (
     Block,
     Context,
@@ -172,10 +173,12 @@ __all__ = [
     "contributions",
     "cross_entropy",
     "cyclic",
+    "dealt",
     "displacement_std",
     "drop_in_each",
     "drop_overall",
     "fixed",
+    "floor_of",
     "from_generator",
     "from_os",
     "full",
