@@ -12,7 +12,7 @@ from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed import Stacked, Stretched, Within
+from .plan.composed import Stacked, Stretched, Within, made_of
 from .plan.counts import dealt, floor_of
 from .plan.defense import (
     Block,
@@ -188,6 +188,7 @@ __all__ = [
     "keyed",
     "leading_directions",
     "logistic",
+    "made_of",
     "noise_multiplier",
     "noise_within",
     "normalize",
