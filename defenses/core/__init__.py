@@ -10,7 +10,7 @@ from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_exa
 from .gradients.sums import clipped_sums, contributions
 from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
-from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
+from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
 from .plan.composed import Stacked, Stretched, Within, made_of
 from .plan.counts import dealt, floor_of
@@ -102,6 +102,7 @@ __all__ = [
     "Everything",
     "Execution",
     "FeatureStatistics",
+    "FixedBoundKind",
     "Gradient",
     "GradientAhead",
     "GradientDifference",

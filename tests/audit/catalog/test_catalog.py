@@ -223,6 +223,8 @@ FIXED = {"adaptive_clipping", "diff2", "dpdr", "gep", "per_layer"}
 
 @pytest.mark.parametrize("name", [n for n in catalog.names("defenses") if "bound" in catalog.settings("defenses", n)])
 def test_the_clip_norm_of_any_method_of_one_block_follows_its_rows_by_name(name):
+    offered = next(one for one in explain.explain(name).settings if one.name == "bound")
+    assert ("'adaptive'" in offered.type) == (name not in FIXED) and "'normalize'" in offered.type
     if name in FIXED:
         with pytest.raises(CatalogError, match=f"defenses/{name}.py cannot have the bound 'adaptive': "):
             catalog.defense(name, {"bound": "adaptive"})
