@@ -8,6 +8,9 @@ Deviation: the noise of both parts follows from one multiplier and a share, beca
 code adds up the cost of two sampled Gaussians, which understates it (nominal epsilon 8 is 8.8). Noise of the rest
 along the directions is projected off unless `project_noise=False`.
 Guarantee: one Gaussian a step at the defense's multiplier, for both parts together.
+Caveat: the paper's epsilons are those of Poisson sampling, and its code deals a shuffled data set out, of which far
+less is proved: noise multiplier 1.54 over 40 epochs of 50 steps is 2.75 with the one, and 25.3 with the other (delta
+1e-5).
 """
 
 from __future__ import annotations
