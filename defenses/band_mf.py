@@ -1,8 +1,9 @@
 """Banded matrix factorisation: noise correlated over a few steps, with which Poisson sampling in groups amplifies.
 
 Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified
-Approach to Private Training", NeurIPS 2023. Steps at least `bands` apart share no noise, so that a record whose group
-has its turn every `bands` steps pays as under Poisson sampling of its group alone.
+Approach to Private Training", NeurIPS 2023. A step's noise is what it draws less shares of the last few steps' noise
+(Algorithm 9 there, by the number that jax_privacy gives). Steps at least `bands` apart share no noise, so that a record
+whose group has its turn every `bands` steps pays as under Poisson sampling of its group alone.
 Deviation: C is Toeplitz, its `bands` coefficients those with the least mean squared error of the prefix sums (found by
 L-BFGS on the exact gradient), as in McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Large Scale
 Differentially Private ML", 2024.
@@ -35,8 +36,9 @@ def band_mf(
         clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
         bands: steps over which noise is correlated, the step itself counted; 1 is DP-SGD.
         noise_multiplier: what one use of a record is charged as; None until it is calibrated.
-        bound: how gradients are bounded.
-        regulariser: of the bound; its own default where None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     refuse_count("bands", bands)
     method = _BandMF(bound=bounded(clip_norm, bound, regulariser), bands=bands)

@@ -29,8 +29,9 @@ def bisr(
         clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
         bands: coefficients of the inverse, its leading 1 counted; 1 is DP-SGD.
         noise_multiplier: what one use of a record is charged as; None until it is calibrated.
-        bound: how gradients are bounded.
-        regulariser: of the bound; its own default where None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     refuse_count("bands", bands)
     return Defense(_Bisr(bound=bounded(clip_norm, bound, regulariser), bands=bands), noise_multiplier, name="bisr")

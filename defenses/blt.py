@@ -34,8 +34,9 @@ def blt(
         clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
         buffers: vectors that are kept from step to step.
         noise_multiplier: what one use of a record is charged as; None until it is calibrated.
-        bound: how gradients are bounded.
-        regulariser: of the bound; its own default where None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     refuse_count("buffers", buffers)
     method = _Blt(bound=bounded(clip_norm, bound, regulariser), buffers=buffers)

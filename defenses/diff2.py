@@ -5,8 +5,9 @@ ICML 2023, arXiv:2302.03884. A gradient changes by at most its smoothness times 
 parameters moved, so near a stationary point its change needs little clip norm, and little noise.
 Deviation: the paper takes full batches; on a Poisson sample the same examples are asked at both points, of a fresh
 batch in every step. `radius="constant"` keeps one clip norm for all changes, as the comparison in arXiv:2406.02744
-tunes it. A change shorter than 1/16384 of the two gradients may be rounding, and is bounded as if it were that long:
-where the parameters hardly move, changes come out too short.
+tunes it. Where the parameters have not moved at all, every change is zero and the paper has nothing to release; here
+that step is a restart, which is released and charged as any other. A change shorter than 1/16384 of the two gradients
+may be rounding, and is bounded as if it were that long: where the parameters hardly move, changes come out too short.
 Guarantee: one Gaussian a step at the defense's multiplier: the distance is between released iterates, so it may set the
 bound. Noise adds up until the next restart.
 Caveat: noise moves the parameters, and the moving radius with them, which scales the next noise: by noise alone each

@@ -32,8 +32,9 @@ def dp_ftrl(
         tree_per_epoch: whether every epoch has a tree of its own; one tree for the run else.
         noise_multiplier: what one use of a record is charged as: noise standard deviation / C of a node, over the root
             of the number of nodes above a step; None until it is calibrated.
-        bound: how gradients are bounded.
-        regulariser: of the bound; its own default where None.
+        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
+            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
+        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     method = _InTrees(bound=bounded(clip_norm, bound, regulariser), restart=tree_per_epoch)
     return Defense(method, noise_multiplier, name="dp_ftrl")

@@ -10,7 +10,9 @@ technique is applied layer by layer: clipping each of L layers to the full clip 
 as much, so that `clipping="layer"` gives each C / sqrt(L), and noise as before.
 Guarantee: one Gaussian a step at the defense's multiplier, whatever the number of blocks.
 Caveat: of the six rows of its noise table three stay within the epsilon of the DP-SGD beside them, for some switch
-step; SVHN's two, and MNIST's at the larger epsilon, exceed it for every one.
+step; SVHN's two, and MNIST's at the larger epsilon, exceed it for every one. The nominal epsilon 8 holds for at most 4
+decomposed steps on MNIST, 61 on CIFAR-10 and 6 on SVHN (RDP, delta 1e-5). Clipping each of MNIST's 4 layers to the full
+clip norm makes its epsilon 3 one of 14.5 if 200 steps are decomposed so, and of 31.6 if the later DP-SGD is, too.
 """
 
 import math
@@ -127,8 +129,8 @@ def dpdr(
     Args:
         clip_norm: largest norm of the left-over part, and of the whole gradient outside of the decomposed
             steps, L2, in gradient units.
-        clip_norm_along: largest norm of the vector of coefficients along the direction, one a layer;
-            `clip_norm` if None.
+        clip_norm_along: largest norm of the vector of coefficients along the direction, one a layer, L2, in gradient
+            units; `clip_norm` if None.
         share: fraction of a step's 1 / sigma^2 spent on the coefficients.
         switch_step: first step that is plain DP-SGD again.
         project_noise: whether the left-over part's noise along the direction is removed.

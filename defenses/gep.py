@@ -2,12 +2,15 @@
 
 Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private Learning",
 ICLR 2021. Gradients lie close to the span of public ones, so that most of them is a few numbers, on which
-little noise falls, and the rest is short. The vector of parameters is cut into groups, with more directions for longer
-ones.
+little noise falls, and the rest is short. The vector of parameters is cut into groups of neighbours, of one length up
+to rounding, and each has its part of the directions.
 Deviation: the noise of both parts follows from one multiplier and a share, because both see one batch: their released
 code adds up the cost of two sampled Gaussians, which understates it (nominal epsilon 8 is 8.8). Noise of the rest
 along the directions is projected off unless `project_noise=False`.
 Guarantee: one Gaussian a step at the defense's multiplier, for both parts together.
+Caveat: the paper's epsilons are those of Poisson sampling, and its code deals a shuffled data set out, of which far
+less is proved: noise multiplier 1.54 over 40 epochs of 50 steps is 2.75 with the one, and 25.3 with the other (delta
+1e-5).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from .core import (
     StepPlan,
     SubspaceMemory,
     bounded,
+    dealt,
     leading_directions,
     refuse_count,
 )
@@ -86,14 +90,14 @@ class Gep:
         return tuple((a, b) for a, b in pairwise(edges) if b > a)
 
     def _directions(self, spans: tuple[tuple[int, int], ...], context: Context) -> tuple[Tensor, ...]:
-        """Leading directions of public gradients in each group: `rank` in all, as the roots of their lengths."""
+        """Leading directions of public gradients in each group: `rank` in all, by the roots of their lengths."""
         rows = context.public_rows(self.auxiliary_size or self.rank)
         if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
             rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-        roots = [math.sqrt(b - a) for a, b in spans]
+        ranks = dealt(self.rank, [math.sqrt(b - a) for a, b in spans])
         found = []
-        for number, ((a, b), root) in enumerate(zip(spans, roots, strict=True)):
-            rank = min(max(1, round(self.rank * root / math.fsum(roots))), b - a)
+        for number, ((a, b), own) in enumerate(zip(spans, ranks, strict=True)):
+            rank = min(max(1, own), b - a)
             coins = context.coins(f"gep {context.step} {number}")
             found.append(
                 leading_directions(
@@ -123,8 +127,8 @@ def gep(
 
     Args:
         clip_norm: C0, largest norm of an example's coefficients, L2, in gradient units.
-        clip_norm_rest: C1, largest norm of what is left over.
-        rank: directions of all groups together; the paper takes 1000.
+        clip_norm_rest: C1, largest norm of what is left over, L2, in gradient units.
+        rank: directions of all groups together, of which each gets at least one; the paper takes 1000.
         groups: parts that the vector of parameters is cut into.
         interval: steps that directions are used for.
         auxiliary_size: public examples of a refresh; as many as `rank` if None. The paper takes 2000.

@@ -8,7 +8,9 @@ Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask (t
 is of `posterior_freeze`; here the masked gradient is what is bounded). Without clipping or noise, nothing.
 Caveat: Theorem 5.1, that sparser updates leave an attacker more error, is of noise of one size and no clipping; where
 clipping is active the gain is gone in the theorem's own model. Its noise factor under momentum, 1 / (1 - mu), is that
-of the displacement; the velocity's is 1 / sqrt(1 - mu^2). `leakbench theory` measures both.
+of the displacement; the velocity's is 1 / sqrt(1 - mu^2). `leakbench theory` measures both. Its epsilons are those of
+Poisson sampling, and most of its runs deal a shuffled data set out: noise multiplier 1.54 over 40 epochs of 50 steps
+is 2.75 with the one, and what is proved of the other is 25.3 (delta 1e-5).
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from .core import (
     Stateless,
     StepPlan,
     bounded,
+    floor_of,
     refuse_count,
     refuse_fraction,
     refuse_unknown,
@@ -82,7 +85,7 @@ class RandomSparsification(Stateless):
         # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
         within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
         refresh = context.epoch * self.refreshes + within
-        dropped = int(self.final_sparsity * self._grown(refresh, context) * context.dim)
+        dropped = floor_of(self.final_sparsity * self._grown(refresh, context), context.dim)
         kept = _drawn(refresh, dropped, context)
         if self.where == "after the noise":
             return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Keep(kept))

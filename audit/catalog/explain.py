@@ -6,16 +6,21 @@ import ast
 import importlib
 import importlib.resources
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
+
+from defenses.core import BoundKind, FixedBoundKind
 
 from . import plugins
 from .in_a_step import InAStep, in_a_step
 from .messages import in_one_line, no_such
 from .methods import (
+    BUDGETED,
     KINDS,
     EntryKind,
     MethodKind,
+    adapts,
     check,
     defense,
     entry_points,
@@ -26,6 +31,9 @@ from .methods import (
     settings,
 )
 from .settings import CatalogError, Setting, read_settings
+
+CALIBRATED = "calibrated to the budget"
+"""What the noise multiplier of a defense is where nobody gives one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,7 @@ class Explanation:
         about: the whole text of its file.
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
+        sees: what an observer of a defense's updates gets in a step; None for others, and where nobody has said it.
         in_a_step: what a defense shows and costs, or why that cannot be told; None for others.
     """
 
@@ -48,6 +57,7 @@ class Explanation:
     about: str
     settings: tuple[Setting, ...] = ()
     requires: dict[str, Any] | None = None
+    sees: str | None = None
     in_a_step: InAStep | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,6 +69,7 @@ class Explanation:
             "about": self.about,
             "settings": [setting.to_dict() for setting in self.settings],
             "requires": self.requires,
+            "sees": self.sees,
             "in_a_step": self.in_a_step.to_dict() if isinstance(self.in_a_step, InAStep) else None,
             "not_rehearsed": self.in_a_step if isinstance(self.in_a_step, str) else None,
         }
@@ -145,10 +156,36 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
         kind=KINDS[kind],
         summary=summary,
         about=about,
-        settings=tuple(settings(kind, name).values()),
+        settings=_of_a_defense(name) if kind == "defenses" else tuple(settings(kind, name).values()),
         requires=None if requires is None else requires.to_dict(),
+        sees=_column("sees").get(name) if kind == "defenses" and not foreign(kind, name) else None,
         in_a_step=_facts(name) if kind == "defenses" else None,
     )
+
+
+def _of_a_defense(name: str) -> tuple[Setting, ...]:
+    """The settings of a defense, its noise multiplier among them, and each with the values that it takes."""
+    found = list(settings("defenses", name).values())
+    noise = read_settings(find("defenses", name)).get(BUDGETED)
+    if noise is not None:
+        found.append(replace(noise, required=False, default=CALIBRATED))
+    if any(setting.annotation == BoundKind for setting in found) and not adapts(name):
+        found = [replace(one, annotation=FixedBoundKind) if one.annotation == BoundKind else one for one in found]
+    return tuple(found)
+
+
+@cache
+def _column(title: str) -> dict[str, str]:
+    """A column of the tables of defenses in the README beside them: name of a method -> its cell."""
+    text = importlib.resources.files("defenses").joinpath("README.md").read_text(encoding="utf-8")
+    found, place = {}, None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if not cells or cells[0] == "name":
+            place = cells.index(title) if title in cells else None
+        elif place is not None and cells[0].startswith("`"):
+            found[cells[0].strip("`")] = cells[place]
+    return found
 
 
 def _facts(name: str) -> InAStep | str:

@@ -2,6 +2,7 @@
 
 The rehearsal is on made-up gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
 first step and the last one of a run of 20 epochs, at the method's default settings.
+What is sent beside the numbers shows in a second rehearsal, under other public coins (`besides.py`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from benchmarks import models
 from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed, unverified
 
+from .besides import Besides, besides
+
 BYTES = 4  # of a number in float32
-_LAYOUT = Layout(
-    ("0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias"),
-    ((16, 1, 8, 8), (16,), (32, 16, 4, 4), (32,), (32, 512), (32,), (10, 32), (10,)),
-)
+_INPUT = (1, 28, 28)
 _EPOCHS, _PER_EPOCH = 20, 10
 
 
@@ -27,6 +30,7 @@ class InAStep:
         parameters: of the network that figures are for.
         first: numbers released in the first step, one entry a block.
         last: the same of the last step.
+        besides: masks and bases that these numbers are told in.
         shares: fraction of the last step's 1 / sigma^2 that each block spends.
         events: what is charged, in words.
         reason: why nothing is proved; empty where a bound and noise prove something.
@@ -37,6 +41,7 @@ class InAStep:
     parameters: int
     first: tuple[int, ...]
     last: tuple[int, ...]
+    besides: tuple[Besides, ...]
     shares: tuple[float, ...]
     events: tuple[str, ...]
     reason: str
@@ -50,6 +55,7 @@ class InAStep:
             "numbers_first_step": list(self.first),
             "numbers_last_step": list(self.last),
             "bytes_last_step": BYTES * sum(self.last),
+            "sent_besides": [one.to_dict() for one in self.besides],
             "shares": list(self.shares),
             "events": list(self.events),
             "proves_nothing": self.reason or None,
@@ -65,7 +71,7 @@ class InAStep:
             return f"{parts} number{'s' if sum(sizes) != 1 else ''} ({BYTES * sum(sizes):,} bytes)"
 
         over = told(self.last) if self.first == self.last else f"{told(self.first)} at first, {told(self.last)} at last"
-        found = [f"sends, of {self.parameters:,} parameters: {over}"]
+        found = [f"sends, of {self.parameters:,} parameters: {over}", *(one.line() for one in self.besides)]
         if len(self.shares) > 1:
             shares = ", ".join(f"{share:.3g}" for share in self.shares)
             found.append(f"shares of 1 / sigma^2: {shares}")
@@ -96,21 +102,45 @@ def _sizes(plan: StepPlan) -> tuple[int, ...]:
     return tuple(block.codec.size for block in blocks)
 
 
+def _network() -> nn.Module:
+    return models.build("dp_cnn_small", input_shape=_INPUT, classes=10)
+
+
+def _account(defense: Defense) -> Account:
+    return Account(Ledger(poisson(1 / _PER_EPOCH)), remarks=unverified(defense=defense))
+
+
+def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, *, seed: int = 0) -> list[StepPlan]:
+    """Plans of the first step and the last one: what a method remembers of the first is there in the last."""
+    steps = _EPOCHS * _PER_EPOCH
+    taken = rehearsed(
+        defense,
+        account,
+        steps=steps,
+        only=(0, steps - 1),
+        public=public,
+        layout=layout,
+        seed=seed,
+        architecture=_network,
+        input_shape=_INPUT,
+    )
+    return [step.plan.plan for step in taken if step.plan]
+
+
 def in_a_step(defense: Defense) -> InAStep:
     """The facts of a defense, at a noise multiplier of 1 unless it has one."""
-    sampler = poisson(1 / _PER_EPOCH)
-    account, public = Account(Ledger(sampler), remarks=unverified(defense=defense)), ToyRows(_LAYOUT.dim)
-    noisy = defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
-    steps = _EPOCHS * _PER_EPOCH
-    # Two: a basis a step takes seconds. What a method remembers of the first is there in the last.
-    taken = list(rehearsed(noisy, account, steps=steps, only=(0, steps - 1), public=public, layout=_LAYOUT))
-    plans = [step.plan.plan for step in taken if step.plan]
+    layout, noisy = Layout.of(_network()), defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
+    account, public = _account(defense), ToyRows(layout.dim)
+    plans = _plans(noisy, account, public, layout)
+    # What is made of public examples is known as such, and made once: a basis takes seconds.
+    other = plans if public.used else _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
     first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
     entries = account.ledger.entries
     return InAStep(
-        parameters=_LAYOUT.dim,
+        parameters=layout.dim,
         first=first,
         last=last,
+        besides=besides(plans[-1], other[-1], public=public.used),
         shares=tuple(block.share for block in plans[-1].blocks),
         events=tuple(dict.fromkeys(_event(entry, noisy.calibrated_multiplier) for entry in entries)),
         reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),

@@ -193,6 +193,22 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     return _adapting(name, made) if ours else made
 
 
+def adapts(name: str) -> bool:
+    """Whether a suite may give a defense the bound that follows its rows, at the other settings' defaults.
+
+    True also where that cannot be tried, as of a file of others that has settings without a default.
+    """
+    try:
+        made = defense(name)
+    except (CatalogError, ValueError):
+        return True
+    try:
+        _adapting(name, made)
+    except CatalogError:
+        return False
+    return True
+
+
 def _adapting(name: str, made: Defense) -> Defense:
     """The defense with a clip norm that follows its gradients.
 

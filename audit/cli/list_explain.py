@@ -23,11 +23,12 @@ def list_(
     if kind is not None and kind not in catalog.KINDS:
         raise ValueError(no_such("kind", kind, list(catalog.KINDS)))
     kinds: list[catalog.EntryKind] = [k for k in catalog.KINDS if kind in (None, k)]
-    found = {k: {name: about.describe(k, name) for name in catalog.names(k)} | about.patterns(k) for k in kinds}
+    found = {k: {name: about.describe(k, name) for name in catalog.names(k)} for k in kinds}
     if as_json:
         print_json(found if kind is None else found[kinds[0]])
         return OK
     for k in kinds:
+        found[k] |= about.patterns(k)
         if kind is None:
             print(f"{k}:")
         width = max((len(name) for name in found[k]), default=0)
@@ -57,6 +58,8 @@ def explain(
     print(f"{what.name} ({what.kind})\n\n{what.about}")
     if what.requires:
         print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in what.requires.items() if v))
+    if what.sees:
+        print(f"\nan observer of the updates sees: {what.sees}")
     if isinstance(what.in_a_step, str):
         print(f"\na step cannot be rehearsed at the default settings: {what.in_a_step}")
     elif what.in_a_step:

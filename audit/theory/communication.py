@@ -5,12 +5,11 @@ Numbers are float32, 4 bytes. Plans come from a rehearsal, without data, on the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import Any
 
 from benchmarks import models
-from defenses.core import Account, Layout, Ledger, StepPlan, Subspace, ToyRows, poisson, rehearsed
+from defenses.core import Account, Layout, Ledger, StepPlan, Subspace, ToyRows, floor_of, poisson, rehearsed
 
 from .claim import Comparison, Measured, Setup, claim
 
@@ -61,7 +60,7 @@ def bytes_of_updates(setup: Setup) -> Measured:
     constant = {"cooling": False, "final_sparsity": 0.9}
     expected = (
         ("dp_sgd", {}, BYTES * DENSE),
-        ("random_sparsification", constant, BYTES * (DENSE - math.floor(0.9 * DENSE))),
+        ("random_sparsification", constant, BYTES * (DENSE - floor_of(0.9, DENSE))),
         ("pcdp", {"rank": RANK}, BYTES * pcdp),
         ("gep", {"rank": RANK, "groups": 1}, BYTES * (RANK + DENSE)),
         ("gep", {"rank": RANK, "groups": 1, "biased": True}, BYTES * RANK),

@@ -17,6 +17,8 @@ from jaxtyping import Float
 from scipy.integrate import quad
 from torch import Tensor
 
+from defenses.core import floor_of
+
 from .claim import Comparison, Measured, Setup, claim, mean_of, ratio_of
 from .released import mask_of, masks_of, plan_of, released
 from .sparsification import sparse
@@ -32,7 +34,7 @@ A = torch.arange(1, DIM + 1, dtype=torch.float64) / 20
 
 def kept(sparsity: float) -> int:
     """How many of the entries a mask keeps."""
-    return DIM - math.floor(sparsity * DIM)
+    return DIM - floor_of(sparsity, DIM)
 
 
 def laplace(t: float, n: int) -> float:

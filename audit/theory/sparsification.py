@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks import models
 from benchmarks.core import Sizes
-from defenses.core import Defense, Execution, Layout, contributions, poisson, train
+from defenses.core import Defense, Execution, Layout, contributions, floor_of, poisson, train
 
 from ..plan.splits_cache import load_data
 from .claim import Comparison, Measured, Setup, claim, mean_of, ratio_of, spread_of
@@ -104,7 +104,7 @@ def sparsification_silence(setup: Setup) -> Measured:
     )
     numbers = (
         ("largest |release| on dropped coordinates", (plain * dropped).abs().max(), 0.0),
-        ("coordinates that are released", (plain != 0).sum(), DIM - math.floor(sparsity * DIM)),
+        ("coordinates that are released", (plain != 0).sum(), DIM - floor_of(sparsity, DIM)),
         ("largest change of the release when gradients change there", (plain - other).abs().max(), 0.0),
     )
     return Measured(
@@ -159,7 +159,7 @@ def mask_expectations(setup: Setup) -> Measured:
     """Masks of as many epochs against the moments of sampling without replacement."""
     dim, sparsity = 20, 0.63
     masks = masks_of(sparse(setup, sparsity), setup, dim, 2 * setup.draws)
-    rho = (dim - math.floor(sparsity * dim)) / dim
+    rho = (dim - floor_of(sparsity, dim)) / dim
     u = torch.arange(1.0, dim + 1, dtype=torch.float64) / dim
     v = torch.randn(dim, generator=setup.coins("v"), dtype=torch.float64)
     single, flat = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
@@ -193,7 +193,7 @@ def noise_norm(setup: Setup) -> Measured:
         return drawn.norm(dim=1).cpu()
 
     masked, dense = norms(sparsity), norms(0.0)
-    n = dim - math.floor(sparsity * dim)
+    n = dim - floor_of(sparsity, dim)
     lengths = math.lgamma((n + 1) / 2) + math.lgamma(dim / 2) - math.lgamma(n / 2) - math.lgamma((dim + 1) / 2)
     return Measured(
         comparisons=(

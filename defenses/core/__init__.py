@@ -10,9 +10,10 @@ from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_exa
 from .gradients.sums import clipped_sums, contributions
 from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
-from .plan.bound import Bound, BoundKind, adaptive_weight, bounded, clip, normalize, unbounded
+from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed import Stacked, Stretched, Within
+from .plan.composed import Stacked, Stretched, Within, made_of
+from .plan.counts import dealt, floor_of
 from .plan.defense import (
     Block,
     Context,
@@ -101,6 +102,7 @@ __all__ = [
     "Everything",
     "Execution",
     "FeatureStatistics",
+    "FixedBoundKind",
     "Gradient",
     "GradientAhead",
     "GradientDifference",
@@ -172,10 +174,12 @@ __all__ = [
     "contributions",
     "cross_entropy",
     "cyclic",
+    "dealt",
     "displacement_std",
     "drop_in_each",
     "drop_overall",
     "fixed",
+    "floor_of",
     "from_generator",
     "from_os",
     "full",
@@ -185,6 +189,7 @@ __all__ = [
     "keyed",
     "leading_directions",
     "logistic",
+    "made_of",
     "noise_multiplier",
     "noise_within",
     "normalize",

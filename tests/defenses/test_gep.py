@@ -28,6 +28,12 @@ def test_every_group_has_its_part_of_the_directions():
     assert rest.codec.subspace is inside.codec
 
 
+@pytest.mark.parametrize(("rank", "own"), [(10, [4, 3, 3]), (11, [4, 4, 3]), (2, [1, 1, 1]), (60, [20, 20, 20])])
+def test_the_directions_of_all_groups_add_up_to_the_rank_where_each_can_have_one(rank, own):
+    codec = blocks(rank=rank, auxiliary_size=60)[0].codec
+    assert isinstance(codec, Subspace) and [basis.shape[1] for basis in codec.bases] == own
+
+
 def test_both_parts_of_a_gradient_add_up_to_it():
     inside, rest = blocks()
     parts = inside.codec.encode(ROWS), rest.codec.encode(ROWS)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from defenses.core import Complement, Context, Coordinates, release, seeded
+from defenses.core import Complement, Context, Coordinates, poisson, predict, release, seeded, shuffle
 from defenses.dp_sgd import dp_sgd
 from defenses.ranked import ranked
 
@@ -65,6 +65,18 @@ def test_a_draw_of_its_own_for_the_ranking_is_paid_for_with_noise():
     out = released(torch.zeros(1, duties.DIM), 2.0, fresh_rank_noise=True)
     assert not torch.equal(out.noisy[0], out.noisy[1][20:])
     assert torch.equal(out.total[20:], out.noisy[0])
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epochs", "once", "twice", "dealt_out"), [(1.54, 40, 2.75, 4.78, 25.27), (1.81, 60, 2.75, 4.55, 26.72)]
+)
+def test_the_figures_of_its_caveat_are_those_of_the_accountant(sigma, epochs, once, twice, dealt_out):
+    def epsilon(multiplier, sampling):
+        defense = dp_sgd(noise_multiplier=multiplier)
+        return predict(defense, sampling=sampling, steps=50 * epochs).claim(1e-5).epsilon
+
+    found = epsilon(sigma, poisson(0.02)), epsilon(sigma / math.sqrt(2), poisson(0.02)), epsilon(sigma, shuffle(0.02))
+    assert found == pytest.approx((once, twice, dealt_out), abs=0.01)
 
 
 def test_without_sparsity_it_is_dp_sgd_to_the_same_noise_draw():

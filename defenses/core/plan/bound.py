@@ -120,7 +120,10 @@ def adaptive_weight(norm: float, *, regulariser: float) -> Bound:
     return Bound(kind="adaptive_weight", norm=norm, regulariser=regulariser)
 
 
-BoundKind = Literal["clip", "normalize", "adaptive_weight", "adaptive"]
+FixedBoundKind = Literal["clip", "normalize", "adaptive_weight"]
+"""Those of one norm for a whole run."""
+
+BoundKind = Literal[FixedBoundKind, "adaptive"]
 """The bounds that any method with a clip norm takes by name; "adaptive" by way of the catalogue alone (`adapted`)."""
 
 _REGULARISERS: dict[str, float] = {"normalize": 0.01, "adaptive_weight": 0.1}

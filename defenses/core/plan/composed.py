@@ -7,6 +7,7 @@ Guarantee:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .bound import row_norms
-from .codec import Codec, Subspace
+from .codec import Codec, Complement, Subspace
 from .rounding import LEAST_SHARE, gain_of, least_of
+
+
+def made_of(codec: object) -> Iterator[object]:
+    """A codec, and those that it is made of."""
+    yield codec
+    inner = codec.codecs if isinstance(codec, Stacked) else (codec.codec,) if isinstance(codec, Within) else ()
+    for one in (codec.subspace,) if isinstance(codec, Complement | Stretched) else inner:
+        yield from made_of(one)
 
 
 @dataclass(frozen=True, eq=False)

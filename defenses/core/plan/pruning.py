@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .bound import Bound
 from .codec import Coordinates
+from .counts import floor_of
 from .defense import Block, Context, StepPlan
 from .layout import Layout
 from .refusals import refuse_fraction, refuse_unknown
@@ -50,7 +51,7 @@ def drop_in_each(
     for start, stop in layout.weights:
         own, marks = kept[start:stop], scores[start:stop]
         there = int(own.sum()) if among is not None else stop - start
-        count = min(int(fraction * there), there - 1)
+        count = min(floor_of(fraction, there), there - 1)
         if count > 0:
             if there == stop - start:
                 own[:] = ~_lowest(marks, count)
@@ -98,7 +99,7 @@ def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"])
     weights = torch.cat(
         [torch.arange(start, stop, device=scores.device) for start, stop in layout.weights] or [kept[:0].long()]
     )
-    kept[weights[_lowest(scores[weights], int(fraction * len(weights)))]] = False
+    kept[weights[_lowest(scores[weights], floor_of(fraction, len(weights)))]] = False
     for start, stop in layout.weights:
         kept[start + int(scores[start:stop].argmax())] = True
     return kept

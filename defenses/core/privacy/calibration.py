@@ -15,6 +15,7 @@ from typing import cast
 
 import torch
 from scipy.optimize import brentq
+from torch import nn
 
 from ..gradients.executor import Release, add_noise
 from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, NoisyPlan, checked_multiplier
@@ -95,6 +96,9 @@ def rehearsed(
     only: Collection[int] | None = None,
     public: PublicRows | None = None,
     layout: Layout = _TOY,
+    seed: int = 0,
+    architecture: Callable[[], nn.Module] | None = None,
+    input_shape: tuple[int, ...] = (),
 ) -> Iterator[Step]:
     """The steps of a run on empty batches: what each would release, and what it is charged.
 
@@ -105,6 +109,9 @@ def rehearsed(
         only: numbers of those to take, as if the others had changed nothing; None for all of them.
         public: stands in for public data; made-up rows where None.
         layout: of what would be trained.
+        seed: key of the public coins.
+        architecture: makes the network of that layout, for methods that look at it; None for none.
+        input_shape: of its inputs, one example.
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
@@ -123,6 +130,9 @@ def rehearsed(
         layout=layout,
         parameters=parameters.clone(),
         public=public or ToyRows(layout.dim),
+        seed=seed,
+        architecture=architecture,
+        input_shape=input_shape,
         one_off=account.one_off(execute),
     )
     stepper = Stepper(defense, context, parameters.copy_)

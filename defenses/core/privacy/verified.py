@@ -19,7 +19,7 @@ from types import FunctionType
 from ..plan.adapted import EncodedNormWithin
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
-from ..plan.composed import Stacked, Stretched, Within
+from ..plan.composed import Stacked, Stretched, Within, made_of
 from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.implicit import ImplicitSubspace
 from ..plan.post import Keep, Post, Project
@@ -127,10 +127,10 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             yield "trial", part.trial
             for block in part.blocks:
                 yield from (("block", block), ("bound", block.bound), ("query", block.query))
-                yield from (("codec", codec) for codec in _codecs(block.codec))
+                yield from (("codec", codec) for codec in made_of(block.codec))
                 if isinstance(block.query, EncodedNormWithin):
                     yield from (("query", block.query.within), ("query", block.query.query))
-                    yield from (("codec", codec) for codec in _codecs(block.query.codec))
+                    yield from (("codec", codec) for codec in made_of(block.query.codec))
             if isinstance(part.post, Project):
                 yield "codec", part.post.subspace
             if isinstance(part.post, Keep):
@@ -138,14 +138,6 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             yield "post", part.post
             if part.correlated is not None:
                 yield from (("row", part.correlated), ("strategy", part.correlated.strategy))
-
-
-def _codecs(codec: object) -> Iterator[object]:
-    """A codec, and those that it is made of."""
-    yield codec
-    inner = codec.codecs if isinstance(codec, Stacked) else (codec.codec,) if isinstance(codec, Within) else ()
-    for one in (codec.subspace,) if isinstance(codec, Complement | Stretched) else inner:
-        yield from _codecs(one)
 
 
 def _inside(part: object) -> Iterator[object]:

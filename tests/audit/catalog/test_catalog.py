@@ -110,6 +110,13 @@ def test_settings_of_every_method_can_be_read_and_say_what_they_are():
                     assert setting.conform(setting.default) == setting.default
 
 
+@pytest.mark.parametrize("name", catalog.names("defenses"))
+def test_norms_of_gradients_and_what_is_added_to_them_have_their_unit(name):
+    for key, setting in catalog.settings("defenses", name).items():
+        if key in ("clip_norm", "clip_norm_along", "clip_norm_rest", "regulariser"):
+            assert "in gradient units" in setting.about, f"{name}: {key} has no unit"
+
+
 def test_values_are_taken_as_the_type_says_and_never_as_another(written):
     resolved = catalog.resolve("defenses", written("toy_method"), {"rate": 1, "layers": [3], "cap": 2})
     assert resolved == {"rate": 1.0, "layers": (3,), "kind": "soft", "fast": False, "cap": 2.0}
@@ -223,6 +230,8 @@ FIXED = {"adaptive_clipping", "diff2", "dpdr", "geoclip", "gep", "per_layer"}
 
 @pytest.mark.parametrize("name", [n for n in catalog.names("defenses") if "bound" in catalog.settings("defenses", n)])
 def test_the_clip_norm_of_any_method_of_one_block_follows_its_rows_by_name(name):
+    offered = next(one for one in explain.explain(name).settings if one.name == "bound")
+    assert ("'adaptive'" in offered.type) == (name not in FIXED) and "'normalize'" in offered.type
     if name in FIXED:
         with pytest.raises(CatalogError, match=f"defenses/{name}.py cannot have the bound 'adaptive': "):
             catalog.defense(name, {"bound": "adaptive"})

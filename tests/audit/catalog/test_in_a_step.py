@@ -6,7 +6,7 @@ import pytest
 
 from audit.catalog.explain import explain
 from audit.catalog.in_a_step import in_a_step
-from audit.catalog.methods import defense
+from audit.catalog.methods import defense, names
 from audit.cli import main
 
 D = 26_010
@@ -28,6 +28,78 @@ def test_numbers_a_step_are_those_of_the_plans(name, first, last, public):
     assert (found.first, found.last, found.public, found.reason) == (first, last, public, "")
     assert found.events == ("a step is charged: a Gaussian on its batch, at the noise multiplier",)
     assert found.to_dict()["bytes_last_step"] == 4 * sum(last)
+
+
+COINS = "a seed of 8 bytes, once: the {} is drawn by public coins"
+RELEASES = "nothing: the {} is a function of the initial parameters and of past releases"
+PUBLIC = (
+    "nothing where a receiver computes the {} from the same public examples; else {:,} bytes whenever it is made anew"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dp_sgd", None),
+        ("per_layer", None),  # blocks of coordinates that are all of them together
+        ("random_sparsification", COINS.format("mask")),
+        ("dp_ssgd", COINS.format("mask")),
+        ("posterior_freeze", COINS.format("mask of the noisy update")),
+        ("dp_zo", COINS.format("basis")),  # its map after the noise only rescales what is in the same basis
+        ("magnitude_dropping", RELEASES.format("mask")),
+        ("ranked", RELEASES.format("mask")),
+        ("synflow", RELEASES.format("mask")),
+        ("dp_snip", RELEASES.format("mask")),
+        ("dpdr", RELEASES.format("basis")),
+        ("geoclip", RELEASES.format("basis")),
+        ("pcdp", PUBLIC.format("basis", 4 * 100 * (1024 + 8192 + 16_384 + 320))),  # of tensors of more than 100 numbers
+        ("pdp", PUBLIC.format("basis of the noisy update", 4 * 100 * (1024 + 8192 + 16_384 + 320))),
+        ("gep", PUBLIC.format("basis", 4 * 100 * D // 3)),
+    ],
+)
+def test_what_is_sent_beside_the_numbers_follows_from_the_plans(name, said):
+    lines = [one.line() for one in in_a_step(defense(name)).besides]
+    assert lines == ([] if said is None else [f"sends besides: {said}"])
+
+
+def test_a_mask_that_a_method_of_others_draws_is_told_from_one_of_what_was_released(tmp_path):
+    text = (
+        '"""Half of them."""\n'
+        "import torch\n"
+        "from defenses.core import Block, Coordinates, Defense, Stateless, StepPlan, clip\n\n"
+        "class Half(Stateless):\n"
+        "    def plan(self, context):\n"
+        "        order = ORDER\n"
+        "        codec = Coordinates(order[: context.dim // 2], dim=context.dim)\n"
+        "        return StepPlan(Block(codec=codec, bound=clip(1.0)))\n\n"
+        "def half(*, noise_multiplier=None):\n"
+        "    return Defense(Half(), noise_multiplier)\n"
+    )
+    drawn, found = "torch.randperm(context.dim, generator=context.coins(context.step))", []
+    for name, order in (("drawn", drawn), ("ranked", "context.parameters.argsort()")):
+        (tmp_path / f"{name}.py").write_text(text.replace("ORDER", order))
+        found.append(in_a_step(defense(f"{tmp_path / name}.py:half")).to_dict()["sent_besides"])
+    assert found == [
+        [{"what": "mask", "source": "public coins", "bytes": 8, "after_noise": False}],
+        [{"what": "mask", "source": "releases", "bytes": 0, "after_noise": False}],
+    ]
+
+
+@pytest.mark.parametrize("name", names("defenses"))
+def test_what_an_observer_sees_stands_in_the_readme_in_words_that_need_no_other_row(name):
+    sees = explain(name).sees
+    assert sees and not sees.startswith(("the same", "those", "it "))
+
+
+def test_of_a_method_of_others_nobody_has_said_what_an_observer_sees_and_its_noise_is_the_budgets(tmp_path):
+    (tmp_path / "dp_sgd.py").write_text(
+        '"""Mine."""\n\nfrom defenses.core import Defense, Whole, clip\n\n\n'
+        "def dp_sgd(*, noise_multiplier: float):\n    return Defense(Whole(bound=clip(1.0)), noise_multiplier)\n"
+    )
+    found = explain(f"{tmp_path / 'dp_sgd.py'}:dp_sgd")
+    assert found.sees is None
+    (noise,) = found.settings
+    assert (noise.name, noise.required, noise.default) == ("noise_multiplier", False, "calibrated to the budget")
 
 
 def test_a_release_before_the_steps_and_a_missing_guarantee_are_said():

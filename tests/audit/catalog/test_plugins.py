@@ -119,7 +119,7 @@ def test_a_path_is_explained_and_accounted_for(mine, capsys):
     assert "unverified: " in out and "Half" in out  # the claim takes the word of code of others
     found = explain.explain("mine/half_dp.py:half_dp")
     assert (found.kind, found.summary) == ("defense", "DP-SGD on one half of the coordinates.")
-    assert [setting.name for setting in found.settings] == ["clip_norm"]
+    assert [setting.name for setting in found.settings] == ["clip_norm", "noise_multiplier"]
     assert explain.explain("mine/coin.py:coin").requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
 
 

@@ -3,11 +3,15 @@
 import math
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 
 from audit.catalog import methods as catalog
 from audit.plan.expand import budgets_of
 from audit.suite.schema import TRAINING
 from audit.suite.suite import load
+from defenses.core import FeatureStatistics, calibrate, poisson
+from defenses.dp_sgd import dp_sgd
 
 LITTLE = 5_000_000
 """Examples that a small suite may train on, tuning included: ten minutes of two cores at 4,000 a second."""
@@ -83,6 +87,19 @@ def test_every_figure_of_a_paper_stands_beside_a_cell(name):
     shown = [figure for cell in cells for attack in attacks for figure in suite.reported_for(*cell, attack)]
     for row in suite.reported:
         assert any((one.metric, one.value, one.source) == (row.metric, row.value, row.source) for one in shown), row
+
+
+def test_the_statistics_of_handcrafted_features_cost_what_the_paper_pays_for_them():
+    task = load("random_freeze_handcrafted").task
+    assert task.statistics is not None and task.private is not None and task.batch is not None
+    before = FeatureStatistics(**task.statistics.model_dump()).plans()
+    steps, sampling = round(task.epochs * task.private / task.batch), poisson(task.batch / task.private)
+    papers = RdpAccountant()
+    papers.compose(PoissonSampledDpEvent(0.16, GaussianDpEvent(5.65)), 500).compose(GaussianDpEvent(8.0), 2)
+    assert papers.get_epsilon(1e-5) == pytest.approx(3.0, abs=0.005)
+    assert (sampling.rate, steps, [plan.noise_multiplier for plan in before]) == (0.16, 500, [8.0, 8.0])
+    found = calibrate(dp_sgd(), epsilon=3.0, delta=1e-5, sampling=sampling, steps=steps, before=before)
+    assert found.noise_multiplier == pytest.approx(5.24, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["mnist_every_defense", "membership"])

@@ -1,0 +1,123 @@
+"""What is sent beside the numbers of a step: the mask or the basis that they are told in, read off rehearsed plans.
+
+A receiver of coefficients has to know the directions, and one of a part of the coordinates which they are. Both are
+functions of public things: of public coins, whose seed is sent; of public examples, from which a receiver computes
+them again or is sent them; else of what was released before, which it has. Which of them it is shows in a second
+rehearsal under other coins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, made_of
+
+SEED = 8  # bytes
+_FLOAT = 4  # bytes of a number in float32
+
+KnownFrom = Literal["public coins", "public examples", "releases"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Besides:
+    """A mask or a basis that a receiver must know.
+
+    Attributes:
+        what: which of the two.
+        source: what it is a function of.
+        size: bytes of the seed, or of what a receiver does not compute again; 0 where it has all it needs.
+        after_noise: whether it is of the map after the noise alone: the released sum itself is dense.
+    """
+
+    what: Literal["mask", "basis"]
+    source: KnownFrom
+    size: int
+    after_noise: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {"what": self.what, "source": self.source, "bytes": self.size, "after_noise": self.after_noise}
+
+    def line(self) -> str:
+        """A sentence."""
+        use = f"the {self.what}" + " of the noisy update" * self.after_noise
+        if self.source == "public coins":
+            return f"sends besides: a seed of {self.size} bytes, once: {use} is drawn by public coins"
+        if self.source == "public examples":
+            return (
+                f"sends besides: nothing where a receiver computes {use} from the same public examples; else "
+                f"{self.size:,} bytes whenever it is made anew"
+            )
+        return f"sends besides: nothing: {use} is a function of the initial parameters and of past releases"
+
+
+def besides(plan: StepPlan, under_other_coins: StepPlan, *, public: bool) -> tuple[Besides, ...]:
+    """The masks and bases of a plan; one mask and one basis at most of the release, and of the map after it.
+
+    Args:
+        plan: of a step.
+        under_other_coins: of the same step of a run whose public coins have another seed.
+        public: whether public examples were read.
+    """
+    found = []
+    for after_noise, codecs_of in ((False, _released), (True, _after)):
+        mine, other = codecs_of(plan), codecs_of(under_other_coins)
+        kinds: tuple[tuple[Literal["mask", "basis"], Tensor | None, Tensor | None, int], ...] = (
+            ("mask", _mask(mine), _mask(other), _bitmap(mine)),
+            ("basis", _directions(mine), _directions(other), _matrices(mine)),
+        )
+        for what, told, otherwise, whole in kinds:
+            if told is None:
+                continue
+            drawn = otherwise is None or not torch.equal(told, otherwise)
+            source: KnownFrom = "public examples" if public else "public coins" if drawn else "releases"
+            size = {"public examples": whole, "public coins": SEED, "releases": 0}[source]
+            found.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
+    return tuple(found)
+
+
+def _released(plan: StepPlan) -> list[object]:
+    return [codec for block in plan.blocks if block.updates for codec in made_of(block.codec)]
+
+
+def _after(plan: StepPlan) -> list[object]:
+    of_map = plan.post.coordinates if isinstance(plan.post, Keep) else None
+    of_map = plan.post.subspace if isinstance(plan.post, Project) else of_map
+    # A map may only rescale what is inside a released subspace.
+    return [] if of_map is None or any(of_map is codec for codec in _released(plan)) else [of_map]
+
+
+def _mask(codecs: list[object]) -> Tensor | None:
+    """The coordinates that masks name; None where they only divide all of them among blocks, as layer by layer."""
+    masks = [codec for codec in codecs if isinstance(codec, Coordinates)]
+    named = torch.cat([mask.kept for mask in masks]).unique() if masks else torch.zeros(0)
+    return named if masks and 0 < named.numel() < masks[0].dim else None
+
+
+def _bitmap(codecs: list[object]) -> int:
+    return next((-(-codec.dim // 8) for codec in codecs if isinstance(codec, Coordinates)), 0)
+
+
+def _directions(codecs: list[object]) -> Tensor | None:
+    """The sums of all directions, by which bases are told apart; None where there is none but of whole spans."""
+    found = [codec.decode(torch.ones(codec.size)) for codec in _subspaces(codecs)]
+    return torch.cat(found) if _matrices(codecs) else None
+
+
+def _matrices(codecs: list[object]) -> int:
+    """Bytes of the bases: a span that is kept whole, as short ones are, needs none."""
+    return _FLOAT * sum(
+        (stop - start) * rank
+        for codec in _subspaces(codecs)
+        for (start, stop), rank in zip(codec.spans, codec.ranks, strict=True)
+        if rank < stop - start
+    )
+
+
+def _subspaces(codecs: list[object]) -> list[Subspace]:
+    """Each once: a block of coefficients and one of what is left over share theirs."""
+    return list({id(codec): codec for codec in codecs if isinstance(codec, Subspace)}.values())
