@@ -224,7 +224,7 @@ def test_models_are_counted_and_names_without_a_file_are_patterns():
     assert "folder:PATH" in explain.patterns("data") and set(explain.patterns("defenses")) == {"FILE.py:FUNCTION"}
 
 
-FIXED = {"adaptive_clipping", "diff2", "dpdr", "geoclip", "gep", "per_layer"}
+FIXED = {"adaptive_clipping", "diff2", "dp_macadam", "dp_muon", "dpdr", "geoclip", "gep", "per_layer"}
 """What has several things to bound, a clip norm that moves by itself, or one that others are measured by."""
 
 
