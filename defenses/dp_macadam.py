@@ -8,11 +8,16 @@ the centre, from which the noise's own, (b sigma / B)^2, is taken off, between t
 (g - m_t) (g - m_(t-1)), with the centres after and before a release g, is short of the variance by the factor
 kappa_t = 2 (beta1 - beta1^t) / (1 + beta1), exactly, and is divided by it. The text that could be looked up has the
 square of g - m_t instead, for which that kappa is wrong by the factor beta1.
-Deviation: all scales begin at C, so that the first step is DP-SGD's with clip norm C; the paper's first scales could
-not be looked up, nor its clamps. kappa is 0 in the first step, after which the scales stay as they are.
+Deviation: all scales begin at C, so that the first step is DP-SGD's with clip norm C, and clamps are in units of
+C^2 / dim; the paper's first scales could not be looked up, nor its clamps. kappa is 0 in the first step, after which
+the scales stay as they are.
 Guarantee: one Gaussian a step at the defense's multiplier: m and b are functions of releases.
 Caveat: the variance is that of a mean over a batch of B, so that a whole gradient is about sqrt(B) scales long and
 nearly every one is clipped: what is left of it is its direction. Adam's step does not depend on the length of that.
+The average over some 1 / (1 - beta1) releases errs by sqrt(2 (1 - beta1) / (1 + beta1)) of the noise's variance, by a
+third at 0.9: where that is more than the gradients' own, noise decides the scales, and half of the variances lie at
+`lowest`. On 10,000 digits at sigma 14, B 1000 and 100 steps the best of the rates 0.001, 0.003 and 0.01 ended at an
+accuracy of 0.57 with `lowest` 0.01, 0.73 with 1 and 0.76 with 10, where DP-Adam has 0.82 (of 0.003 and 0.01).
 """
 
 from __future__ import annotations
@@ -67,9 +72,9 @@ class DpMacAdam:
             raise ValueError(f"beta1 must be in (0, 1) and beta2 in [0, 1), got {self.betas[0]} and {self.betas[1]}")
         if not 0 < self.stabiliser < math.inf:
             raise ValueError(f"the stabiliser must be a positive finite number, got {self.stabiliser}")
-        if not 1e-18 <= self.lowest <= self.highest <= 1e18:
+        if not 1e-9 <= self.lowest <= self.highest <= 1e9:
             raise ValueError(
-                f"lowest and highest must be in this order and in [1e-18, 1e18], got {self.lowest} and {self.highest}"
+                f"lowest and highest must be in this order and in [1e-9, 1e9], got {self.lowest} and {self.highest}"
             )
 
     def start(self, context: Context) -> MacAdamState:
@@ -95,7 +100,8 @@ class DpMacAdam:
         short = 2 * (beta - beta**taken) / (1 + beta)
         if short > 0:
             noise = (scales * (context.noise_multiplier * self.bound.norm / batch)).square()
-            variance = (spread / short - noise).clamp(self.lowest, self.highest)
+            unit = self.clip_norm**2 / context.dim
+            variance = (spread / short - noise).clamp(unit * self.lowest, unit * self.highest)
             # In float64: a sum of roots of many numbers.
             root = variance.sqrt()
             scales = (root.sqrt().double() * root.double().sum().sqrt()).to(root)
@@ -114,8 +120,8 @@ def dp_macadam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     stabiliser: float = 1e-8,
-    lowest: float = 1e-12,
-    highest: float = 1e2,
+    lowest: float = 1.0,
+    highest: float = 1e4,
     bound: BoundKind = "clip",
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
@@ -128,7 +134,8 @@ def dp_macadam(
         beta1: decay of the average of updates and of their spread, a step.
         beta2: decay of the average of their squares, a step.
         stabiliser: added to the root of that, in gradient units.
-        lowest: h_1, the variance of an entry is clamped at this from below, in squared gradient units; fixed before.
+        lowest: h_1, the variance of an entry is clamped at this from below, in units of C^2 / dim; fixed beforehand.
+            Where all variances are, the scales are C times its root.
         highest: h_2, the same from above.
         bound: how a scaled difference is brought to norm 1: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight"
             (DP-PSAC).

@@ -29,7 +29,7 @@ def test_the_first_step_is_dp_adams():
 
 def test_three_steps_by_hand():
     """The paper's lines one by one, on two numbers."""
-    beta1, beta2, sigma, batch, low, high = 0.6, 0.9, 0.5, 3.0, 1e-6, 1e3
+    beta1, beta2, sigma, batch, low, high = 0.6, 0.9, 0.5, 3.0, 1e-4, 1e3
     defense = dp_macadam(clip_norm=0.25, beta1=beta1, beta2=beta2, lowest=low, highest=high, noise_multiplier=sigma)
     state = defense.start(context_at(0))
     m, v, s = (torch.zeros(2, dtype=torch.float64) for _ in range(3))
@@ -49,7 +49,9 @@ def test_three_steps_by_hand():
         torch.testing.assert_close(plan.post(out.total / batch).double(), step, rtol=1e-4, atol=1e-6)
         if t > 1:
             kappa = 2 * (beta1 - beta1**t) / (1 + beta1)
-            variance = (s / kappa - b**2 * sigma**2 / batch**2).clamp(low, high)
+            variance = (s / kappa - b**2 * sigma**2 / batch**2).clamp(
+                low * 0.25**2 / 2, high * 0.25**2 / 2
+            )  # of two numbers
             b = variance**0.25 * variance.sqrt().sum().sqrt()
         state = defense.observe(state, context, out.noisy, out.total / batch)
         torch.testing.assert_close(state["scales"].double(), b, rtol=1e-4, atol=1e-7)
@@ -59,7 +61,7 @@ def test_three_steps_by_hand():
 def test_the_spread_over_kappa_is_the_variance_of_releases_less_that_of_the_noise():
     """Constant sums under noise of known size: nothing but noise is seen, and the estimate is 0 on average."""
     dim, sigma, batch = 20_000, 2.0, 10.0
-    defense = dp_macadam(clip_norm=0.5, lowest=1e-18, highest=1e18, noise_multiplier=sigma)
+    defense = dp_macadam(clip_norm=0.5, noise_multiplier=sigma)
     coins, state = torch.Generator().manual_seed(0), {}
     for step in range(12):
         context = Context(step=step, steps=12, dim=dim, expected_batch=batch, noise_multiplier=sigma)
@@ -78,11 +80,12 @@ def test_the_spread_over_kappa_is_the_variance_of_releases_less_that_of_the_nois
 
 
 def test_scales_are_clamped_and_add_up():
-    defense = dp_macadam(lowest=0.01, highest=0.01, noise_multiplier=0.5)
+    defense = dp_macadam(clip_norm=2.0, lowest=0.01, highest=0.01, noise_multiplier=0.5)
     context, state = context_at(1), defense.start(context_at(0))
     state = defense.observe(state, context, (torch.tensor([5.0, -3.0]),), torch.zeros(2))
-    # All variances are 0.01, so that b = 0.01^(1/4) (2 * 0.1)^(1/2).
-    torch.testing.assert_close(state["scales"], torch.full((2,), 0.01**0.25 * math.sqrt(0.2)))
+    # All variances are 0.01 * 2^2 / 2, so that b = 0.02^(1/4) (2 * 0.02^(1/2))^(1/2), C times the root of 0.01.
+    torch.testing.assert_close(state["scales"], torch.full((2,), 0.02**0.25 * math.sqrt(2 * math.sqrt(0.02))))
+    torch.testing.assert_close(state["scales"], torch.full((2,), 2.0 * 0.1))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -27,9 +28,10 @@ from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
 from ..reference import Loss, ModelFunction
+from ..sums import added_up
 from .blocks import BatchGradients, served
 from .buffers import BufferPool, Buffers
-from .factors import FactoredGradient, Mapped, Summed
+from .factors import FactoredGradient, Mapped, Summed, parts
 from .layer_rules import KNOWN, refuse_settings
 from .recorder import Use, record
 
@@ -115,12 +117,36 @@ class Layerwise(PerExample):
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Clipped sums without rows, for plans of known queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
-            return super().sums(plan, inputs, targets, views=views)
+            return self._by_rows(plan, inputs, targets, views)
         with torch.no_grad(), self._pool.lend() as buffers:
             # Of what nothing bounds the sum alone is wanted, which the vendor's kernels make without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
             gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
+
+    def _by_rows(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> tuple[Tensor, ...]:
+        """From rows, some at a time: passes over all of them go by the memory, whose fresh pages are cleared first."""
+        with torch.no_grad(), self._pool.lend() as buffers:
+
+            @cache  # by point: one pass of the batch for all rows there
+            def gradients(point: Tensor | None) -> BatchGradients:
+                return self._gradients(inputs, targets, point, views, buffers)
+
+            @cache
+            def losses(point: Tensor | None) -> Tensor:
+                return self.losses(inputs, targets, point=point, views=views)
+
+            like, found = self._forward.value(self.layout.names[0]), None
+            each = 4 * self.layout.dim * like.element_size()  # rows, and what is made of them
+            for part in parts(len(inputs) // views, each, like, wide=True):
+                some = added_up(
+                    plan,
+                    lambda point, part=part: gradients(point).rows(part),
+                    lambda point, part=part: losses(point)[part],
+                )
+                found = some if found is None else tuple(a + b for a, b in zip(found, some, strict=True))
+        assert found is not None  # noqa: S101  there is at least one example
+        return found
 
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
