@@ -17,7 +17,7 @@ nearly every one is clipped: what is left of it is its direction. Adam's step do
 The average over some 1 / (1 - beta1) releases errs by sqrt(2 (1 - beta1) / (1 + beta1)) of the noise's variance, by a
 third at 0.9: where that is more than the gradients' own, noise decides the scales, and half of the variances lie at
 `lowest`. On 10,000 digits at sigma 14, B 1000 and 100 steps the best of the rates 0.001, 0.003 and 0.01 ended at an
-accuracy of 0.57 with `lowest` 0.01, 0.73 with 1 and 0.76 with 10, where DP-Adam has 0.82 (of 0.003 and 0.01).
+accuracy of 0.57 with `lowest` 0.01, 0.73 with 1 and 0.75 with 10, where DP-Adam has 0.82 (of 0.003 and 0.01).
 """
 
 from __future__ import annotations
