@@ -41,12 +41,14 @@ def product(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Te
     if not (worth_it and weights.is_contiguous() and rows.is_contiguous() and faster_here(rows)):
         return inner_products(rows, basis)
     kernels = weights.view(len(weights), width, 1, 1).split(max(1, _WEIGHTS // width))
-    whole = count // _IMAGES * _IMAGES
-    # What is left over is filled up, not multiplied otherwise: a row's products are the same whoever else is there.
-    filled = F.pad(rows[whole:], (0, 0, 0, -count % _IMAGES))
+    missing = -count % _IMAGES
+    # What is left over is filled up, not multiplied otherwise: a row's products are the same whoever else is there. Of
+    # few rows all are copied for that, which takes less than to lay out a large basis once more.
+    whole = 0 if missing and rows.numel() < basis.numel() else count - count % _IMAGES
+    filled = F.pad(rows[whole:], (0, 0, 0, missing))
     parts = [part for part in (rows[:whole], filled) if len(part)]
-    found = torch.cat([torch.cat([_by_pixels(part, some) for some in kernels], dim=1) for part in parts])
-    return found[:count]
+    found = [torch.cat([_by_pixels(part, some) for some in kernels], dim=1) for part in parts]
+    return (found[0] if len(found) == 1 else torch.cat(found))[:count]
 
 
 def _by_pixels(rows: Float[Tensor, "n d"], kernels: Float[Tensor, "k d 1 1"]) -> Float[Tensor, "n k"]:
