@@ -13,8 +13,11 @@ from defenses.core import (
     Complement,
     Coordinates,
     Everything,
+    GradientAhead,
     GradientDifference,
+    GradientLess,
     Layout,
+    LossChange,
     NormWithin,
     StepPlan,
     Subspace,
@@ -29,7 +32,7 @@ from defenses.core import (
 from defenses.core.gradients.choose import choose
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise import blocks, convolution, linear, patches
+from defenses.core.gradients.layerwise import blocks, convolution, factors, linear, patches
 from defenses.core.gradients.layerwise.cost import Strategy, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.core.plan import codec, query
@@ -178,6 +181,25 @@ def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
         monkeypatch.setattr(convolution, "summed_by_tiles", tiled)
         monkeypatch.setattr(linear, "cheapest", forced)
         assert_same_sums(made, rows, ("normalize", "masked", "three blocks", "two masks, and none"), way)
+
+
+@pytest.mark.parametrize("chunk", [1, 2000, 10**9])
+@pytest.mark.parametrize("views", [1, 2])
+def test_queries_that_want_rows_get_them_in_parts_and_have_the_same_sums(monkeypatch, chunk, views):
+    monkeypatch.setattr(factors, "_CHUNK_BYTES", {"cpu": chunk, "cuda": chunk})
+    made = problem("conv2d_plain")
+    layout = Layout.of(made.model)
+    engine, reference = engine_of(made), TorchFunc(made.model, cross_entropy, layout)
+    everything, other = Everything(layout.dim), 1.01 * layout.read(made.model)
+    plan = StepPlan(
+        Block(codec=everything, bound=clip(0.1), share=0.25, query=GradientDifference(other)),
+        Block(codec=everything, bound=clip(0.1), share=0.25, query=GradientLess(other)),
+        Block(codec=everything, bound=clip(0.1), share=0.25, query=GradientAhead(other, 0.3)),
+        Block(codec=Everything(1), bound=clip(0.1), share=0.25, query=LossChange(other), updates=False),
+    )
+    sums = [one.sums(plan, made.inputs, made.targets, views=views) for one in (engine, reference)]
+    for found, expected in zip(*sums, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", [n for n in KNOWN if "conv2d" in n or n == "small_resnet"])
