@@ -1,7 +1,7 @@
 """Per-example gradients of a convolution's weight: sums over positions of derivative times patch, in four ways.
 
-Rows are made by products of patches (`patches.py`) or by the vendor's kernel for groups (`example_groups.py`); norms
-without rows come from inner products between positions.
+Rows are made by products of patches (`patches.py`) or by compiled kernels (`compiled_rows.py`); norms without rows come
+from inner products between positions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from ...compiled.convolution_rows import MOST_IN_A_ROW
 from ...plan.bound import row_norms
-from ...plan.lengths import lengths
-from . import example_groups
+from . import compiled_rows
 from . import winograd as tiles
-from .cost import Shape, Strategy, cheapest, estimates, made_by_groups, summed_by_tiles
-from .example_groups import ExampleGroups
+from .compiled_rows import CompiledRows
+from .cost import Shape, Strategy, Summation, cheapest, estimates, made_by_kernel, summation
 from .factors import (
     BasisPiece,
     FactoredGradient,
@@ -69,11 +69,13 @@ class Convolution(FactoredGradient):
         self._kept: KeptRows | None = None
 
     @cached_property
-    def _maker(self) -> PatchProducts | ExampleGroups:
+    def _maker(self) -> PatchProducts | CompiledRows:
         """What makes rows."""
-        g, sizes = self.geometry, (tuple(v.shape[2:]) for v in (self.inputs, self.signals))
-        if made_by_groups(self.shape, self.like.device.type) and example_groups.right(g, *sizes):
-            return ExampleGroups(self.inputs, self.signals, g, self.views)
+        sizes = (tuple(values.shape[2:]) for values in (self.inputs, self.signals))
+        if made_by_kernel(self.shape, self.like.device.type) and compiled_rows.right(
+            self.geometry, *sizes, self.views, self.like.dtype
+        ):
+            return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
 
     @property
@@ -83,7 +85,7 @@ class Convolution(FactoredGradient):
 
     def rows(self, which: slice | Tensor) -> Tensor:
         """In the weight's own order."""
-        return example_groups.rows_of(self._maker, which)
+        return self._maker.order.in_order(self._maker.made(which))
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """All rows, as many at a time as suits what makes them."""
@@ -91,13 +93,15 @@ class Convolution(FactoredGradient):
             yield part, self.rows(part)
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
-        """From the rows if they were kept, otherwise by tiles or the vendor's kernel for a whole batch."""
+        """From the rows if they were kept, otherwise made anew, by tiles, or the vendor's kernel for a whole batch."""
         g = self.geometry
         if self._kept is not None:
             return self._kept.weighted(factors)
+        if self._summation is Summation.KERNEL and isinstance(self._maker, CompiledRows):
+            return self._maker.order.restored(self._maker.weighted(factors))
         factors = factors.repeat_interleave(self.views)
         _, _, rows, columns = self.signals.shape
-        if self._by_tiles:
+        if self._summation is Summation.TILES:
             each = tiles.factor_numbers(rows, columns, sum(g.channels)) * self.like.element_size()
             return tiles.summed(len(self.signals), lambda some: self._tiled(some, factors), each)
         scaled = self.signals * factors.view(-1, 1, 1, 1)
@@ -136,7 +140,8 @@ class Convolution(FactoredGradient):
         """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
         if self._kept is not None:
             return self._kept.masked_squares(mask)
-        return self._of_rows(keep=self._worth_keeping, mask=self._maker.order.ordered(mask).to(self.like))
+        kept = self._maker.order.ordered(mask).to(self.like)
+        return self._of_rows(keep=self._worth_keeping, mask=kept.contiguous())
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """From rows as they are made, kept where that is cheaper."""
@@ -179,24 +184,22 @@ class Convolution(FactoredGradient):
     def _of_rows(self, *, keep: bool, mask: Tensor | None = None) -> Squares:
         """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
-        found, measured = [], []
-        for part in self._maker.parts():
-            made = self._maker.made(part, out=None if kept is None else kept[part])
-            if kept is not None and mask is not None:
-                measured.append(lengths(made))
-            found.append(lengths(made if mask is None else made * mask))
-        norms = torch.cat(found)
+        whole, masked = self._maker.squares(kept, mask)
         if kept is not None:
-            self._kept = KeptRows(kept, self._maker.order, torch.cat(measured) if measured else norms)
-            return Squares.exact(norms.square())
-        return self._recomputed(norms.square())
+            self._kept = KeptRows(kept, self._maker.order, whole.sqrt())
+            return Squares.exact(masked)
+        return self._recomputed(masked)
 
     def _recomputed(self, value: Tensor) -> Squares:
+        if self._summation is Summation.KERNEL and isinstance(self._maker, CompiledRows):
+            return Squares.exact(value)  # of the very rows that are added up
         # In the order in which they lie in memory: a view, no copy.
         inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
         signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
         overlap = self.geometry.kernel[0] * self.geometry.kernel[1]
-        return recomputed(value, inputs, signals, overlap * tiles.GROWTH**2 if self._by_tiles else overlap)
+        return recomputed(
+            value, inputs, signals, overlap * tiles.GROWTH**2 if self._summation is Summation.TILES else overlap
+        )
 
     @cached_property
     def shape(self) -> Shape:
@@ -216,12 +219,13 @@ class Convolution(FactoredGradient):
             channels=g.channels[0],
             kernel=g.kernel,
             tiles=self.views * rows * columns if once and g.groups == 1 and g.kernel == (3, 3) else None,
-            by_groups=example_groups.usable(self.inputs, g),
+            lanes=compiled_rows.lanes() if compiled_rows.usable(self.inputs, g) else 0,
+            in_one_piece=self.views == 1 and self._positions <= MOST_IN_A_ROW,
         )
 
     @property
-    def _by_tiles(self) -> bool:
-        return summed_by_tiles(self.shape, self.like.device.type)
+    def _summation(self) -> Summation:
+        return summation(self.shape, self.like.device.type)
 
     @property
     def _positions(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from math import inf, prod
+from math import inf
 
 
 class Strategy(Enum):
@@ -23,6 +23,14 @@ class Strategy(Enum):
     PIXELS = "inner products of pixels, summed along the kernel"
 
 
+class Summation(Enum):
+    """What a weighted sum over the batch is made by, where rows are not kept."""
+
+    VENDOR = "the vendor's kernel for a whole batch"
+    TILES = "Winograd's products of tiles"
+    KERNEL = "our kernel for rows, once more"
+
+
 @dataclass(frozen=True)
 class Speeds:
     """Rates that the model divides by; only their ratios matter.
@@ -32,21 +40,21 @@ class Speeds:
         whole: the vendor's weight gradient of a whole batch, flop/s.
         memory: bytes/s of copies and element-wise passes.
         stream: bytes/s of reading or writing in long runs.
-        grouped: the vendor's weight gradient with an example in each group, flop/s; None where it is not used.
+        compiled: our kernel for rows, flop/s.
     """
 
     batched: float
     whole: float
     memory: float
     stream: float
-    grouped: float | None = None
+    compiled: float
 
 
 # Measured on two cores of a server CPU with AVX2; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
-_SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9), "cuda": Speeds(60e12, 200e12, 3e12, 3e12)}
-# One core of a server CPU with AVX-512 (AMD Zen 5), of which MKL uses half and oneDNN all.
-_WIDE = Speeds(105e9, 250e9, 10e9, 20e9, grouped=220e9)
-_LANES = 16  # channels that a kernel of the vendor's works on at a time; four or fewer that enter are not filled up
+_SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9, 120e9), "cuda": Speeds(60e12, 200e12, 3e12, 3e12, 0)}
+# One core of a server CPU with AVX-512 (AMD Zen 5), of which MKL uses half.
+_WIDE = Speeds(105e9, 250e9, 10e9, 20e9, 230e9)
+_WIDE_LANES = 16
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
 _ROOM = 5.0
@@ -69,7 +77,8 @@ class Shape:
         patched: whether patches have to be copied out of the input.
         stored: numbers of input and output, which are there anyway.
         tiles: of 2x2 positions, where Winograd's products can form a sum over the batch (`winograd.py`); else None.
-        by_groups: whether the vendor's kernel can make rows (`example_groups.py`).
+        lanes: channels that our kernel for rows works on at a time (`compiled_rows.py`); 0 where it cannot be used.
+        in_one_piece: whether that kernel forms a row in one go, so that it can add the same rows up.
     """
 
     positions: int
@@ -82,7 +91,8 @@ class Shape:
     kernel: tuple[int, int] = (1, 1)
     patched: bool = True
     tiles: int | None = None
-    by_groups: bool = False
+    lanes: int = 0
+    in_one_piece: bool = False
 
     @property
     def row(self) -> int:
@@ -96,21 +106,31 @@ def cheapest(shape: Shape, device: str) -> Strategy:
     return min(costs, key=lambda way: costs[way])
 
 
-def made_by_groups(shape: Shape, device: str) -> bool:
-    """Whether rows are made by the vendor's kernel for groups rather than from patches."""
-    return _by_groups(shape, device) < _by_patches(shape, device)
+def made_by_kernel(shape: Shape, device: str) -> bool:
+    """Whether rows are made by a compiled kernel rather than from patches."""
+    return _by_kernel(shape, device) < _by_patches(shape, device)
 
 
-def summed_by_tiles(shape: Shape, device: str) -> bool:
-    """Whether the weighted sum over a batch comes from tiles rather than from the vendor's kernel."""
-    if device != "cpu" or shape.tiles is None:
-        return False
-    fits = 16 * shape.tiles * (shape.channels + shape.outputs) * _BYTES <= _MOST_FACTORS
-    return fits and _by_tiles(shape, device) < _by_vendor(shape, device)
+def summation(shape: Shape, device: str) -> Summation:
+    """What makes the weighted sum over a batch whose rows were not kept."""
+    costs = _summations(shape, device)
+    return min(costs, key=lambda way: costs[way])
+
+
+def _summations(s: Shape, device: str) -> dict[Summation, float]:
+    # A sum that is made anew rounds anew, and how much is found by a pass over what it is made from.
+    vouched = 2 * _BYTES * s.stored / _speeds(s, device).stream
+    costs = {Summation.VENDOR: vouched + _by_vendor(s, device)}
+    factors = 16 * (s.tiles or 0) * (s.channels + s.outputs) * _BYTES
+    if device == "cpu" and s.tiles is not None and factors <= _MOST_FACTORS:
+        costs[Summation.TILES] = vouched + _by_tiles(s, device)
+    if s.in_one_piece and made_by_kernel(s, device):
+        costs[Summation.KERNEL] = _by_kernel(s, device)
+    return costs
 
 
 def _speeds(shape: Shape, device: str) -> Speeds:
-    return _WIDE if shape.by_groups else _SPEEDS.get(device, _SPEEDS["cuda"])
+    return _WIDE if shape.lanes >= _WIDE_LANES else _SPEEDS.get(device, _SPEEDS["cuda"])
 
 
 def _by_patches(s: Shape, device: str) -> float:
@@ -123,15 +143,13 @@ def _copied(s: Shape, speed: Speeds) -> float:
     return 2 * _BYTES * s.groups * s.positions * s.inputs / speed.memory if s.patched else 0.0
 
 
-def _by_groups(s: Shape, device: str) -> float:
-    speed = _speeds(s, device)
-    if speed.grouped is None:
+def _by_kernel(s: Shape, device: str) -> float:
+    if not s.lanes:
         return inf
-    entering = s.channels if s.channels <= 4 else -(-s.channels // _LANES) * _LANES
-    leaving = -(-s.outputs // _LANES) * _LANES
-    products = 2 * s.positions * prod(s.kernel) * entering * leaving / speed.grouped
-    # What goes in is laid out anew, and so are the rows.
-    return products + 2 * _BYTES * (s.stored + s.row) / speed.memory
+    # Vectors of channels are filled up, and inputs padded.
+    leaving = -(-s.outputs // s.lanes) * s.lanes
+    speed = _speeds(s, device)
+    return 2 * s.positions * s.inputs * leaving / speed.compiled + _BYTES * (s.stored + s.row) / speed.stream
 
 
 def _by_tiles(s: Shape, device: str) -> float:
@@ -150,10 +168,7 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     """Seconds per example of each way that applies, up to a common factor."""
     speed = _speeds(shape, device)
     s, squared = shape, shape.positions**2
-    made = min(_by_patches(s, device), _by_groups(s, device))
-    # A sum that is made anew rounds anew, and how much is found by a pass over what it is made from.
-    vouched = 2 * _BYTES * s.stored / speed.stream
-    redone = vouched + (_by_tiles if summed_by_tiles(s, device) else _by_vendor)(s, device)
+    made, redone = min(_by_patches(s, device), _by_kernel(s, device)), min(_summations(s, device).values())
     read = 2 * _BYTES * s.row / speed.stream
     costs = {Strategy.FREE: made + redone}
     if s.row <= _ROOM * s.stored:

@@ -7,8 +7,6 @@ long as to make it: so masks, directions and sums are brought into the rows' ord
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -17,27 +15,6 @@ from torch.nn import functional as F
 from ...plan.onednn import product
 from .factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
 from .geometry import Geometry
-
-
-@runtime_checkable
-class RowOrder(Protocol):
-    """How the numbers of a row lie, beside the weight's own order."""
-
-    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
-        """Numbers of the weight, as they lie in a row."""
-        ...
-
-    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
-        """Numbers of a row, as the weight has them."""
-        ...
-
-    def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
-        """Rows in the weight's own order."""
-        ...
-
-    def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
-        """Inner products [some, k] with directions of the weight's numbers from `start` on, which are reordered."""
-        ...
 
 
 class ProductOrder:
@@ -81,38 +58,7 @@ class ProductOrder:
         return product(some, directions.flatten(1).T)
 
 
-class LastOrder:
-    """[leaving, height, width, entering]: a weight with its channels last in memory."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        """Takes the layer's settings."""
-        leaving, entering, height, width = geometry.weight_shape
-        self._weight, self._shape = geometry.weight_shape, (leaving, height, width, entering)
-
-    def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
-        """Numbers of the weight, as they lie in a row."""
-        return values.view(self._weight).permute(0, 2, 3, 1).flatten()
-
-    def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
-        """Numbers of a row, as the weight has them."""
-        return values.view(self._shape).permute(0, 3, 1, 2)
-
-    def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
-        """Rows in the weight's own order."""
-        return made.unflatten(1, self._shape).permute(0, 1, 4, 2, 3).flatten(1)
-
-    def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
-        """Inner products with directions, which are filled up with zeros to whole channels that leave."""
-        entering, *kernel = self._weight[1:]
-        patch, stop = entering * prod(kernel), start + len(basis)
-        first, last = start // patch, -(-stop // patch)
-        # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
-        turned = F.pad(basis.T, (start - first * patch, last * patch - stop))
-        directions = turned.unflatten(1, (last - first, entering, *kernel)).permute(0, 1, 3, 4, 2)
-        return products_with(made, [(first * patch, directions.reshape(len(directions), -1).T)])[0]
-
-
-def along(order: RowOrder, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:
+def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:
     """Inner products of rows with pieces of bases; rows or directions, whichever are fewer, are reordered."""
     if sum(basis.shape[1] for _, basis in pieces) > len(made):
         return products_with(order.in_order(made), pieces)
@@ -123,7 +69,7 @@ class KeptRows(FactoredGradient):
     """Rows in an order of their own."""
 
     def __init__(
-        self, values: Float[Tensor, "rows size"], order: RowOrder, measured: Float[Tensor, " rows"] | None = None
+        self, values: Float[Tensor, "rows size"], order: ProductOrder, measured: Float[Tensor, " rows"] | None = None
     ) -> None:
         """Takes the rows, how their numbers lie, and their `lengths` if somebody has them."""
         self._rows, self._order = GradientRows(values, measured), order

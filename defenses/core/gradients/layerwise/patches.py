@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...plan.lengths import lengths
 from .factors import parts
 from .geometry import Geometry
 from .kept_rows import ProductOrder
@@ -73,6 +74,22 @@ class PatchProducts:
             return made.flatten(1)
         summed = made.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
         return summed if out is None else out.copy_(summed)
+
+    def squares(
+        self, out: Float[Tensor, "rows size"] | None = None, mask: Float[Tensor, " size"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Squared norms of all rows, and of what a mask leaves of them, in float64.
+
+        Args:
+            out: where the rows are written; nowhere where None.
+            mask: of zeros and ones, in the order of the rows.
+        """
+        whole, masked = [], []
+        for part in self.parts():
+            rows = self.made(part, out=None if out is None else out[part])
+            whole.append(lengths(rows).square())
+            masked.append(whole[-1] if mask is None else lengths(rows * mask).square())
+        return torch.cat(whole), torch.cat(masked)
 
     def images(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""

@@ -33,7 +33,7 @@ from defenses.core.gradients.choose import choose
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
 from defenses.core.gradients.layerwise import blocks, convolution, factors, linear, patches
-from defenses.core.gradients.layerwise.cost import Strategy, estimates
+from defenses.core.gradients.layerwise.cost import Strategy, Summation, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.core.plan import codec, query
 
@@ -169,16 +169,21 @@ def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(name, monkeyp
 def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
     made = problem(name)
     rows = by_loop(made)
-    for way in Strategy:
+    ways = [(way, Summation.TILES) for way in Strategy] + [(Strategy.FREE, summed) for summed in Summation]
+    for way, summed in ways:
 
         def forced(shape, device, way=way):
             return way if way in (*estimates(shape, device), Strategy.KEEP) else Strategy.FREE
 
-        def tiled(shape, device, way=way):
-            return shape.tiles is not None and way is not Strategy.FREE
+        def made_by(shape, _device, summed=summed):
+            there = {Summation.TILES: shape.tiles is not None, Summation.KERNEL: shape.lanes and shape.in_one_piece}
+            return summed if there.get(summed) else Summation.VENDOR
 
         monkeypatch.setattr(convolution, "cheapest", forced)
-        monkeypatch.setattr(convolution, "summed_by_tiles", tiled)
+        monkeypatch.setattr(convolution, "summation", made_by)
+        monkeypatch.setattr(
+            convolution, "made_by_kernel", lambda shape, _, by=summed: shape.lanes and by is not Summation.VENDOR
+        )
         monkeypatch.setattr(linear, "cheapest", forced)
         assert_same_sums(made, rows, ("normalize", "masked", "three blocks", "two masks, and none"), way)
 

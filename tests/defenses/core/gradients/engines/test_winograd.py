@@ -10,7 +10,7 @@ from defenses.core.gradients.layerwise import convolution
 from defenses.core.gradients.layerwise import winograd as tiles
 from defenses.core.gradients.layerwise.blocks import _doubtful
 from defenses.core.gradients.layerwise.convolution import Convolution
-from defenses.core.gradients.layerwise.cost import Shape, Strategy, summed_by_tiles
+from defenses.core.gradients.layerwise.cost import Shape, Strategy, Summation, summation
 from defenses.core.gradients.layerwise.factors import Squares
 from defenses.core.gradients.layerwise.geometry import Geometry
 
@@ -39,7 +39,9 @@ def exact(made, factors):
 
 @pytest.fixture
 def by_tiles(monkeypatch):
-    monkeypatch.setattr(convolution, "summed_by_tiles", lambda shape, _device: shape.tiles is not None)
+    monkeypatch.setattr(
+        convolution, "summation", lambda shape, _: Summation.VENDOR if shape.tiles is None else Summation.TILES
+    )
 
 
 @pytest.mark.parametrize("images_at_a_time", [1, 2, 100])
@@ -61,15 +63,15 @@ def test_the_sum_is_that_of_plain_products(by_tiles, monkeypatch, size, padding,
     monkeypatch.setattr(tiles, "_CACHED_BYTES", images_at_a_time * 8 * tiles.factor_numbers(rows, columns, 8))
     factors = torch.rand(3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found, expected = made.weighted(factors), exact(made, factors)
-    assert made._by_tiles
+    assert made._summation is Summation.TILES
     assert found.shape == expected.shape
     assert float((found - expected).abs().max()) <= 1e-13 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("scene", ["noise", "smooth", "opposite", "one pixel"])
-@pytest.mark.parametrize("tiled", [True, False])
-def test_a_sum_rounds_by_less_than_its_slack_allows(monkeypatch, tiled, scene):
-    monkeypatch.setattr(convolution, "summed_by_tiles", lambda *_: tiled)
+@pytest.mark.parametrize("way", [Summation.TILES, Summation.VENDOR])
+def test_a_sum_rounds_by_less_than_its_slack_allows(monkeypatch, way, scene):
+    monkeypatch.setattr(convolution, "summation", lambda *_: way)
     monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)
     worst = 0.0
     for seed in range(8):
@@ -108,15 +110,15 @@ def test_only_kernels_of_three_by_three_and_stride_one_have_tiles():
 def test_wide_layers_are_summed_by_tiles_on_a_cpu_only():
     wide = Shape(positions=16, inputs=512 * 9, outputs=512, stored=16 * 1024, channels=512, kernel=(3, 3), tiles=4)
     narrow = Shape(positions=1024, inputs=32 * 9, outputs=32, stored=2**16, channels=32, kernel=(3, 3), tiles=256)
-    assert summed_by_tiles(wide, "cpu")
-    assert not summed_by_tiles(wide, "cuda")
-    assert not summed_by_tiles(narrow, "cpu")
+    assert summation(wide, "cpu") is Summation.TILES
+    assert summation(wide, "cuda") is Summation.VENDOR
+    assert summation(narrow, "cpu") is Summation.VENDOR
 
 
-@pytest.mark.parametrize("tiled", [True, False])
-def test_an_example_at_the_end_of_the_format_is_doubted(monkeypatch, tiled):
+@pytest.mark.parametrize("way", [Summation.TILES, Summation.VENDOR])
+def test_an_example_at_the_end_of_the_format_is_doubted(monkeypatch, way):
     # Sums of inputs overflow while the gradient does not, and the squares of its signals underflow.
-    monkeypatch.setattr(convolution, "summed_by_tiles", lambda *_: tiled)
+    monkeypatch.setattr(convolution, "summation", lambda *_: way)
     monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)
     made = piece(1, 2, 2, (4, 4), dtype=torch.float32)
     made.inputs.fill_(3e38)
@@ -133,4 +135,4 @@ def test_a_slack_that_is_no_number_vouches_for_nothing():
 
 def test_factors_of_large_images_are_not_made():
     wide = Shape(positions=224**2, inputs=64 * 9, outputs=64, stored=1, channels=64, kernel=(3, 3), tiles=112**2)
-    assert not summed_by_tiles(wide, "cpu")
+    assert summation(wide, "cpu") is Summation.VENDOR

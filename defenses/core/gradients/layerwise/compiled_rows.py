@@ -1,0 +1,190 @@
+"""Rows of a convolution, their norms and their weighted sum by kernels that are compiled for its sizes.
+
+Guarantee:
+    An example's row is made of its own numbers, whatever its neighbours hold. Nothing is believed of a kernel: each is
+    tried first, in the dtype that it is for, on made-up images next to one that is NaN, against products of patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...compiled.convolution_rows import RowKernel, row_kernel
+from ...compiled.machine_code import processor
+from .geometry import Geometry
+from .kept_rows import ProductOrder
+from .patches import PatchProducts, images_of
+
+_TOLERANCE = 1e-5  # of a row's length: what is off by less is rounding
+_WORTH_A_THREAD = 2e7  # flops, below which it takes longer to hand the work over
+_CHUNK_BYTES = 2**20  # of rows that are looked at as they are made: half a core's second cache
+
+
+class CompiledRows:
+    """Makes rows.
+
+    Attributes:
+        order: of the numbers in them.
+        scratch: numbers that exist for a while for each row that is made.
+    """
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "images channels height width"],
+        signals: Float[Tensor, "images out rows columns"],
+        geometry: Geometry,
+        views: int,
+    ) -> None:
+        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example."""
+        self.inputs, self.signals, self._geometry, self._views = inputs, signals, geometry, views
+        self.order, self.scratch = ProductOrder(geometry), 0
+        self.kernel = row_kernel(
+            RowKernel(
+                height=inputs.shape[2],
+                width=inputs.shape[3],
+                entering=geometry.channels[0],
+                leaving=geometry.channels[1],
+                kernel=geometry.kernel,
+                stride=geometry.stride,
+                dilation=geometry.dilation,
+                padding=geometry.padding,
+                rows=signals.shape[2],
+                columns=signals.shape[3],
+                views=views,
+                wide=signals.dtype == torch.float64,
+            )
+        )
+        self.size = self.kernel.size
+
+    def parts(self, *, wide: bool = False) -> Iterator[slice]:
+        """Slices of examples whose rows are looked at while they are in the cache, or some more for products."""
+        examples, each = len(self.signals) // self._views, self.size * self.signals.element_size()
+        step = max(1, (16 if wide else 1) * _CHUNK_BYTES // each)
+        for start in range(0, examples, step):
+            yield slice(start, min(start + step, examples))
+
+    def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
+        """The gradients of some examples; into `out` if given."""
+        inputs, signals = images_of((self.inputs, self.signals), which, self._views)
+        some = len(signals) // self._views
+        rows = signals.new_empty(some, self.size) if out is None else out
+        self._measured(inputs, signals, rows)
+        return rows
+
+    def squares(
+        self, out: Float[Tensor, "rows size"] | None = None, mask: Float[Tensor, " size"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Squared norms of all rows, and of what a mask leaves of them, in float64.
+
+        Args:
+            out: where the rows are written; nowhere where None.
+            mask: of zeros and ones, in the order of the rows.
+        """
+        return self._measured(self.inputs, self.signals, out, mask)
+
+    def weighted(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, " size"]:
+        """The sum of rows times factors, where the kernel is `exact`: of the very rows that `made` gives."""
+        sums: dict[int, Tensor] = {}
+        factors = factors.to(self.signals.dtype).contiguous()
+
+        def run(*batch: int) -> None:
+            out = self.signals.new_zeros(self.size)
+            self.kernel.weighted(*batch, out.data_ptr(), factors.data_ptr())
+            sums[batch[3]] = out
+
+        self._run(self.inputs, self.signals, run)
+        # In the order of the examples, whichever thread was the first.
+        return torch.stack([sums[first] for first in sorted(sums)]).sum(dim=0) if len(sums) > 1 else sums[0]
+
+    def _measured(
+        self, inputs: Tensor, signals: Tensor, out: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        whole = signals.new_empty(len(signals) // self._views, dtype=torch.float64)
+        masked = whole if mask is None else torch.empty_like(whole)
+        if out is not None and (out.stride(1) != 1 or out.dtype != signals.dtype):
+            raise ValueError(
+                f"out must have rows in one piece, of dtype {signals.dtype}, got {out.stride()}, {out.dtype}"
+            )
+
+        def run(*batch: int) -> None:
+            rows, step = (signals.new_empty(1, self.size), 0) if out is None else (out, out.stride(0))
+            into = (rows.data_ptr(), step, whole.data_ptr())
+            if mask is None:
+                self.kernel.make(*batch, *into)
+            else:
+                self.kernel.make_masked(*batch, *into, mask.data_ptr(), masked.data_ptr())
+
+        self._run(inputs, signals, run)
+        return whole, masked
+
+    def _run(self, inputs: Tensor, signals: Tensor, run: Callable[..., None]) -> None:
+        """Calls a kernel with the images, room for a padded one, and the first and last example of each thread."""
+        inputs, signals = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, signals))
+        examples = len(signals) // self._views
+        flops = 2.0 * self.size * self._views * signals.shape[1] * signals.shape[2]
+        count = max(1, min(torch.get_num_threads(), int(examples * flops / _WORTH_A_THREAD), examples))
+        edges = [round(examples * i / count) for i in range(count + 1)]
+
+        def share(number: int) -> None:
+            zeros = signals.new_zeros(self.kernel.padded)
+            run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
+
+        if count == 1:
+            share(0)
+            return
+        # Made anew, 0.1 ms: one that is kept is dead in a process that was forked.
+        with ThreadPoolExecutor(count - 1) as threads:
+            waiting = [threads.submit(share, number) for number in range(1, count)]
+            share(0)
+            for each in waiting:
+                each.result()
+
+
+def usable(values: Tensor, geometry: Geometry) -> bool:
+    """Whether rows can be made this way; with groups of its own a layer's channels are too few for vectors."""
+    if geometry.groups > 1 or values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+        return False
+    return type(values) is Tensor and lanes() > 0
+
+
+@cache
+def lanes() -> int:
+    """Numbers of float32 in a vector of the processor; 0 where nothing is compiled for it."""
+    host = processor()
+    return 0 if host is None else host.vector // 4
+
+
+@lru_cache(maxsize=512)
+def right(
+    geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...], views: int, dtype: torch.dtype
+) -> bool:
+    """Whether rows, norms and sums are those of patches, next to an example that is NaN.
+
+    Args:
+        geometry: of the layer.
+        inputs: height and width.
+        signals: rows and columns.
+        views: images of an example.
+        dtype: of the numbers.
+    """
+    coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
+    x = torch.randn(3 * views, entering, *inputs, generator=coins, dtype=dtype)
+    s = torch.randn(3 * views, leaving, *signals, generator=coins, dtype=dtype)
+    expected = PatchProducts(x.double(), s.double(), geometry, views).made(slice(None))[::2]
+    x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
+    maker = CompiledRows(x, s, geometry, views)
+    rows, mask = x.new_empty(3, maker.size), (torch.arange(maker.size) % 3 > 0).to(dtype)
+    whole, masked = (squares[::2].sqrt() for squares in maker.squares(rows, mask))
+    found = [(rows[::2].double(), expected), (masked, (expected * mask).norm(dim=1)), (whole, expected.norm(dim=1))]
+    found += [(maker.squares()[0][::2].sqrt(), whole)]
+    if maker.kernel.exact:
+        factors = x.new_tensor([0.25, 0.0, 0.5])
+        found.append((maker.weighted(factors).double(), factors[::2].double() @ expected))
+    limit = _TOLERANCE * float(expected.norm(dim=1).max())
+    return all(bool((a - b).abs().max() <= limit) for a, b in found)
