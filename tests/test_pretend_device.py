@@ -42,7 +42,7 @@ from defenses.core import (
 )
 from defenses.core.gradients.choose import names
 from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.privacy.noise import PhiloxNoise, seeded
+from defenses.core.privacy.noise import CipherNoise, seeded
 from leaderboard.records.record import Metric, Record
 
 from . import pretend_device
@@ -186,12 +186,12 @@ def test_every_defense_trains_there_as_on_the_cpu(device, name, world):
 
 def test_noise_that_is_left_on_the_cpu_is_found(device, monkeypatch):
     """The mistake that this file is for, made on purpose in the product."""
-    add = PhiloxNoise.add
+    add = CipherNoise.add
 
     def forgets_to_move(self, sums, std):
         return sums + add(self, torch.zeros(len(sums), dtype=torch.float64), std)
 
-    monkeypatch.setattr(PhiloxNoise, "add", forgets_to_move)
+    monkeypatch.setattr(CipherNoise, "add", forgets_to_move)
     duties.trained(FACTORIES["dp_sgd"](1.0))
     with pytest.raises(RuntimeError, match="a tensor of the CPU meets one on 'pretend'"):
         duties.trained(FACTORIES["dp_sgd"](1.0), device=device)

@@ -34,7 +34,7 @@ from defenses.core import (
 )
 from defenses.core.gradients.executor import add_noise
 from defenses.core.plan.bound import finite_rows
-from defenses.core.privacy.noise import PhiloxNoise
+from defenses.core.privacy.noise import CipherNoise
 from defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
 from .protocol import Trainer, TrainerTask
@@ -138,7 +138,7 @@ class SumsOwnRows(Engine):
         return add_noise(plan, [total.double().clone()], self.noise, dtype)
 
 
-class HalfNoise(PhiloxNoise):
+class HalfNoise(CipherNoise):
     """Noise of half the standard deviation that is asked for."""
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
@@ -146,7 +146,7 @@ class HalfNoise(PhiloxNoise):
         return super().add(sums, std / 2)
 
 
-class NoiseOverBatch(PhiloxNoise):
+class NoiseOverBatch(CipherNoise):
     """Noise that was divided by the batch size, and is divided once more with the sum."""
 
     expected_batch = 1.0
@@ -156,7 +156,7 @@ class NoiseOverBatch(PhiloxNoise):
         return super().add(sums, std / self.expected_batch)
 
 
-class SameNoise(PhiloxNoise):
+class SameNoise(CipherNoise):
     """The same draw in every step: its stream begins anew."""
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
@@ -165,7 +165,7 @@ class SameNoise(PhiloxNoise):
         return super().add(sums, std)
 
 
-class Float32Noise(PhiloxNoise):
+class Float32Noise(CipherNoise):
     """Noise in float32, added in float32: what most programs do."""
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
@@ -303,12 +303,12 @@ class PrivateStatistics(OngoingRun):
         super().__init__(model, examples, public, settings)
 
 
-def _os_key(kind: type[PhiloxNoise]) -> Callable[[TrainerTask], PhiloxNoise]:
-    return lambda task: kind(secrets.token_bytes(16), "os")
+def _os_key(kind: type[CipherNoise]) -> Callable[[TrainerTask], CipherNoise]:
+    return lambda task: kind(secrets.token_bytes(32), "os")
 
 
-def _over_batch(task: TrainerTask) -> PhiloxNoise:
-    noise = NoiseOverBatch(secrets.token_bytes(16), "os")
+def _over_batch(task: TrainerTask) -> CipherNoise:
+    noise = NoiseOverBatch(secrets.token_bytes(32), "os")
     noise.expected_batch = task.expected_batch
     return noise
 

@@ -11,17 +11,17 @@ from audit.scoring.score import score
 from audit.scoring.truth import GroundTruth
 from audit.subjects.candidates import Candidates, refuse_comparison
 from defenses.core import Recording, full, keyed, secure, seeded, train
-from defenses.core.privacy.noise import PhiloxNoise
+from defenses.core.privacy.noise import CipherNoise
 from defenses.dp_sgd import dp_sgd
 
 SHAPE, EACH = (1, 16, 16), 40
 
 
-class SinglePrecision(PhiloxNoise):
+class SinglePrecision(CipherNoise):
     """What most libraries do: PyTorch's normal in float32, added in float32."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(bytes(16), "seeded")
+        super().__init__(bytes(32), "seeded")
         self.generator = keyed(seed)
 
     def add(self, sums: Tensor, std: float) -> Tensor:

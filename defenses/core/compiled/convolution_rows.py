@@ -106,13 +106,13 @@ class RowKernel:
         overwritten, first and last example, out [n, size], numbers from one row of `out` to the next (0 where rows are
         not kept), squares [n] in float64.
         """
-        return compiled(_Writer(self, "make").module, "rows", *_BATCH, _POINTER, _SIZE, _POINTER)
+        return compiled(_RowWriter(self, "make").module, "rows", *_BATCH, _POINTER, _SIZE, _POINTER)
 
     @cached_property
     def make_masked(self) -> Callable[..., None]:
         """As `make`, with squared norms of rows times a mask besides; further arguments: mask [size], squares [n]."""
         types = (*_BATCH, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER)
-        return compiled(_Writer(self, "make_masked").module, "rows", *types)
+        return compiled(_RowWriter(self, "make_masked").module, "rows", *types)
 
     @cached_property
     def weighted(self) -> Callable[..., None]:
@@ -120,7 +120,7 @@ class RowKernel:
 
         Arguments: the first five of `make`, out [size], factors [n].
         """
-        return compiled(_Writer(self, "weighted").module, "rows", *_BATCH, _POINTER, _POINTER)
+        return compiled(_RowWriter(self, "weighted").module, "rows", *_BATCH, _POINTER, _POINTER)
 
 
 @lru_cache(maxsize=512)
@@ -149,7 +149,7 @@ class _Tile:
     steps: tuple[int, ...]
 
 
-class _Writer:
+class _RowWriter:
     """Writes one kernel in LLVM's representation."""
 
     def __init__(self, sizes: RowKernel, what: str) -> None:

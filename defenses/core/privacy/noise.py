@@ -11,12 +11,11 @@ Guarantee:
     Each draw is independent of the data and of every other draw. Released: multiples of a public unit. `secure`: sums
     of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes that the bits
     of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
-    the unit, of which there are 2^18 or more to a standard deviation. Assumes that the generator's bits cannot be told
-    from fair ones: Philox 4x64 is no cipher, though no attack is known that finds its key from its output. Assumes
-    that what float64 leaves of a Gaussian is one: within five standard deviations a unit holds 2^29 or more of the
-    values that can be drawn, and tails end at 13. The sums themselves are rounded as float32 rounds them. `os` has a
-    key of 128 bits from the operating system; the key of `seeded` follows from a number, which must be kept secret for
-    the guarantee to mean anything, and be a large one.
+    the unit, of which there are 2^18 or more to a standard deviation. Assumes that nobody tells the stream of ChaCha20,
+    a cipher, from fair bits, and that what float64 leaves of a Gaussian is one: within five standard deviations a unit
+    holds 2^31 floats or more, two numbers are made of 192 bits, and tails end at 13. The sums themselves are rounded as
+    float32 rounds them. `os` has a key of 256 bits from the operating system; the key of `seeded` follows from a
+    number, which must be kept secret for the guarantee to mean anything, and be a large one.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ..compiled.normals import GROUP, normals
 from . import discrete_gaussian
 
 NoiseSource = Literal["seeded", "os", "secure"]
@@ -43,9 +43,8 @@ EXACT_SCALE = 2.0**30
 """Units to a standard deviation of exact noise: so many that rounding contributions to whole units is harmless."""
 
 _FINE = 18  # bits: the unit of float64 noise is between 2^-19 and 2^-18 of its standard deviation
-_PART = 2**17  # numbers that come from one counter of the generator; several threads draw parts side by side
-_PIECE = 2**15  # numbers that are worked on at a time, to stay in the cache
-_KEY_BYTES = 16  # of Philox 4x64
+_PART = 1600 * GROUP  # numbers that a thread adds at a time
+_KEY_BYTES, _STATE_WORDS = 32, 5  # of ChaCha20; of a saved stream
 
 
 @runtime_checkable
@@ -82,17 +81,17 @@ class Noise(Protocol):
         ...
 
 
-class PhiloxNoise:
-    """Float64 noise from the counter-based generator Philox, the same on every device and on any number of threads."""
+class CipherNoise:
+    """Float64 noise from the stream cipher ChaCha20, the same on every device and on any number of threads."""
 
     exact = False
 
     def __init__(self, key: bytes, kind: NoiseSource) -> None:
-        """Takes the stream's key, 16 bytes that nobody else may know."""
+        """Takes the stream's key, 32 bytes that nobody else may know."""
+        if len(key) != _KEY_BYTES:
+            raise ValueError(f"the key of noise must have {_KEY_BYTES} bytes, got {len(key)}")
         self.kind: NoiseSource = kind
-        self._key, self._draws = np.frombuffer(key, dtype=np.uint64), 0
-        # Kept for all draws of a single part: to make another generator takes longer than they do.
-        self._short = np.random.Philox(key=0)
+        self._key, self._draws = key, 0
 
     def unit(self, std: float) -> float:
         """A power of two."""
@@ -114,48 +113,32 @@ class PhiloxNoise:
     def _visit(self, values: np.ndarray, std: float, unit: float | None) -> None:
         """Adds one draw to a vector, in parts that are the same on any number of threads."""
         draw, self._draws = self._draws, self._draws + 1
-        parts = [values[start : start + _PART] for start in range(0, len(values), _PART)]
-        if len(parts) == 1:
-            self._change(parts[0], self._short, 0, draw, std, unit)
-        elif parts:
-            with ThreadPoolExecutor(min(torch.get_num_threads(), len(parts))) as pool:
+        starts = range(0, len(values), _PART)
+        if len(starts) == 1:
+            self._change(values, 0, draw, std, unit)
+        elif starts:
+            with ThreadPoolExecutor(min(torch.get_num_threads(), len(starts))) as pool:
                 waiting = [
-                    pool.submit(self._change, part, np.random.Philox(key=0), number, draw, std, unit)
-                    for number, part in enumerate(parts)
+                    pool.submit(self._change, values[start : start + _PART], start // GROUP, draw, std, unit)
+                    for start in starts
                 ]
             for one in waiting:
                 one.result()  # so that what a thread raises is raised here
 
-    def _change(
-        self, part: np.ndarray, bits: np.random.Philox, number: int, draw: int, std: float, unit: float | None
-    ) -> None:
-        """Adds noise to one part in place, and rounds it where there is a unit."""
-        # Words of the counter: the position within the part, the part, the draw. No two parts ever meet.
-        counter = np.array([0, number, draw, 0], dtype=np.uint64)
-        bits.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": counter, "key": self._key},
-            "buffer": np.zeros(4, dtype=np.uint64),
-            "buffer_pos": 4,  # nothing is left of an earlier draw
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-        generator, buffer = np.random.Generator(bits), np.empty(min(_PIECE, len(part)))
-        for start in range(0, len(part), _PIECE):
-            piece = part[start : start + _PIECE]
-            drawn = buffer[: len(piece)]
-            generator.standard_normal(out=drawn)
-            drawn *= std
-            piece += drawn
-            if unit is not None:
-                piece /= unit
-                np.rint(piece, out=piece)
-                piece *= unit
+    def _change(self, part: np.ndarray, first: int, draw: int, std: float, unit: float | None) -> None:
+        """Adds noise to one part in place, from a group of the stream on, and rounds it where there is a unit."""
+        change, (whole, rest) = normals(rounded=unit is not None), divmod(len(part), GROUP)
+        if whole:
+            change(self._key, draw, first, whole, part.ctypes.data, std, unit or 1.0)
+        if rest:  # a last group, of which the end is not used
+            filled = np.zeros(GROUP)
+            filled[:rest] = part[-rest:]
+            change(self._key, draw, first + whole, 1, filled.ctypes.data, std, unit or 1.0)
+            part[-rest:] = filled[:rest]
 
     def state(self) -> Tensor | None:
         """Key and number of draws."""
-        words = np.array([*self._key, self._draws], dtype=np.uint64)
-        return torch.from_numpy(words.view(np.int64))
+        return torch.frombuffer(bytearray(self._key + self._draws.to_bytes(8, "little")), dtype=torch.int64)
 
     def load(self, state: Tensor | None) -> None:
         """Takes key and number of draws."""
@@ -163,8 +146,13 @@ class PhiloxNoise:
             raise ValueError(
                 f"noise of kind '{self.kind}' must go on from a saved state, got none: it had another source"
             )
-        words = state.numpy().view(np.uint64)
-        self._key, self._draws = words[:2].copy(), int(words[2])
+        if state.shape != (_STATE_WORDS,):
+            raise ValueError(
+                f"noise of kind '{self.kind}' must go on from a state of {_STATE_WORDS} words, got {state.numel()}: "
+                "it was drawn by another generator; start the run again"
+            )
+        words = state.contiguous().view(torch.uint8).numpy().tobytes()
+        self._key, self._draws = words[:_KEY_BYTES], int.from_bytes(words[_KEY_BYTES:], "little")
 
 
 class SecureNoise:
@@ -206,18 +194,18 @@ def seeded(seed: int) -> Noise:
     if seed < 0:
         raise ValueError(f"the seed of noise must be at least 0, got {seed}")
     # Hashed, so that neighbouring seeds have unrelated keys, and those of a sampler with the same seed as well.
-    return PhiloxNoise(hashlib.sha256(f"noise/{seed}".encode()).digest()[:_KEY_BYTES], "seeded")
+    return CipherNoise(hashlib.sha256(f"noise/{seed}".encode()).digest(), "seeded")
 
 
 def from_generator(generator: torch.Generator) -> Noise:
     """Reproducible noise whose key is drawn from a generator; a second call gives another stream."""
     words = torch.randint(0, 256, (_KEY_BYTES,), generator=generator, device=generator.device)
-    return PhiloxNoise(bytes(words.tolist()), "seeded")
+    return CipherNoise(bytes(words.tolist()), "seeded")
 
 
 def from_os() -> Noise:
     """Noise under a key from the operating system, which a checkpoint keeps."""
-    return PhiloxNoise(os.urandom(_KEY_BYTES), "os")
+    return CipherNoise(os.urandom(_KEY_BYTES), "os")
 
 
 def secure() -> Noise:

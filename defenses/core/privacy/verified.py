@@ -26,7 +26,7 @@ from ..plan.post import Keep, Post, Project
 from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin
 from ..training.augment import CropAndFlip, RecordSchedule
 from ..training.sampling import Sampling
-from .noise import PhiloxNoise, SecureNoise
+from .noise import CipherNoise, SecureNoise
 from .strategies import Banded, BandedInverse, Buffered, StrategyRow, Tree
 
 _PACKAGE = __name__.partition(".")[0]
@@ -42,7 +42,7 @@ _OURS: dict[str, tuple[type, ...]] = {
     "codec": (Everything, Coordinates, Scaled, Subspace, ImplicitSubspace, Complement, Within, Stacked, Stretched),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
-    "noise": (PhiloxNoise, SecureNoise, type(None)),
+    "noise": (CipherNoise, SecureNoise, type(None)),
     "augmentation": (CropAndFlip, RecordSchedule, type(None)),
     "sampling": (Sampling,),
     "strategy": (Banded, BandedInverse, Buffered, Tree),
@@ -51,7 +51,7 @@ _OURS: dict[str, tuple[type, ...]] = {
 
 _OF_NOISE = {
     "seeded": "the noise follows from a seed: the claim holds for nobody who knows or guesses it",
-    "os": "nobody tells the stream of the generator Philox, under a key from the operating system, from fair bits; "
+    "os": "nobody tells the stream of the cipher ChaCha20, under a key from the operating system, from fair bits; "
     "sums are those of exact arithmetic up to float32 rounding",
     "secure": "the operating system's random bits are fair and independent",
 }

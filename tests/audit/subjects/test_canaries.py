@@ -15,7 +15,7 @@ from audit.subjects import trained_run
 from audit.subjects.observed import Observed
 from audit.subjects.trained_model import TrainedModel
 from defenses.core import cross_entropy
-from defenses.core.privacy.noise import PhiloxNoise
+from defenses.core.privacy.noise import CipherNoise
 from leaderboard.board.table import Board
 from leaderboard.records.record import read_all
 
@@ -60,8 +60,8 @@ def found(suite, defense: str = "dp_sgd", control: str | None = None) -> Any:
 
 
 def half_the_noise(monkeypatch):
-    real = PhiloxNoise.add
-    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, 0.5 * std))
+    real = CipherNoise.add
+    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, 0.5 * std))
 
 
 def test_the_right_noise_is_not_accused_and_a_part_of_its_epsilon_is_proved(suite_of):
@@ -176,9 +176,9 @@ def test_a_defense_that_claims_half_of_its_norm_is_found_by_canaries_and_ends_th
 @pytest.mark.slow
 def test_over_many_trainings_right_noise_is_accused_within_the_level_and_half_of_it_always(suite_of, monkeypatch):
     counts = {}
-    real = PhiloxNoise.add
+    real = CipherNoise.add
     for scale in (1.0, 0.5):
-        monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std, scale=scale: real(self, sums, scale * std))
+        monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std, scale=scale: real(self, sums, scale * std))
         bounds, accused, claimed = [], 0, 0.0
         for seed in range(40):
             outcome = found(suite_of(SUITE.replace("seeds = [0]", f"seeds = [{seed}]")))
@@ -227,8 +227,8 @@ def test_what_redrawn_canaries_prove_and_less_noise_under_masks_is_found(suite_o
     right = found(suite, "random_sparsification")
     assert right.metrics[NAME].detail["method"] == "order_statistics" and right.flags == []
     assert 0.2 * right.claim["epsilon"] < right.metrics[NAME].value < right.claim["epsilon"]
-    real = PhiloxNoise.add
-    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, 0.3 * std))
+    real = CipherNoise.add
+    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, 0.3 * std))
     wrong = found(suite, "random_sparsification")
     assert wrong.metrics[NAME].detail["verdict"] == "violation" and "claim_violated" in wrong.flags
 

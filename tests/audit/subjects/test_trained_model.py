@@ -23,7 +23,7 @@ from audit.subjects.outcome import Outcome, asked_pools, join
 from audit.subjects.trained_model import TrainedModel
 from audit.suite import suite as suites
 from benchmarks import data
-from defenses.core.privacy.noise import PhiloxNoise
+from defenses.core.privacy.noise import CipherNoise
 
 from ..conftest import SUITE
 
@@ -305,8 +305,8 @@ def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_not(suite_of, monkeypatch, scale):
-    real = PhiloxNoise.add
-    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, scale * std))
+    real = CipherNoise.add
+    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, scale * std))
     for outcome in outcomes(suite_of(CONTROLLED)).values():
         if scale == 1:
             assert remarks(outcome) == []
@@ -321,7 +321,7 @@ def test_noise_of_the_right_size_that_anybody_can_take_off_violates_the_claim(su
         drawn = torch.randn(len(sums), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return sums + std * {"constant": torch.ones_like(drawn), "repeated": drawn, "nan": drawn * math.nan}[kind]
 
-    monkeypatch.setattr(PhiloxNoise, "add", added)
+    monkeypatch.setattr(CipherNoise, "add", added)
     flags = outcomes(suite_of(SUITE))[None].flags
     said = ["diverged", "noise_nanx_of_claimed"] if kind == "nan" else ["claim_violated", "dependent_noise"]
     assert flags == said
@@ -350,9 +350,9 @@ def test_who_is_asked_about_alone_gets_ids_that_follow_from_no_place_in_the_pool
 
 
 def test_less_noise_than_claimed_in_one_release_beside_the_steps_is_found_there(suite_of, monkeypatch):
-    real = PhiloxNoise.add
+    real = CipherNoise.add
     # Of that release alone: its multiplier is 8, and that of the steps is 1.
-    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, std / 2 if std == 8 else std))
+    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, std / 2 if std == 8 else std))
     text = CONTROLLED.replace('"dp_sgd"', '"dp_snip"').replace("epsilon = 3.0", "noise_multiplier = 1.0")
     flags = outcomes(suite_of(text), "dp_snip")[None].flags
     assert flags[0] == "claim_violated" and len(flags) == 2
@@ -360,8 +360,8 @@ def test_less_noise_than_claimed_in_one_release_beside_the_steps_is_found_there(
 
 
 def test_more_noise_than_claimed_is_said_and_violates_nothing(suite_of, monkeypatch):
-    real = PhiloxNoise.add
-    monkeypatch.setattr(PhiloxNoise, "add", lambda self, sums, std: real(self, sums, 1.5 * std))
+    real = CipherNoise.add
+    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, 1.5 * std))
     assert outcomes(suite_of(CONTROLLED))[None].flags == ["noise_1.5x_of_claimed"]
 
 

@@ -9,9 +9,11 @@ import torch
 from scipy import stats
 
 from defenses.core import from_generator, from_os, secure, seeded
-from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, PhiloxNoise
+from defenses.core.compiled.normals import GROUP, normals
+from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise
 
 ALARM = 1e-8
+PART = 1600 * GROUP  # numbers that one thread draws at a time
 SOURCES = {"seeded": lambda: seeded(5), "os": from_os, "secure": secure}
 each = pytest.mark.parametrize("kind", SOURCES)
 N = 200_000
@@ -85,9 +87,11 @@ def test_noisy_sums_are_multiples_of_a_unit_that_follows_from_the_noise_alone(ki
 
 
 def test_floats_are_rounded_to_the_nearest_unit():
-    source, plain = seeded(3), seeded(3)
+    source = seeded(3)
     sums = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    draws = np.random.Generator(np.random.Philox(key=plain._key)).standard_normal(1000)  # type: ignore[attr-defined]
+    draws = np.zeros(1040)
+    normals(rounded=False)(source._key, 0, 0, 13, draws.ctypes.data, 1.0, 1.0)  # type: ignore[attr-defined]
+    draws = draws[:1000]
     exact = sums.numpy() + 0.7 * draws
     noisy = source.add(sums.clone(), 0.7).numpy()
     assert np.abs(noisy - exact).max() <= source.unit(0.7) / 2
@@ -138,6 +142,19 @@ def test_a_stream_is_taken_up_where_its_state_was_saved(kind):
     assert all(torch.equal(drawn(other, len(e)), e) for e in expected)
 
 
+def test_a_stream_of_another_generator_is_not_taken_up():
+    with pytest.raises(ValueError, match="state of 5 words, got 3: it was drawn by another generator"):
+        seeded(1).load(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="the key of noise must have 32 bytes, got 16"):
+        CipherNoise(bytes(16), "os")
+
+
+def test_a_draw_of_any_length_begins_with_the_same_numbers():
+    whole = drawn(seeded(5), LONG)
+    for size in (1, GROUP - 1, GROUP, GROUP + 1, PART, PART + 1):
+        assert torch.equal(drawn(seeded(5), size), whole[:size])
+
+
 def test_a_stream_is_not_taken_up_without_its_state():
     with pytest.raises(ValueError, match="noise of kind 'seeded' must go on from a saved state, got none"):
         seeded(1).load(None)
@@ -161,7 +178,7 @@ def test_noise_leaves_the_global_generators_alone():
     assert repr(np.random.get_state()) == before  # noqa: NPY002
 
 
-LONG = 2 * 2**17 + 12_345  # drawn in three parts
+LONG = 2 * PART + 12_345  # drawn in three parts
 
 
 @each
@@ -169,7 +186,7 @@ def test_a_long_draw_is_standard_normal_and_no_part_of_it_comes_twice(kind):
     source = SOURCES[kind]()
     values = drawn(source, LONG)
     assert stats.kstest(values.numpy(), "norm").pvalue > ALARM
-    starts = [values[: 2**17], values[2**17 : 2**18], values[2**18 :], drawn(source, LONG)[: 2**17]]
+    starts = [values[:PART], values[PART : 2 * PART], values[2 * PART :], drawn(source, LONG)[:PART]]
     for i, one in enumerate(starts):
         for other in starts[:i]:
             size = min(len(one), len(other))
@@ -190,27 +207,27 @@ def test_a_long_draw_is_the_same_on_any_number_of_threads_and_after_a_resumption
 
 
 def test_a_long_draw_takes_no_more_threads_than_torch_has(monkeypatch):
-    before, seen, change = torch.get_num_threads(), [], PhiloxNoise._change
+    before, seen, change = torch.get_num_threads(), [], CipherNoise._change
 
     def looked_at(self, part, *rest):
         seen.append((threading.get_ident(), len(part)))
         change(self, part, *rest)
 
-    monkeypatch.setattr(PhiloxNoise, "_change", looked_at)
+    monkeypatch.setattr(CipherNoise, "_change", looked_at)
     try:
         torch.set_num_threads(2)
         drawn(seeded(1), LONG)
     finally:
         torch.set_num_threads(before)
     assert len({thread for thread, _ in seen}) <= 2
-    assert sum(size for _, size in seen) == LONG and max(size for _, size in seen) <= 2**17
+    assert sum(size for _, size in seen) == LONG and max(size for _, size in seen) <= PART
 
 
 def test_what_a_thread_raises_is_raised(monkeypatch):
     def broken(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(PhiloxNoise, "_change", broken)
+    monkeypatch.setattr(CipherNoise, "_change", broken)
     with pytest.raises(MemoryError, match="no room"):
         drawn(seeded(1), LONG)
 

@@ -204,7 +204,7 @@ def test_a_claim_says_what_it_assumes():
     given = duties.trained(dp_sgd(noise_multiplier=1.0)).claim(1e-5).assumes
     assert "the noise follows from a seed" in given[0] and "the sampler's key was given" in given[1]
     drawn = duties.trained(dp_sgd(noise_multiplier=1.0), noise=None, sampler_key=None).claim(1e-5).assumes
-    assert "Philox" in drawn[0] and "drawn from the operating system, stays secret" in drawn[1]
+    assert "ChaCha20" in drawn[0] and "drawn from the operating system, stays secret" in drawn[1]
     silent = duties.trained(dp_sgd(noise_multiplier=0.0), sampler_key=None).claim(1e-5).assumes
     assert silent == drawn[1:]
     full = duties.trained(dp_sgd(noise_multiplier=1.0), sampling=Sampling("full", 1.0), noise=seeded(0)).claim(1e-5)

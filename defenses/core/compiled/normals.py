@@ -1,0 +1,204 @@
+"""Normal numbers from the stream cipher ChaCha20, added to a vector and rounded to a grid in one pass.
+
+Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits, of which 120 make 80 normal numbers
+by the transform of Box and Muller in float64. The radius is of a uniform number of 128 bits, so that tails end at 13.3
+standard deviations; the angle is of one of 64. Every operation is exact or rounded as IEEE 754 says, and none is fused
+that is not written so: a key gives the same numbers on every processor.
+
+Sources: Bernstein, "ChaCha, a variant of Salsa20", 2008, with its counter and nonce of 64 bits each; Box & Muller, "A
+Note on the Generation of Random Normal Deviates", 1958. Polynomials of logarithm, sine and cosine as in Sun's fdlibm
+(1993), which are right to one in the last digit.
+
+Guarantee:
+    As many bits as are used are those of ChaCha20 under the key, at counters that no two numbers share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+
+from .machine_code import INT, LlvmValue, compiled, counted
+
+GROUP = 80
+"""Numbers that are made at a time, of blocks that no others are made of."""
+
+_BLOCKS, _LANES = 16, 8
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+_QUARTERS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))  # columns, then diagonals
+_DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
+_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_LOG = (
+    6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
+    1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01,
+)  # fmt: skip
+_SINE = (
+    -1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04, 2.75573137070700676789e-06,
+    -2.50507602534068634195e-08, 1.58969099521155010221e-10,
+)  # fmt: skip
+_COSINE = (
+    4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05, -2.75573143513906633035e-07,
+    2.08757232129817482790e-09, -1.13596475577881948265e-11,
+)  # fmt: skip
+
+
+@cache
+def normals(*, rounded: bool) -> Callable[..., None]:
+    """A function that adds noise in place.
+
+    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many groups, their numbers
+    in float64, the noise's standard deviation and, where `rounded`, the power of two that sums are then rounded to
+    multiples of.
+
+    Args:
+        rounded: whether sums are rounded.
+    """
+    pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
+    return compiled(_NormalWriter(rounded).module, "normals", pointer, size, size, size, pointer, number, number)
+
+
+class _NormalWriter:
+    """Writes the kernel in LLVM's representation."""
+
+    def __init__(self, rounded: bool) -> None:
+        self.module = ir.Module("normals")
+        self._word, self._block = ir.IntType(32), ir.VectorType(ir.IntType(32), _BLOCKS)
+        self._long, self._number = ir.VectorType(INT, _LANES), ir.VectorType(ir.DoubleType(), _LANES)
+        self._functions = {
+            name: ir.Function(self.module, ir.FunctionType(self._number, [self._number] * takes), f"llvm.{name}.v8f64")
+            for name, takes in (("fma", 3), ("sqrt", 1), ("rint", 1))
+        }
+        double, word = ir.DoubleType(), self._word
+        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), INT, INT, INT, double.as_pointer(), double, double])
+        function = ir.Function(self.module, kind, "normals")
+        key, draw, first, count, values, std, unit = function.args
+        build: Any = ir.IRBuilder(function.append_basic_block())
+        self._build = build
+        stds, units = self._spread(std, self._number), self._spread(unit, self._number)
+        inverse = build.fdiv(self._constant(1.0), units)
+        keys = [self._spread(build.load(build.gep(key, [INT(i)])), self._block) for i in range(8)]
+        nonce = [self._spread(build.trunc(part, word), self._block) for part in (draw, build.lshr(draw, INT(32)))]
+        with counted(build, INT(0), count) as group:
+            words = self._cipher(keys, build.add(first, group.number), nonce)
+            at = build.gep(values, [build.mul(group.number, INT(GROUP))])
+            for number in range(GROUP // (2 * _LANES)):
+                pair = self._pair(*(build.bitcast(words[3 * number + i], self._long) for i in range(3)))
+                for half, drawn in enumerate(pair):
+                    place = build.gep(at, [INT((2 * number + half) * _LANES)])
+                    place = build.bitcast(place, self._number.as_pointer())
+                    there = build.load(place)
+                    there.align = 8
+                    # Not fused: other devices multiply and add in two operations.
+                    noisy = build.fadd(there, build.fmul(drawn, stds))
+                    if rounded:
+                        noisy = build.fmul(self._call("rint", build.fmul(noisy, inverse)), units)
+                    build.store(noisy, place).align = 8
+        build.ret_void()
+
+    def _cipher(self, keys: Sequence[LlvmValue], group: LlvmValue, nonce: Sequence[LlvmValue]) -> list[LlvmValue]:
+        """Sixteen blocks of ChaCha20: word by word of a block, one block a lane."""
+        build, rounds = self._build, 20
+        counters = build.add(
+            self._spread(build.mul(group, INT(_BLOCKS)), ir.VectorType(INT, _BLOCKS)),
+            ir.Constant(ir.VectorType(INT, _BLOCKS), list(range(_BLOCKS))),
+        )
+        high = build.lshr(counters, ir.Constant(ir.VectorType(INT, _BLOCKS), [32] * _BLOCKS))
+        start = [
+            *(ir.Constant(self._block, [constant] * _BLOCKS) for constant in _CONSTANTS),
+            *keys,
+            build.trunc(counters, self._block),
+            build.trunc(high, self._block),
+            *nonce,
+        ]
+        state = list(start)
+        for _ in range(rounds // 2):
+            for quarter in (*_QUARTERS, *_DIAGONALS):
+                a, b, c, d = quarter
+                for x, y, z, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                    state[x] = build.add(state[x], state[y])
+                    state[z] = self._turned(build.xor(state[z], state[x]), bits)
+        return [build.add(value, begun) for value, begun in zip(state, start, strict=True)]
+
+    def _turned(self, value: LlvmValue, bits: int) -> LlvmValue:
+        build = self._build
+        left, right = (ir.Constant(self._block, [count] * _BLOCKS) for count in (bits, 32 - bits))
+        return build.or_(build.shl(value, left), build.lshr(value, right))
+
+    def _pair(self, high: LlvmValue, low: LlvmValue, angle: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+        """Two vectors of normal numbers from three of uniform words."""
+        build = self._build
+        upper, lower = (build.uitofp(value, self._number) for value in (high, low))
+        uniform = self._fused(lower, 2.0**-128, build.fmul(upper, self._constant(2.0**-64)))
+        # Zero, once in 2^128, has no logarithm.
+        uniform = build.select(
+            build.fcmp_ordered(">", uniform, self._constant(0.0)), uniform, self._constant(2.0**-129)
+        )
+        radius = self._call("sqrt", build.fmul(self._logarithm(uniform), self._constant(-2.0)))
+        cosine, sine = self._circle(angle)
+        return build.fmul(radius, cosine), build.fmul(radius, sine)
+
+    def _logarithm(self, value: LlvmValue) -> LlvmValue:
+        """Of a positive number that is not subnormal: e ln 2 + ln m with m between the roots of 1/2 and 2."""
+        build, bits = self._build, self._build.bitcast(value, self._long)
+        # 0x3fe6a09e667f3bcd are the bits of the root of 1/2: what lies above it counts as of the next exponent.
+        shifted = build.sub(bits, self._whole(0x3FE6A09E667F3BCD))
+        exponent = build.ashr(shifted, self._whole(52))
+        mantissa = build.bitcast(build.sub(bits, build.shl(exponent, self._whole(52))), self._number)
+        f = build.fsub(mantissa, self._constant(1.0))
+        s = build.fdiv(f, build.fadd(f, self._constant(2.0)))
+        z, half = build.fmul(s, s), build.fmul(build.fmul(f, f), self._constant(0.5))
+        r = build.fmul(z, self._polynomial(z, _LOG))
+        e = build.sitofp(exponent, self._number)
+        # e ln 2 - ((half - (s (half + r) + e ln2_low)) - f), with ln 2 in two parts of which the first is short.
+        inner = self._fused(e, _LN2_LOW, build.fmul(s, build.fadd(half, r)))
+        return self._fused(e, _LN2_HIGH, build.fsub(f, build.fsub(half, inner)))
+
+    def _circle(self, word: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+        """Cosine and sine of 2 pi word / 2^64: of what is left of it beside the nearest quarter turn."""
+        build = self._build
+        turns = build.lshr(build.add(word, self._whole(1 << 61)), self._whole(62))
+        rest = build.sub(word, build.shl(turns, self._whole(62)))
+        y = build.fmul(build.sitofp(rest, self._number), self._constant(2 * math.pi * 2.0**-64))
+        z = build.fmul(y, y)
+        sine = self._call("fma", build.fmul(z, y), self._polynomial(z, _SINE), y)
+        series = build.fmul(build.fmul(z, z), self._polynomial(z, _COSINE))
+        cosine = build.fadd(self._fused(z, -0.5, self._constant(1.0)), series)
+        odd = build.trunc(turns, ir.VectorType(ir.IntType(1), _LANES))
+        one, other = build.select(odd, sine, cosine), build.select(odd, cosine, sine)
+        # Quarter turns 1 and 2 have a negative cosine, 2 and 3 a negative sine: the sign is the top bit.
+        first = build.shl(build.and_(build.add(turns, self._whole(1)), self._whole(2)), self._whole(62))
+        second = build.shl(build.and_(turns, self._whole(2)), self._whole(62))
+        return self._signed(one, first), self._signed(other, second)
+
+    def _signed(self, value: LlvmValue, sign: LlvmValue) -> LlvmValue:
+        build = self._build
+        return build.bitcast(build.xor(build.bitcast(value, self._long), sign), self._number)
+
+    def _polynomial(self, at: LlvmValue, coefficients: Sequence[float]) -> LlvmValue:
+        total: LlvmValue = self._constant(coefficients[-1])
+        for coefficient in reversed(coefficients[:-1]):
+            total = self._call("fma", total, at, self._constant(coefficient))
+        return total
+
+    def _fused(self, value: LlvmValue, factor: float, rest: LlvmValue) -> LlvmValue:
+        return self._call("fma", value, self._constant(factor), rest)
+
+    def _call(self, name: str, *values: LlvmValue) -> LlvmValue:
+        return self._build.call(self._functions[name], values)
+
+    def _constant(self, value: float) -> LlvmValue:
+        return ir.Constant(self._number, [value] * _LANES)
+
+    def _whole(self, value: int) -> LlvmValue:
+        return ir.Constant(self._long, [value] * _LANES)
+
+    def _spread(self, value: LlvmValue, kind: ir.VectorType) -> LlvmValue:
+        """A vector of one value."""
+        build, none = self._build, ir.Constant(kind, ir.Undefined)
+        one = build.insert_element(none, value, self._word(0))
+        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(self._word, kind.count), None))
