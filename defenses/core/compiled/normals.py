@@ -1,7 +1,7 @@
 """Normal numbers from the stream cipher ChaCha20, added to a vector and rounded to a grid in one pass.
 
-Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits, of which 120 make 80 normal numbers
-by the transform of Box and Muller in float64. The radius is of a uniform number of 128 bits, so that tails end at 13.3
+Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits, of which 120 make 80 numbers by
+the transform of Box and Muller in float64. The radius is of a uniform number of 128 bits, so that tails end at 13.3
 standard deviations; the angle is of one of 64. Every operation is exact or rounded as IEEE 754 says, and none is fused
 that is not written so: a key gives the same numbers on every processor.
 
@@ -48,24 +48,24 @@ _COSINE = (
 
 
 @cache
-def normals(*, rounded: bool) -> Callable[..., None]:
+def normals(*, rounded: bool, wide: bool = True) -> Callable[..., None]:
     """A function that adds noise in place.
 
-    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many groups, their numbers
-    in float64, the noise's standard deviation and, where `rounded`, the power of two that sums are then rounded to
-    multiples of.
+    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many groups, their numbers,
+    the noise's standard deviation and, where `rounded`, the power of two that sums are then rounded to multiples of.
 
     Args:
         rounded: whether sums are rounded.
+        wide: whether numbers are float64; float32 ones are added to in float64, and what comes of it is float32 again.
     """
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
-    return compiled(_NormalWriter(rounded).module, "normals", pointer, size, size, size, pointer, number, number)
+    return compiled(_NormalWriter(rounded, wide).module, "normals", pointer, size, size, size, pointer, number, number)
 
 
 class _NormalWriter:
     """Writes the kernel in LLVM's representation."""
 
-    def __init__(self, rounded: bool) -> None:
+    def __init__(self, rounded: bool, wide: bool) -> None:
         self.module = ir.Module("normals")
         self._word, self._block = ir.IntType(32), ir.VectorType(ir.IntType(32), _BLOCKS)
         self._long, self._number = ir.VectorType(INT, _LANES), ir.VectorType(ir.DoubleType(), _LANES)
@@ -74,7 +74,8 @@ class _NormalWriter:
             for name, takes in (("fma", 3), ("sqrt", 1), ("rint", 1))
         }
         double, word = ir.DoubleType(), self._word
-        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), INT, INT, INT, double.as_pointer(), double, double])
+        entry = double if wide else ir.FloatType()
+        kind = ir.FunctionType(ir.VoidType(), [word.as_pointer(), INT, INT, INT, entry.as_pointer(), double, double])
         function = ir.Function(self.module, kind, "normals")
         key, draw, first, count, values, std, unit = function.args
         build: Any = ir.IRBuilder(function.append_basic_block())
@@ -90,14 +91,16 @@ class _NormalWriter:
                 pair = self._pair(*(build.bitcast(words[3 * number + i], self._long) for i in range(3)))
                 for half, drawn in enumerate(pair):
                     place = build.gep(at, [INT((2 * number + half) * _LANES)])
-                    place = build.bitcast(place, self._number.as_pointer())
+                    place = build.bitcast(place, ir.VectorType(entry, _LANES).as_pointer())
                     there = build.load(place)
-                    there.align = 8
+                    there.align = 8 if wide else 4
+                    there = there if wide else build.fpext(there, self._number)
                     # Not fused: other devices multiply and add in two operations.
                     noisy = build.fadd(there, build.fmul(drawn, stds))
                     if rounded:
                         noisy = build.fmul(self._call("rint", build.fmul(noisy, inverse)), units)
-                    build.store(noisy, place).align = 8
+                    noisy = noisy if wide else build.fptrunc(noisy, ir.VectorType(entry, _LANES))
+                    build.store(noisy, place).align = 8 if wide else 4
         build.ret_void()
 
     def _cipher(self, keys: Sequence[LlvmValue], group: LlvmValue, nonce: Sequence[LlvmValue]) -> list[LlvmValue]:

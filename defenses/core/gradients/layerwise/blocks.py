@@ -258,12 +258,11 @@ class BatchGradients:
         covered = sum(term.size for _, term in terms) == self.dim
         flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
         for spans, term in terms:
-            values = term.weighted(factors)
-            if len(spans) == 1:  # straight to its place, in whatever order it lies in memory
+            if len(spans) == 1:  # straight to its place
                 ((start, stop),) = spans
-                flat[start:stop].view(values.shape).copy_(values)
+                term.weighted_into(flat[start:stop], factors)
             else:
-                for (start, stop), part in _split(spans, values.unsqueeze(0)):
+                for (start, stop), part in _split(spans, term.weighted(factors).unsqueeze(0)):
                     flat[start:stop] = part[0]
         return flat
 

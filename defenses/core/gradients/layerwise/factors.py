@@ -114,6 +114,11 @@ class FactoredGradient:
         """The sum of all gradients, each times its factor: `size` numbers, flat or in the parameter's shape."""
         raise NotImplementedError
 
+    def weighted_into(self, place: Float[Tensor, " size"], factors: Float[Tensor, " rows"]) -> None:
+        """`weighted`, written to a contiguous place."""
+        values = self.weighted(factors)
+        place.view(values.shape).copy_(values)
+
     def without(self, bad: Bool[Tensor, " rows"]) -> FactoredGradient:
         """The same with zeros for some examples, whatever they hold (0 times infinity is not 0)."""
         raise NotImplementedError
@@ -191,6 +196,10 @@ class GradientRows(FactoredGradient):
     def weighted(self, factors: Tensor) -> Tensor:
         """One matrix-vector product."""
         return factors @ self.values
+
+    def weighted_into(self, place: Tensor, factors: Tensor) -> None:
+        """One matrix-vector product, written where it belongs."""
+        torch.mv(self.values.T, factors, out=place)
 
     def without(self, bad: Tensor) -> GradientRows:
         """The same with zero rows for some examples."""

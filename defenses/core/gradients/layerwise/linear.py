@@ -45,6 +45,11 @@ class Outer(FactoredGradient):
         """One product over the batch."""
         return ((self.signals * factors.unsqueeze(1)).T @ self.inputs).flatten()
 
+    def weighted_into(self, place: Float[Tensor, " size"], factors: Tensor) -> None:
+        """One product, written where it belongs."""
+        scaled = self.signals * factors.unsqueeze(1)
+        torch.mm(scaled.T, self.inputs, out=place.view(self.signals.shape[1], self.inputs.shape[1]))
+
     def without(self, bad: Tensor) -> Outer:
         """Zeros in both factors."""
         gone = bad.unsqueeze(1)
