@@ -89,14 +89,14 @@ class Outer(FactoredGradient):
         outputs, turned = last - first, basis.T
         if (before := start - first * width) | (behind := last * width - stop):
             turned = F.pad(turned, (before, behind))
-        # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy the inputs for each.
-        wide = turned.reshape(directions * outputs, width).T
-        found = []
-        # Between the two products there are [rows, k, out] numbers.
-        for part in parts(self.examples, 2 * wide.shape[1] * self.like.element_size(), self.like, wide=True):
-            inner = product(self.inputs[part], wide).unflatten(1, (directions, outputs))
-            found.append(torch.bmm(inner, self.signals[part, first:last].unsqueeze(2)).squeeze(2))
-        return torch.cat(found)
+        signals, found = self.signals[:, first:last].unsqueeze(2), []
+        # Between the two products there are [rows, k, out] numbers, which should stay in the cache.
+        for part in parts(directions, 2 * outputs * self.examples * self.like.element_size(), self.like):
+            # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy inputs for each.
+            wide = turned[part].reshape(-1, width).T
+            inner = product(self.inputs, wide).unflatten(1, (-1, outputs))
+            found.append(torch.bmm(inner, signals).squeeze(2))
+        return torch.cat(found, dim=1)
 
 
 class OuterSum(FactoredGradient):
