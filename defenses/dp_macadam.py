@@ -7,7 +7,7 @@ b_j = s_j^(1/4) (sum_i s_i^(1/2))^(1/2) are those of AdaClip (Pichapati et al., 
 the centre, from which the noise's own, (b sigma / B)^2, is taken off, between two clamps. The average of
 (g - m_t) (g - m_(t-1)), with the centres after and before a release g, is short of the variance by the factor
 kappa_t = 2 (beta1 - beta1^t) / (1 + beta1), exactly, and is divided by it. The text that could be looked up has the
-square of g - m_t instead, for which that kappa is wrong by the factor beta1.
+square of g - m_t instead, for which that kappa is wrong by the factor beta1 in the long run, and by more at first.
 Deviation: all scales begin at C, so that the first step is DP-SGD's with clip norm C, and clamps are in units of
 C^2 / dim; the paper's first scales could not be looked up, nor its clamps. kappa is 0 in the first step, after which
 the scales stay as they are.

@@ -7,7 +7,8 @@ up to the degree, which bring all its singular values towards 1: the step is as 
 A convolution's weight is the matrix of its output channels, a bias one of a single row, of which its direction is left.
 Deviation: the momentum is divided by its Frobenius norm before the iterations, as Muon itself does, and not only where
 that is above 1: a shorter one would be far from orthogonal after q of them. The paper's matrices are the hidden layers
-alone, beside another optimizer; its bias-corrected variant is not here.
+alone, beside another optimizer; its bias-corrected variant is not here. The text that could be looked up has noise of
+sigma C_W for a matrix; of L matrices of one batch, each with that, the multiplier is sigma / sqrt(L).
 Guarantee: one Gaussian a step at the defense's multiplier. By matrix, the clip norms' squares add up to C^2, and the
 noise is sigma C on every coordinate (as `per_layer` layer by layer); all that follows is a function of releases.
 """

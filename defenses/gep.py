@@ -1,7 +1,7 @@
 """GEP: coefficients along public directions, and what is left over of each gradient, each with a clip norm of its own.
 
 Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private Learning",
-ICLR 2021. Gradients lie close to the span of public ones, so that most of them is a few numbers, on which
+ICLR 2021, Algorithm 1. Gradients lie close to the span of public ones, so that most of them is a few numbers, on which
 little noise falls, and the rest is short. The vector of parameters is cut into groups of neighbours, of one length up
 to rounding, and each has its part of the directions.
 Deviation: the noise of both parts follows from one multiplier and a share, because both see one batch: their released

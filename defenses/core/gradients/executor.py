@@ -135,6 +135,15 @@ def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
     return [noise.unit(std) for std in plan.stds]
 
 
+def _copied(values: Tensor, copies: int) -> Tensor:
+    return values if copies == 1 else values.repeat_interleave(copies, dim=0)
+
+
+def _of_one(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
+    """Sums of one copy of each example."""
+    return sums if copies == 1 else tuple(values / copies for values in sums)
+
+
 def _only(gradients: Gradients, number: int) -> Gradients:
     # A function, because a lambda in the caller's loop would see its last number only.
     return lambda point: gradients(point)[number : number + 1]
@@ -301,10 +310,11 @@ class Engine:
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
         parts = []
-        for chosen in self._fitting(choice, len(inputs), self._batches(), like):
+        for chosen, copies in self._fitting(choice, len(inputs), self._batches(), like):
             x, y, some = part(chosen)
+            x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
             with entries(some), full_precision():
-                parts.append(choice.engine.sums(plan.plan, x, y, views=views))
+                parts.append(_of_one(choice.engine.sums(plan.plan, x, y, views=views), copies))
         # Our noise takes the one micro-batch's sums as they are, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
@@ -321,7 +331,10 @@ class Engine:
         """
         like = self._first().detach()
         with full_precision():
-            answers = [engine.sums(plan, x, y, views=views) for engine, x, y in self._entries(inputs, targets, views)]
+            answers = [
+                _of_one(engine.sums(plan, x, y, views=views), copies)
+                for engine, x, y, copies in self._entries(inputs, targets, views)
+            ]
         return totals(plan, answers, like.device)
 
     def matched(
@@ -343,29 +356,43 @@ class Engine:
         along, none = [d.to(like) for d in directions], like.new_zeros(0, dtype=torch.float64)
         with full_precision():
             answers = [
-                engine.matched(plan, along, x, y, views=views) for engine, x, y in self._entries(inputs, targets, views)
+                [
+                    (a[: len(a) // copies], b[: len(b) // copies])
+                    for a, b in engine.matched(plan, along, x, y, views=views)
+                ]
+                for engine, x, y, copies in self._entries(inputs, targets, views)
             ]
         pairs = [[one[number] for one in answers] for number in range(len(plan.blocks))]
         return [(torch.cat([none, *(a for a, _ in p)]), torch.cat([none, *(b for _, b in p)])) for p in pairs]
 
-    def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor]]:
-        """What computes, and entries that fit the memory budget; of a model that draws nothing."""
+    def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor, int]]:
+        """What computes, entries that fit the memory budget, and copies of each; of a model that draws nothing."""
         refuse_autocast(inputs.device)
         choice = self.prepare(inputs, targets)
         if choice.draws:
             raise ValueError("the model must draw nothing where its entries are given as they are, got dropout")
         like = next(p for p in self.model.parameters() if p.requires_grad)
         batches = replace(self._batches(), views=views)
-        for chosen in self._fitting(choice, len(inputs) // views, batches, like):
+        for chosen, copies in self._fitting(choice, len(inputs) // views, batches, like):
             span = slice(chosen.start * views, chosen.stop * views)
-            yield choice.engine, inputs[span], targets[span]
+            yield choice.engine, _copied(inputs[span], copies), _copied(targets[span], copies), copies
 
     @staticmethod
-    def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[slice]:
-        """Examples that are worked on at a time, in parts of one size: a remnant of a few would cost a whole pass."""
+    def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[tuple[slice, int]]:
+        """Examples that are worked on at a time, in parts of one size: a remnant of a few would cost a whole pass.
+
+        One entry by itself is computed by other kernels than several are. Of a black image, say, rounding is much of
+        what a GroupNorm passes back, and another rounding is another gradient: the removal of its only neighbour moved
+        the sum by 1.36 bounds. So it is worked on as two copies, unless all are by themselves.
+
+        Returns:
+            Pairs of a span and how many copies of each of its examples are worked on.
+        """
         limit = batches.fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
         even = -(-examples // max(1, -(-examples // limit)))
-        return iter(microbatches(examples, max(1, even)))
+        for chosen in microbatches(examples, max(1, even)):
+            alone = batches.views * (chosen.stop - chosen.start) == 1
+            yield chosen, 2 if alone and limit > 1 else 1
 
     def rest(self) -> None:
         """Frees what is kept from batch to batch; the next batch allocates it anew."""

@@ -115,8 +115,8 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
         ) from error
     if content["fingerprint"] != fingerprint:
         raise ValueError(
-            f"checkpoint {path} belongs to another run (model, data, defense or settings differ); "
-            "delete it or name another file"
+            f"checkpoint {path} belongs to another run (model, data, defense, settings or version of leakbench "
+            "differ); delete it or name another file"
         )
     return content
 

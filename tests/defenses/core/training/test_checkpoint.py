@@ -31,6 +31,7 @@ from defenses.core import (
     train,
 )
 from defenses.core.training import checkpoint as disk
+from defenses.core.training import ongoing
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 
@@ -95,6 +96,12 @@ def test_other_data_or_another_model_is_another_run(halfway, monkeypatch):
             refused(halfway, "belongs to another run")
     monkeypatch.setattr(duties, "network", lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)))
     refused(halfway, "belongs to another run")  # the same parameters, another function of them
+
+
+def test_other_code_of_ours_is_another_version_and_the_refusal_says_so(halfway, monkeypatch):
+    """A method's state may be another one by then: nothing else that the user knows of differs."""
+    monkeypatch.setattr(ongoing, "source_digest", lambda: "another")
+    refused(halfway, r"settings or version of leakbench differ\)")
 
 
 def by_closure(value):
