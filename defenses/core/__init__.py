@@ -29,6 +29,7 @@ from .plan.defense import (
 from .plan.families import Projected, Whole
 from .plan.implicit import ImplicitSubspace
 from .plan.layout import Layout
+from .plan.masks import RandomMasks
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
@@ -131,6 +132,7 @@ __all__ = [
     "PublicRows",
     "PublicSubspace",
     "Query",
+    "RandomMasks",
     "RandomSubspace",
     "Recipe",
     "RecordSchedule",
