@@ -12,7 +12,7 @@ from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed import Stacked, Stretched, Within, made_of
+from .plan.composed import Masked, Stacked, Stretched, Within, made_of, spread
 from .plan.counts import dealt, floor_of
 from .plan.defense import (
     Block,
@@ -115,6 +115,7 @@ __all__ = [
     "Ledger",
     "Loss",
     "LossChange",
+    "Masked",
     "MembershipLimit",
     "Meter",
     "Method",
@@ -214,6 +215,7 @@ __all__ = [
     "seed_from",
     "seeded",
     "shuffle",
+    "spread",
     "standardised",
     "train",
     "train_together",
