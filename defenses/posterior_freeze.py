@@ -9,7 +9,7 @@ Guarantee: one Gaussian a step at the defense's multiplier; the mask is post-pro
 
 from __future__ import annotations
 
-from .core import BoundKind, Defense, bounded
+from .core import BoundKind, Defense, RandomMasks, bounded
 from .random_sparsification import RandomSparsification
 
 
@@ -37,9 +37,7 @@ def posterior_freeze(
     """
     method = RandomSparsification(
         bound=bounded(clip_norm, bound, regulariser),
-        final_sparsity=final_sparsity,
-        refreshes=refreshes,
-        cooling_epochs=cooling_epochs,
+        masks=RandomMasks(final_sparsity=final_sparsity, refreshes=refreshes, cooling_epochs=cooling_epochs),
         where="after the noise",
     )
     return Defense(method, noise_multiplier, "posterior_freeze")

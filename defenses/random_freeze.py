@@ -10,7 +10,7 @@ Caveat: the paper's epsilons are those of Poisson sampling, and its runs deal a 
 
 from __future__ import annotations
 
-from .core import BoundKind, Defense, bounded, refuse_count
+from .core import BoundKind, Defense, RandomMasks, bounded, refuse_count
 from .random_sparsification import RandomSparsification
 
 
@@ -39,8 +39,6 @@ def random_freeze(
     refuse_count("cooling_epochs", cooling_epochs)
     method = RandomSparsification(
         bound=bounded(clip_norm, bound, regulariser),
-        final_sparsity=final_sparsity,
-        refreshes=refreshes,
-        cooling_epochs=cooling_epochs,
+        masks=RandomMasks(final_sparsity=final_sparsity, refreshes=refreshes, cooling_epochs=cooling_epochs),
     )
     return Defense(method, noise_multiplier, "random_freeze")

@@ -16,88 +16,46 @@ is 2.75 with the one, and what is proved of the other is 25.3 (delta 1e-5).
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from .core import (
     Block,
     Bound,
     BoundKind,
     Context,
-    Coordinates,
     Defense,
     Everything,
     Keep,
+    RandomMasks,
     Stateless,
     StepPlan,
     bounded,
-    floor_of,
-    refuse_count,
-    refuse_fraction,
     refuse_unknown,
     unbounded,
 )
 
-_SMALL, _MOST = 2**15, 128  # 32 MiB of masks at most
-# Of networks with few parameters the last masks are kept: to draw one takes as long as the rest of a step.
-_masks: dict[tuple[object, ...], Coordinates] = {}
-
-
-def _drawn(number: int, dropped: int, context: Context) -> Coordinates:
-    """All coordinates but the first few of a random order, which is public, as the seed is."""
-    key = (context.seed, number, dropped, context.dim, context.device)
-    if (mask := _masks.get(key)) is None:
-        order = torch.randperm(context.dim, generator=context.coins(number)).to(context.device)
-        mask = Coordinates(order[dropped:], dim=context.dim)
-        if context.dim <= _SMALL:
-            _masks[key] = mask
-            while len(_masks) > _MOST:
-                del _masks[next(iter(_masks))]
-    return mask
-
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSparsification(Stateless):
-    """Keeps a uniformly random set of coordinates, redrawn `refreshes` times an epoch.
+    """Keeps a uniformly random set of coordinates.
 
     Attributes:
         bound: of one example's contribution.
-        final_sparsity: fraction dropped at the end of the cooling.
-        refreshes: masks an epoch.
-        cooling_epochs: in which the sparsity grows linearly from 0; all of the run if None, and 0 for none.
+        masks: how many coordinates are dropped when, and which.
         where: whether each gradient is masked before it is bounded, or the noisy update.
     """
 
     bound: Bound
-    final_sparsity: float
-    refreshes: int = 1
-    cooling_epochs: int | None = None
+    masks: RandomMasks
     where: Literal["before the bound", "after the noise"] = "before the bound"
 
     def __post_init__(self) -> None:
-        refuse_fraction("final_sparsity", self.final_sparsity)
-        refuse_count("refreshes", self.refreshes)
-        refuse_count("cooling_epochs", self.cooling_epochs, 0)
         refuse_unknown("where", self.where, ("before the bound", "after the noise"))
 
     def plan(self, context: Context) -> StepPlan:
         """One bounded block: of the coordinates of the current mask, or of everything, masked afterwards."""
-        # A function of the step, so that micro-batches share a mask. The authors' code counts loader iterations and may
-        # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
-        within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
-        refresh = context.epoch * self.refreshes + within
-        dropped = floor_of(self.final_sparsity * self._grown(refresh, context), context.dim)
-        kept = _drawn(refresh, dropped, context)
+        kept = self.masks.at(context)
         if self.where == "after the noise":
             return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Keep(kept))
         return StepPlan(Block(codec=kept, bound=self.bound))
-
-    def _grown(self, refresh: int, context: Context) -> float:
-        """The sparsity at a refresh, as a fraction of the final one."""
-        epochs = context.epochs if self.cooling_epochs is None else self.cooling_epochs
-        if not epochs:
-            return 1.0
-        # (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first one, 1 at the last.
-        return min(1.0, refresh / max(1, epochs * self.refreshes - 1))
 
 
 def random_sparsification(
@@ -128,8 +86,6 @@ def random_sparsification(
     limit = bounded(clip_norm, bound, regulariser)
     method = RandomSparsification(
         bound=unbounded(unit=clip_norm) if without == "clipping" else limit,
-        final_sparsity=final_sparsity,
-        refreshes=refreshes,
-        cooling_epochs=None if cooling else 0,
+        masks=RandomMasks(final_sparsity=final_sparsity, refreshes=refreshes, cooling_epochs=None if cooling else 0),
     )
     return Defense(method, 0.0 if without == "noise" else noise_multiplier)

@@ -8,7 +8,7 @@ Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask, w
 
 from __future__ import annotations
 
-from .core import BoundKind, Defense, bounded, refuse_fraction
+from .core import BoundKind, Defense, RandomMasks, bounded, refuse_fraction
 from .random_sparsification import RandomSparsification
 
 
@@ -31,7 +31,6 @@ def rsdp(
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
     refuse_fraction("sparsity", sparsity)
-    norm = bounded(clip_norm, bound, regulariser)
-    return Defense(
-        RandomSparsification(bound=norm, final_sparsity=sparsity, cooling_epochs=0), noise_multiplier, "rsdp"
-    )
+    masks = RandomMasks(final_sparsity=sparsity, cooling_epochs=0)
+    method = RandomSparsification(bound=bounded(clip_norm, bound, regulariser), masks=masks)
+    return Defense(method, noise_multiplier, "rsdp")

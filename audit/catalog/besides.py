@@ -2,8 +2,8 @@
 
 A receiver of coefficients has to know the directions, and one of a part of the coordinates which they are. Both are
 functions of public things: of public coins, whose seed is sent; of public examples, from which a receiver computes
-them again or is sent them; else of what was released before, which it has. Which of them it is shows in a second
-rehearsal under other coins.
+them again or is sent them; else of what was released before, which it has. Which of them it is shows in rehearsals
+under other coins and on other examples.
 """
 
 from __future__ import annotations
@@ -55,29 +55,46 @@ class Besides:
         return f"sends besides: nothing: {use} is a function of the initial parameters and of past releases"
 
 
-def besides(plan: StepPlan, under_other_coins: StepPlan, *, public: bool) -> tuple[Besides, ...]:
+def besides(plan: StepPlan, *, other_coins: StepPlan, other_examples: StepPlan, public: bool) -> tuple[Besides, ...]:
     """The masks and bases of a plan; one mask and one basis at most of the release, and of the map after it.
 
     Args:
         plan: of a step.
-        under_other_coins: of the same step of a run whose public coins have another seed.
-        public: whether public examples were read.
+        other_coins: of the same step of a run whose public coins have another seed.
+        other_examples: of the same step of a run with other public examples, by which masks are judged.
+        public: whether public examples were read; bases are then taken to be of them.
     """
     found = []
-    for after_noise, codecs_of in ((False, _released), (True, _after)):
-        mine, other = codecs_of(plan), codecs_of(under_other_coins)
-        kinds: tuple[tuple[Literal["mask", "basis"], Tensor | None, Tensor | None, int], ...] = (
-            ("mask", _mask(mine), _mask(other), _bitmap(mine)),
-            ("basis", _directions(mine), _directions(other), _matrices(mine)),
-        )
-        for what, told, otherwise, whole in kinds:
-            if told is None:
-                continue
-            drawn = otherwise is None or not torch.equal(told, otherwise)
-            source: KnownFrom = "public examples" if public else "public coins" if drawn else "releases"
-            size = {"public examples": whole, "public coins": SEED, "releases": 0}[source]
-            found.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
+    drawn, read = _told(other_coins), _told(other_examples)
+    for (what, after_noise), told in _told(plan).items():
+        of_examples = public and (what == "basis" or _differs(told, read.get((what, after_noise))))
+        of_coins = _differs(told, drawn.get((what, after_noise)))
+        source: KnownFrom = "public examples" if of_examples else "public coins" if of_coins else "releases"
+        codecs = _after(plan) if after_noise else _released(plan)
+        whole = _bitmap(codecs) if what == "mask" else _matrices(codecs)
+        size = {"public examples": whole, "public coins": SEED, "releases": 0}[source]
+        found.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
     return tuple(found)
+
+
+def masked(plan: StepPlan) -> bool:
+    """Whether some of the coordinates are named by a plan."""
+    return any(what == "mask" for what, _ in _told(plan))
+
+
+def _told(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:
+    """What a receiver has to know, by what it is and whether it is of the map after the noise alone."""
+    found: dict[tuple[Literal["mask", "basis"], bool], Tensor] = {}
+    for after_noise, codecs in ((False, _released(plan)), (True, _after(plan))):
+        if (mask := _mask(codecs)) is not None:
+            found["mask", after_noise] = mask
+        if (directions := _directions(codecs)) is not None:
+            found["basis", after_noise] = directions
+    return found
+
+
+def _differs(told: Tensor, otherwise: Tensor | None) -> bool:
+    return otherwise is None or not torch.equal(told, otherwise)
 
 
 def _released(plan: StepPlan) -> list[object]:

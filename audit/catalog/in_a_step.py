@@ -2,7 +2,7 @@
 
 The rehearsal is on made-up gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
 first step and the last one of a run of 20 epochs, at the method's default settings.
-What is sent beside the numbers shows in a second rehearsal, under other public coins (`besides.py`).
+What is sent beside the numbers shows in further rehearsals, under other public coins (`besides.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks import models
 from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed, unverified
 
-from .besides import Besides, besides
+from .besides import Besides, besides, masked
 
 BYTES = 4  # of a number in float32
 _INPUT = (1, 28, 28)
@@ -132,15 +132,19 @@ def in_a_step(defense: Defense) -> InAStep:
     layout, noisy = Layout.of(_network()), defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
     account, public = _account(defense), ToyRows(layout.dim)
     plans = _plans(noisy, account, public, layout)
-    # What is made of public examples is known as such, and made once: a basis takes seconds.
-    other = plans if public.used else _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
+    # A basis, where public examples are read, is of them, and made once, because it takes seconds; a mask may be drawn.
+    other_coins = other_examples = plans
+    if not public.used or masked(plans[-1]):
+        other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
+    if public.used and masked(plans[-1]):
+        other_examples = _plans(noisy, _account(defense), ToyRows(layout.dim, seed=1), layout)
     first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
     entries = account.ledger.entries
     return InAStep(
         parameters=layout.dim,
         first=first,
         last=last,
-        besides=besides(plans[-1], other[-1], public=public.used),
+        besides=besides(plans[-1], other_coins=other_coins[-1], other_examples=other_examples[-1], public=public.used),
         shares=tuple(block.share for block in plans[-1].blocks),
         events=tuple(dict.fromkeys(_event(entry, noisy.calibrated_multiplier) for entry in entries)),
         reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),

@@ -23,12 +23,14 @@ from defenses.core import (
     ImplicitSubspace,
     Layout,
     Loss,
+    Masked,
     Scaled,
     StepPlan,
     Subspace,
     Within,
     cross_entropy,
     logistic,
+    spread,
 )
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -43,6 +45,7 @@ _MODULES = {
     nn.Dropout2d,
 }  # fmt: skip
 """Exactly these: a subclass may compute something else."""
+_SUBSPACES = (Subspace, ImplicitSubspace)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _LOSSES: dict[Loss, LossName] = {cross_entropy: "cross_entropy", logistic: "logistic"}
 
@@ -86,6 +89,8 @@ def _part(block: Block, start: int, dim: int) -> ReleasedPart:
     while type(codec) is Within:
         first, codec = first + codec.start, codec.codec
         within = codec.dim
+    if type(codec) is Masked and isinstance(inner := codec.codec, Subspace) and type(inner) in _SUBSPACES:
+        codec = spread(inner, codec.kept)
     about: dict[str, Any] = {"kind": "other", "words": f"values of {type(codec).__name__}"}
     # Exactly these classes: a subclass may encode otherwise.
     if type(codec) in (Everything, Scaled):
@@ -95,7 +100,7 @@ def _part(block: Block, start: int, dim: int) -> ReleasedPart:
     elif isinstance(codec, Coordinates) and type(codec) is Coordinates:
         words = f"{codec.size} of {dim} coordinates"
         about = {"kind": "coordinates", "coordinates": first + codec.kept.detach().clone(), "words": words}
-    elif isinstance(codec, Subspace) and type(codec) in (Subspace, ImplicitSubspace):
+    elif isinstance(codec, Subspace) and type(codec) in _SUBSPACES:
         spans = tuple((first + a, first + b) for a, b in codec.spans)
         bases = tuple(basis.detach().clone() for basis in codec.bases)
         about = {"kind": "directions", "spans": spans, "bases": bases, "words": f"{codec.size} coefficients"}

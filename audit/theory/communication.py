@@ -50,7 +50,8 @@ def _exactly(what: str, measured: float, closed: float, tolerance: float = 0.0) 
 
 @claim(
     "3.7",
-    "Bytes of an update: dense 4d, sparse 4 n_kept, PCDP 4 sum min(k, d_l), GEP 4(k + d) or 4k, DPDR 4(d + L).",
+    "Bytes of an update: dense 4d, sparse 4 n_kept, PCDP 4 sum min(k, d_l), GEP 4(k + d), 4(k + n_kept) or 4k, "
+    "DPDR 4(d + L).",
     caveat="without what is sent besides: a mask is 8 bytes of seed, and a basis 10 MB unless it is computed again "
     "from shared public data; DPDR's first step is dense",
 )
@@ -58,12 +59,14 @@ def bytes_of_updates(setup: Setup) -> Measured:
     """Each method's own plan, of the second step."""
     pcdp = sum(min(RANK, size) for size in SIZES)
     constant = {"cooling": False, "final_sparsity": 0.9}
+    masked = {"cooling_epochs": 0, "final_sparsity": 0.9}
     expected = (
         ("dp_sgd", {}, BYTES * DENSE),
         ("random_sparsification", constant, BYTES * (DENSE - floor_of(0.9, DENSE))),
         ("pcdp", {"rank": RANK}, BYTES * pcdp),
         ("gep", {"rank": RANK, "groups": 1}, BYTES * (RANK + DENSE)),
         ("gep", {"rank": RANK, "groups": 1, "biased": True}, BYTES * RANK),
+        ("gep", {"rank": RANK, "groups": 1} | masked, BYTES * (RANK + DENSE - floor_of(0.9, DENSE))),
         ("dpdr", {}, BYTES * (DENSE + 4)),
     )
     found = []

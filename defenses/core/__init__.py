@@ -12,7 +12,7 @@ from .plan.adapted import Adapted, EncodedNormWithin, adapted
 from .plan.basis import leading_directions
 from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
 from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed import Stacked, Stretched, Within, made_of
+from .plan.composed import Masked, Stacked, Stretched, Within, made_of, spread
 from .plan.counts import dealt, floor_of
 from .plan.defense import (
     Block,
@@ -29,6 +29,7 @@ from .plan.defense import (
 from .plan.families import Projected, Whole
 from .plan.implicit import ImplicitSubspace
 from .plan.layout import Layout
+from .plan.masks import RandomMasks
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
@@ -114,6 +115,7 @@ __all__ = [
     "Ledger",
     "Loss",
     "LossChange",
+    "Masked",
     "MembershipLimit",
     "Meter",
     "Method",
@@ -131,6 +133,7 @@ __all__ = [
     "PublicRows",
     "PublicSubspace",
     "Query",
+    "RandomMasks",
     "RandomSubspace",
     "Recipe",
     "RecordSchedule",
@@ -212,6 +215,7 @@ __all__ = [
     "seed_from",
     "seeded",
     "shuffle",
+    "spread",
     "standardised",
     "train",
     "train_together",

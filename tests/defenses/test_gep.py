@@ -1,4 +1,4 @@
-"""What is particular to GEP: groups and their directions, two parts with one cost, and what is left of a gradient."""
+"""What is particular to GEP: groups and their directions, two parts with one cost, what is left over, and masks."""
 
 import math
 from itertools import pairwise
@@ -6,9 +6,22 @@ from itertools import pairwise
 import pytest
 import torch
 
-from defenses.core import Complement, Context, Subspace, ToyRows, poisson, predict, release, seeded
+from defenses.core import (
+    Complement,
+    Context,
+    Coordinates,
+    Masked,
+    Subspace,
+    ToyRows,
+    contributions,
+    poisson,
+    predict,
+    release,
+    seeded,
+)
 from defenses.dp_sgd import dp_sgd
 from defenses.gep import gep
+from defenses.random_sparsification import random_sparsification
 
 from . import duties
 
@@ -86,5 +99,174 @@ def test_directions_are_kept_for_an_interval():
     "settings", [{"rank": 0}, {"groups": 0}, {"interval": 0}, {"share": 1.0}, {"passes": -1}, {"auxiliary_size": -3}]
 )
 def test_what_makes_no_sense_is_refused(settings):
+    with pytest.raises(ValueError, match="must be"):
+        gep(**settings)
+
+
+# --- masked ---------------------------------------------------------------------------------------------------------
+
+SPARSE = {"final_sparsity": 0.4, "cooling_epochs": 0}  # 36 of 60 coordinates from the first step on
+DOUBLES = ROWS.double()
+
+
+def behind_the_mask(block):
+    """The mask of a block, and the codec of the kept coordinates."""
+    assert isinstance(block.codec, Masked)
+    return block.codec.kept, block.codec.codec
+
+
+def sparse_defense(noise_multiplier, **settings):
+    """Masked from the second epoch on; one basis lasts three steps or until the mask changes."""
+    given = {"rank": 4, "groups": 2, "interval": 3, "final_sparsity": 0.6, "cooling_epochs": 2} | settings
+    return gep(**given, clip_norm=0.5, clip_norm_rest=0.3, noise_multiplier=noise_multiplier)
+
+
+def biased_sparse_defense(noise_multiplier):
+    return sparse_defense(noise_multiplier, biased=True, refreshes=2)
+
+
+FACTORIES = [sparse_defense, biased_sparse_defense]
+
+
+def test_without_sparsity_no_epoch_and_no_refresh_changes_a_bit():
+    plain = duties.trained(gep(rank=6, interval=3, noise_multiplier=1.0))
+    masked = duties.trained(gep(rank=6, interval=3, noise_multiplier=1.0, refreshes=2, cooling_epochs=3))
+    assert torch.equal(duties.parameters(plain), duties.parameters(masked))
+    assert {type(block.codec) for step in masked.transcript.steps if step.plan for block in step.plan.blocks} == {
+        type(block.codec) for block in blocks()
+    }
+
+
+def test_before_the_cooling_begins_to_drop_the_step_is_that_of_plain_gep():
+    plain, masked = (
+        release(gep(rank=6, noise_multiplier=1.0, final_sparsity=final), ROWS, CONTEXT, noise=seeded(3)).total
+        for final in (0.0, 0.9)
+    )
+    assert torch.equal(plain, masked)
+
+
+def test_masks_are_those_of_random_sparsification_and_a_coordinate_stays_in_its_group():
+    along, rest = blocks(**SPARSE)
+    theirs = random_sparsification(final_sparsity=0.4, cooling=False).plan(None, CONTEXT)[1].blocks[0].codec
+    (kept, subspace), (same, complement) = behind_the_mask(along), behind_the_mask(rest)
+    assert isinstance(theirs, Coordinates) and torch.equal(kept.kept, theirs.kept) and kept.size == 36
+    assert same is kept and isinstance(complement, Complement) and complement.subspace is subspace
+    assert isinstance(subspace, Subspace)
+    for (start, stop), edges in zip(subspace.spans, [(0, 20), (20, 40), (40, 60)], strict=True):
+        own = kept.kept[start:stop]
+        assert own.numel() == int(((kept.kept >= edges[0]) & (kept.kept < edges[1])).sum())
+        assert bool(((own >= edges[0]) & (own < edges[1])).all())
+    assert (along.codec.size, rest.codec.size) == (12, 36)  # what is dropped is not sent
+
+
+def test_directions_are_those_of_masked_public_gradients():
+    (along, _) = blocks(rank=6, groups=2, auxiliary_size=3, **SPARSE)
+    kept, subspace = behind_the_mask(along)
+    assert isinstance(subspace, Subspace)
+    public = CONTEXT.public_rows(3)[:, kept.kept]
+    for basis, (start, stop) in zip(subspace.bases, subspace.spans, strict=True):  # as many as there are gradients
+        torch.testing.assert_close(public[:, start:stop] @ basis @ basis.T, public[:, start:stop], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("project_noise", [True, False])
+def test_a_step_is_that_of_explicit_matrices(biased, project_noise):
+    c0, c1 = 3.2, 4.9
+    settings = {"clip_norm": c0, "clip_norm_rest": c1, "rank": 12, "biased": biased, "project_noise": project_noise}
+    defense = gep(**settings, **SPARSE, noise_multiplier=0.0)
+    plan = defense.plan(None, CONTEXT)[1]
+    kept, subspace = behind_the_mask(plan.blocks[0])
+    assert isinstance(subspace, Subspace)
+    drop = torch.zeros(36, 60, dtype=torch.float64)
+    drop[torch.arange(36), kept.kept] = 1.0
+    basis = torch.block_diag(*(one.double() for one in subspace.bases))
+    assert basis.shape == (36, 12)
+    masked = DOUBLES @ drop.T
+    along = masked @ basis
+    rest = masked - along @ basis.T
+
+    def clipped(rows, norm):
+        lengths = rows.norm(dim=1, keepdim=True)
+        assert bool((lengths > norm).any()) and bool((lengths < norm).any())
+        return rows * (norm / lengths).clamp(max=1.0)
+
+    contributed = contributions(plan, lambda _point: DOUBLES)
+    torch.testing.assert_close(contributed[0], clipped(along, c0))
+    update = drop.T @ basis @ clipped(along, c0).sum(dim=0)
+    if not biased:
+        torch.testing.assert_close(contributed[1], clipped(rest, c1))
+        left = clipped(rest, c1).sum(dim=0)
+        update += drop.T @ (left - basis @ (basis.T @ left) if project_noise else left)
+    torch.testing.assert_close(release(defense, DOUBLES, CONTEXT).total, update, rtol=1e-5, atol=1e-5)
+
+
+def test_dropped_coordinates_of_the_update_are_exactly_zero_and_kept_ones_have_noise():
+    for biased in (False, True):
+        defense = gep(rank=12, biased=biased, **SPARSE, noise_multiplier=3.0)
+        kept, _ = behind_the_mask(defense.plan(None, CONTEXT)[1].blocks[0])
+        noisy = release(defense, ROWS, CONTEXT, noise=seeded(2)).total
+        assert noisy.nonzero().flatten().tolist() == kept.kept.tolist()
+
+
+@pytest.mark.parametrize("project_noise", [True, False])
+def test_noise_of_both_parts_falls_on_kept_coordinates_alone(project_noise):
+    defense = gep(clip_norm=5.0, clip_norm_rest=2.0, rank=12, **SPARSE, project_noise=project_noise)
+    plan = defense.plan(None, CONTEXT)[1].at(1.5)
+    assert plan.stds == pytest.approx([math.sqrt(2) * 1.5 * 5.0, math.sqrt(2) * 1.5 * 2.0])
+    zeros = torch.zeros(1, 60)
+    squares = [
+        float(release(defense.with_noise(1.5), zeros, CONTEXT, noise=seeded(i)).total.square().sum())
+        for i in range(300)
+    ]
+    expected = 2 * 1.5**2 * (12 * 25 + (24 if project_noise else 36) * 4)
+    assert sum(squares) / 300 == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_removing_an_example_moves_a_masked_step_by_the_sensitivity_at_most(factory):
+    rows = torch.randn(6, duties.DIM, generator=torch.Generator().manual_seed(7))
+    moments = duties.histories(factory)
+    assert {type(moment.plan.blocks[0].codec) is Masked for moment in moments} == {True, False}
+    for moment in moments[:: len(moments) // 6]:
+        for scale in (1e-3, 1.0, 1e6):
+            duties.check_bound(moment.plan, scale * rows)
+        duties.check_bound_is_reached(moment.plan)
+    for world in duties.WORLDS.values():
+        duties.check_removal(factory, world)
+
+
+def test_a_basis_is_kept_until_the_mask_changes():
+    # Three epochs of two steps; masks of 0, 0.6 and 0.6, so that the interval of three steps ends early at steps 2, 4.
+    run = duties.trained(sparse_defense(1.0))
+    codecs = [step.plan.blocks[0].codec for step in run.transcript.steps if step.plan]
+    inner = [codec.codec if isinstance(codec, Masked) else codec for codec in codecs]
+    bases = [one.bases[0] for one in inner if isinstance(one, Subspace)]
+    same = [a.shape == b.shape and torch.equal(a, b) for a, b in pairwise(bases)]
+    # And it ends at step 3, whose number is a multiple, as ever.
+    assert [codec.size for codec in codecs] == [4] * 6 and same == [True, False, False, False, True]
+    kept = [codec.kept.kept.tolist() if isinstance(codec, Masked) else None for codec in codecs]
+    assert kept[0] is kept[1] is None and kept[2] == kept[3] != kept[4] == kept[5]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_masked_run_that_is_resumed_between_refreshes_is_the_one_that_was_not(factory, tmp_path):
+    whole = duties.trained(factory(1.0))
+    for after in (1, 3, 5):
+        duties.check_same_run(duties.interrupted(factory(1.0), tmp_path / str(after), after=after), whole)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_our_engine_serves_masked_parts_without_rows(factory, monkeypatch):
+    def rows(*_):
+        raise AssertionError("rows of all examples were formed")
+
+    whole = duties.trained(factory(1.0), engine="torch.func")
+    monkeypatch.setattr("defenses.core.gradients.layerwise.engine.Layerwise._by_rows", rows)
+    ours = duties.trained(factory(1.0), engine="layerwise")
+    torch.testing.assert_close(duties.parameters(ours), duties.parameters(whole), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"final_sparsity": 1.0}, {"refreshes": 0}, {"cooling_epochs": -1}])
+def test_masks_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         gep(**settings)

@@ -1,4 +1,4 @@
-"""Codecs made of codecs: one within a span of coordinates, several side by side in one block, a subspace stretched.
+"""Codecs made of codecs: one of a span or of a mask, several side by side in one block, a subspace stretched.
 
 Guarantee:
     As of the codecs that they are made of: rows by themselves, nothing remembered.
@@ -15,15 +15,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .bound import row_norms
-from .codec import Codec, Complement, Subspace
+from .codec import Codec, Complement, Coordinates, Subspace
+from .implicit import ImplicitSubspace
 from .rounding import LEAST_SHARE, gain_of, least_of
 
 
 def made_of(codec: object) -> Iterator[object]:
     """A codec, and those that it is made of."""
     yield codec
-    inner = codec.codecs if isinstance(codec, Stacked) else (codec.codec,) if isinstance(codec, Within) else ()
-    for one in (codec.subspace,) if isinstance(codec, Complement | Stretched) else inner:
+    match codec:
+        case Stacked():
+            inner: tuple[object, ...] = codec.codecs
+        case Within():
+            inner = (codec.codec,)
+        case Masked():
+            inner = (codec.kept, codec.codec)
+        case Complement() | Stretched():
+            inner = (codec.subspace,)
+        case _:
+            inner = ()
+    for one in inner:
         yield from made_of(one)
 
 
@@ -77,6 +88,72 @@ class Within:
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
         """What rows reach of the span."""
         return self.codec.signal(values)
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """A codec of the coordinates that a mask keeps; the others are dropped first, get no noise and are not released.
+
+    Attributes:
+        kept: the mask.
+        codec: takes the kept coordinates, in their order, as its rows.
+    """
+
+    kept: Coordinates
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        if self.codec.dim != self.kept.size:
+            raise ValueError(f"codec must be of the {self.kept.size} kept coordinates, got one of {self.codec.dim}")
+
+    @property
+    def dim(self) -> int:
+        """Length of the rows, of which some coordinates are dropped."""
+        return self.kept.dim
+
+    @property
+    def size(self) -> int:
+        """Number of released values."""
+        return self.codec.size
+
+    @property
+    def gain(self) -> float:
+        """That of the codec."""
+        return gain_of(self.codec)
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
+        """The kept coordinates, encoded."""
+        return self.codec.encode(self.kept.encode(rows))
+
+    def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
+        """That of the kept coordinates."""
+        return least_of(self.codec, self.kept.encode(rows))
+
+    def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """The kept coordinates, decoded; zero elsewhere."""
+        return self.kept.decode(self.codec.decode(values))
+
+    def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
+        """What the kept coordinates reach."""
+        return self.codec.signal(values)
+
+
+def spread(subspace: Subspace, kept: Coordinates) -> Subspace:
+    """Directions of kept coordinates as directions of whole rows, which are zero where the mask drops.
+
+    Args:
+        subspace: of the kept coordinates.
+        kept: their places in a row.
+    """
+    bases, spans, places = [], [], kept.kept
+    for basis, (start, stop) in zip(subspace.bases, subspace.spans, strict=True):
+        own = places[start:stop].to(basis.device)
+        first, last = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
+        # As directions lie in memory: the transpose of a contiguous matrix.
+        wide = basis.new_zeros(basis.shape[1], last - first)
+        bases.append(wide.index_copy_(1, own - first, basis.T).T)
+        spans.append((first, last))
+    return ImplicitSubspace(bases, tuple(spans), kept.dim)
 
 
 @dataclass(frozen=True, eq=False)

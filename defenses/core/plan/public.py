@@ -123,14 +123,14 @@ class ToyRows:
 
     size = 10**9
 
-    def __init__(self, dim: int) -> None:
-        """Takes the length of a row."""
-        self._dim, self.used = dim, False
+    def __init__(self, dim: int, *, seed: int = 0) -> None:
+        """Takes the length of a row, and a number by which other rows are made up."""
+        self._dim, self._seed, self.used = dim, seed, False
 
     def __call__(self, chosen: Int64[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """Standard normal rows, a function of the first position."""
         self.used = True
-        key = int(chosen[0]) if len(chosen) else 0
+        key = (int(chosen[0]) if len(chosen) else 0) + (self._seed << 32)
         return torch.randn(len(chosen), self._dim, generator=keyed(key))
 
 

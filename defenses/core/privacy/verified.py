@@ -19,7 +19,7 @@ from types import FunctionType
 from ..plan.adapted import EncodedNormWithin
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
-from ..plan.composed import Stacked, Stretched, Within, made_of
+from ..plan.composed import Masked, Stacked, Stretched, Within, made_of
 from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.implicit import ImplicitSubspace
 from ..plan.post import Keep, Post, Project
@@ -33,13 +33,14 @@ _PACKAGE = __name__.partition(".")[0]
 # With the dot: a package whose name begins like one of these is not it.
 # A map after the noise is as free as a method, and may stand in its file.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}
+_COMPOSED = (Within, Masked, Stacked, Stretched)
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
     "row": (StrategyRow,),
     "block": (Block,),
     "trial": (Trial, type(None)),
-    "codec": (Everything, Coordinates, Scaled, Subspace, ImplicitSubspace, Complement, Within, Stacked, Stretched),
+    "codec": (Everything, Coordinates, Scaled, Subspace, ImplicitSubspace, Complement, *_COMPOSED),
     "bound": (Bound,),
     "query": (Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, EncodedNormWithin),
     "noise": (CipherNoise, SecureNoise, type(None)),

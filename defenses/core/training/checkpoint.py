@@ -34,6 +34,7 @@ _OURS = [
     codec.Subspace,
     codec.Complement,
     composed.Within,
+    composed.Masked,
     composed.Stacked,
     composed.Stretched,
     defense.Block,

@@ -62,6 +62,32 @@ def test_what_is_sent_beside_the_numbers_follows_from_the_plans(name, said):
     assert lines == ([] if said is None else [f"sends besides: {said}"])
 
 
+def test_a_mask_that_is_drawn_is_told_from_the_basis_of_public_examples_within_it():
+    found = in_a_step(defense("gep", {"final_sparsity": 0.9, "cooling_epochs": 0, "groups": 1, "rank": 20}))
+    kept = D - 9 * D // 10
+    assert found.last == (20, kept)
+    lines = [COINS.format("mask"), PUBLIC.format("basis", 4 * 20 * kept)]
+    assert [one.line() for one in found.besides] == [f"sends besides: {line}" for line in lines]
+
+
+def test_a_mask_of_public_examples_is_told_from_one_that_is_drawn(tmp_path):
+    file = tmp_path / "half.py"
+    file.write_text(
+        '"""The larger half of a public gradient."""\n'
+        "from defenses.core import Block, Coordinates, Defense, Stateless, StepPlan, clip\n\n"
+        "class Half(Stateless):\n"
+        "    def plan(self, context):\n"
+        "        order = context.public_rows(1)[0].argsort()\n"
+        "        codec = Coordinates(order[context.dim // 2 :], dim=context.dim)\n"
+        "        return StepPlan(Block(codec=codec, bound=clip(1.0)))\n\n"
+        "def half(*, noise_multiplier=None):\n"
+        "    return Defense(Half(), noise_multiplier)\n"
+    )
+    assert [one.line() for one in in_a_step(defense(f"{file}:half")).besides] == [
+        f"sends besides: {PUBLIC.format('mask', -(-D // 8))}"
+    ]
+
+
 def test_a_mask_that_a_method_of_others_draws_is_told_from_one_of_what_was_released(tmp_path):
     text = (
         '"""Half of them."""\n'

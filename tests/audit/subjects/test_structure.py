@@ -158,16 +158,20 @@ def test_layers_that_were_bounded_apart_are_groups_of_their_own():
     assert all(len(group) == 1 and -1 not in group for group in groups.values())
 
 
-def test_coefficients_are_directions_with_their_bases_and_two_part_updates_are_refused():
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_coefficients_are_directions_with_their_bases_and_two_part_updates_are_refused(sparsity):
     model = models.build("mlp", input_shape=(1, 8, 8), classes=3, seed=0)
     drawn = torch.rand(40, 1, 8, 8, generator=DRAWN, dtype=torch.float64)
     public = Examples(ids=torch.arange(40), inputs=drawn, labels=torch.arange(40) % 3)
-    observation, _ = shared(model, (1, 8, 8), gep(clip_norm=1.0, rank=4, noise_multiplier=0.0), population=public)
+    embedded = gep(clip_norm=1.0, rank=4, final_sparsity=sparsity, cooling_epochs=0, noise_multiplier=0.0)
+    observation, _ = shared(model, (1, 8, 8), embedded, population=public)
     seen = granted(observation.structure)()
     directions = next(part for part in seen.parts if part.kind == "directions")
     for basis, (start, stop) in zip(directions.bases, directions.spans, strict=True):
         torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=basis.dtype))
         assert basis.shape[0] == stop - start
+        dropped = float((basis == 0).all(dim=1).double().mean())  # directions are told in coordinates of whole rows
+        assert dropped == pytest.approx(sparsity, abs=0.1)
     with pytest.raises(NotApplicable, match="must release coordinates of one gradient"):
         seen.gradients(observation.released)
     dense, _ = shared(model, (1, 8, 8), pdp(clip_norm=1.0, rank=4, noise_multiplier=0.0), population=public)

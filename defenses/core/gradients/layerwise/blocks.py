@@ -8,7 +8,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...plan.bound import Bound, finite_rows
-from ...plan.codec import Complement, Coordinates, Everything, Subspace
+from ...plan.bound import Bound, finite_rows, row_norms
+from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
+from ...plan.composed import Masked, spread
 from ...plan.defense import Block
 from ...plan.implicit import ImplicitSubspace, OuterDirections
 from ...plan.query import Gradient, Gradients, NormWithin
@@ -41,8 +42,17 @@ def served(block: Block) -> bool:
         return False
     if type(block.query) is NormWithin:
         return True
-    inner = block.codec.subspace if type(block.codec) is Complement else block.codec
-    return type(block.query) is Gradient and type(inner) in (Everything, Coordinates, Subspace, ImplicitSubspace)
+    kept, codec = _unmasked(block.codec)
+    inner = codec.subspace if type(codec) is Complement else codec
+    known = (Subspace, ImplicitSubspace) + ((Everything, Coordinates) if kept is None else ())
+    return type(block.query) is Gradient and type(inner) in known
+
+
+def _unmasked(codec: Codec) -> tuple[Coordinates | None, Codec]:
+    """The mask that rows go through first, None for none, and the codec behind it."""
+    if type(codec) is Masked and type(codec.kept) is Coordinates:
+        return codec.kept, codec.codec
+    return None, codec
 
 
 @dataclass(frozen=True)
@@ -56,13 +66,15 @@ class BatchGradients:
         examples: number of rows.
         like: device and dtype of the rows.
         known: of the subspaces of the plan, which several blocks may share, coefficients and least norms of them.
+        known_squares: of the masks of the plan, which several blocks may share, squared norms of kept coordinates.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
     dim: int
     examples: int
     like: Tensor
-    known: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    known: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
 
     def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Whole rows of some examples."""
@@ -97,8 +109,9 @@ class BatchGradients:
         """The sum of the examples' bounded contributions to one block: private."""
         if isinstance(block.query, NormWithin):
             return self._by_norm(block, block.query)
-        if isinstance(block.codec, Subspace):
-            return block.bound(*self._along(block.codec)).sum(dim=0, dtype=torch.float64)
+        kept, codec = _unmasked(block.codec)
+        if isinstance(codec, Subspace):
+            return block.bound(*self._along(codec, kept)).sum(dim=0, dtype=torch.float64)
         if block.bound.kind == "unbounded":
             # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
@@ -117,19 +130,20 @@ class BatchGradients:
         """
         if isinstance(block.query, NormWithin):
             return _compared(self._answered(block, block.query), direction)
-        if isinstance(block.codec, Subspace):
-            return _compared(block.bound(*self._along(block.codec)), direction)
+        kept, codec = _unmasked(block.codec)
+        if isinstance(codec, Subspace):
+            return _compared(block.bound(*self._along(codec, kept)), direction)
         squares = self._encoded(block)
-        trusted = _TRUSTED_REST if isinstance(block.codec, Complement) else _TRUSTED
+        trusted = _TRUSTED_REST if isinstance(codec, Complement) else _TRUSTED
         # Also below the clip norm, where the norm bounds nothing: here it is an answer.
         doubtful = ~(squares.slack <= trusted * squares.value) | ~_in_range(squares.value) | ~self._finite
-        if isinstance(block.codec, Complement) and isinstance(block.codec.subspace, Subspace):
+        if isinstance(codec, Complement) and isinstance(codec.subspace, Subspace):
             # Lifted to the least norm that a row is bounded by, which is not its own.
-            doubtful |= squares.value <= LEAST_SHARE**2 * self._squares.value
+            doubtful |= squares.value <= LEAST_SHARE**2 * self._kept_squares(kept).value
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype).double()
         # Codecs that are served are linear, and decoding, or projecting once more, is their transpose.
-        back = block.codec.decode if isinstance(block.codec, Coordinates) else _projected(block)
-        wide, inner = back(direction), torch.zeros_like(factors)
+        wide = codec.decode(direction) if isinstance(codec, Coordinates) else codec.encode(direction.unsqueeze(0))[0]
+        wide, inner = wide if kept is None else kept.decode(wide), torch.zeros_like(factors)
         for spans, term in self.terms:
             inner = inner + term.inner(torch.cat([wide[start:stop] for start, stop in spans]))
         inner, lengths_squared = inner * factors, squares.value * factors.square()
@@ -139,13 +153,14 @@ class BatchGradients:
 
     def _encoded(self, block: Block) -> Squares:
         """Squared norms of encoded rows."""
-        match block.codec:
-            case Coordinates() as kept:
-                return self._masked(kept.kept, inside=True)
+        kept, codec = _unmasked(block.codec)
+        match codec:
+            case Coordinates():
+                return self._kept_squares(codec)
             case Complement(subspace=Coordinates() as dropped):
                 return self._masked(dropped.kept, inside=False)
             case Complement(subspace=Subspace() as directions):
-                return self._beside(directions)
+                return self._beside(directions, kept)
             case _:
                 return self._squares
 
@@ -157,6 +172,15 @@ class BatchGradients:
     def _total(self, terms: Iterator[Squares]) -> Squares:
         none = torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
         return sum(terms, start=Squares(none, none))
+
+    def _kept_squares(self, kept: Coordinates | None) -> Squares:
+        """Squared norms of the coordinates of a mask, or of whole rows without one."""
+        if kept is None:
+            return self._squares
+        # By identity, which holds while the plan is alive: both blocks of GEP share one mask.
+        if id(kept) not in self.known_squares:
+            self.known_squares[id(kept)] = self._masked(kept.kept, inside=True)
+        return self.known_squares[id(kept)]
 
     def _masked(self, coordinates: Tensor, *, inside: bool) -> Squares:
         """Squared norms of some coordinates, or of all others."""
@@ -175,25 +199,30 @@ class BatchGradients:
         # A row that is not finite somewhere outside of the mask counts as zero all the same.
         return Squares(torch.where(self._finite, masked.value, torch.nan), masked.slack)
 
-    def _beside(self, subspace: Subspace) -> Squares:
+    def _beside(self, subspace: Subspace, kept: Coordinates | None) -> Squares:
         """Squared norms in the complement of a subspace: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
         # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
-        coefficients = self._along(subspace)[0].double()
+        coefficients = self._along(subspace, kept)[0].double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
         for moments, c in zip(subspace.moments(), coefficients.split(subspace.ranks, dim=1), strict=True):
             parts_of.append(((c @ moments.to(c)) * c).sum(dim=1))
         again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)
-        whole = self._squares
+        whole = self._kept_squares(kept)
         # The difference of numbers of the size of |g|².
         rounding = 32 * torch.finfo(self.like.dtype).eps * whole.value
         least = LEAST_SHARE**2 * whole.value  # (`rounding.py`)
         return Squares(torch.maximum(whole.value - inside + again, least), whole.slack + rounding)
 
-    def _along(self, subspace: Subspace) -> tuple[Float[Tensor, "rows size"], Float[Tensor, " rows"]]:
+    def _along(
+        self, subspace: Subspace, kept: Coordinates | None
+    ) -> tuple[Float[Tensor, "rows size"], Float[Tensor, " rows"]]:
         """Inner products with every direction, NaN for rows that are not finite; and least norms (`rounding.py`)."""
         # By identity, which holds while the plan is alive: DPDR's two blocks share one subspace.
-        if id(subspace) in self.known:
-            return self.known[id(subspace)]
+        key = id(subspace), id(kept)
+        if key in self.known:
+            return self.known[key]
+        if kept is not None:
+            subspace = spread(subspace, kept)
         parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
         found: list[Tensor] = []
         bases: dict[int, BasisPiece] = {}  # by number of the part, in flat coordinates
@@ -212,11 +241,11 @@ class BatchGradients:
                 for of, product in zip((of for of, pieces in shared.items() for _ in pieces), products, strict=True):
                     found[of] = found[of] + product
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
-        self.known[id(subspace)] = (
+        self.known[key] = (
             torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),
-            LEAST_SHARE * self._lengths(norms),
+            LEAST_SHARE * (self._lengths(norms) if kept is None else self._kept_lengths(kept)),
         )
-        return self.known[id(subspace)]
+        return self.known[key]
 
     def _lengths(self, known: Mapping[int, Tensor]) -> Float[Tensor, " rows"]:
         """Norms of whole rows from those of terms, of which some are known by number."""
@@ -225,6 +254,15 @@ class BatchGradients:
         if not norms:
             return torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
         return torch.linalg.vector_norm(torch.stack(norms), dim=0)
+
+    def _kept_lengths(self, kept: Coordinates) -> Float[Tensor, " rows"]:
+        """Norms of the coordinates of a mask; from the row where squares do not tell them."""
+        squares = self._kept_squares(kept)
+        found = squares.value.sqrt()
+        doubtful = ~(squares.slack <= _TRUSTED * squares.value) | ~_in_range(squares.value)
+        for which, rows in self._some_rows(torch.nonzero(doubtful & self._finite).flatten()):
+            found[which] = row_norms(kept.encode(rows)).to(found)
+        return found
 
     @cached_property
     def _finite(self) -> Bool[Tensor, " rows"]:
@@ -297,10 +335,6 @@ def _given(rows: Tensor) -> Gradients:
 def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"]) -> tuple[Tensor, Tensor]:
     wide = rows.double()
     return wide @ direction.double(), wide.square().sum(dim=1)
-
-
-def _projected(block: Block) -> Callable[[Tensor], Tensor]:
-    return lambda direction: block.codec.encode(direction.unsqueeze(0))[0]
 
 
 def _in_range(squares: Tensor) -> Tensor:

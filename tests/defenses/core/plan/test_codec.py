@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from defenses.core import Complement, Coordinates, Everything, Identity, Keep, Offset, Project, Subspace
+from defenses.core import Complement, Coordinates, Everything, Identity, Keep, Masked, Offset, Project, Subspace, spread
 
 DIM = 12
 
@@ -14,6 +14,8 @@ def basis(rows, columns, seed=0):
 
 
 BLOCKED = Subspace((basis(4, 2), basis(5, 1, seed=1)), ((1, 5), (6, 11)), DIM)
+KEPT = Coordinates(torch.tensor([10, 1, 2, 5, 6, 9, 11]), dim=DIM)
+OF_KEPT = Subspace((basis(3, 2), basis(0, 0), basis(4, 1, seed=1)), ((0, 3), (3, 3), (3, 7)), 7)
 CODECS = {
     "everything": Everything(DIM),
     "coordinates": Coordinates(torch.tensor([7, 1, 4]), dim=DIM),
@@ -25,6 +27,10 @@ CODECS = {
     "complement": Complement(BLOCKED),
     "complement of nothing": Complement(Subspace((), (), DIM)),
     "complement of everything": Complement(Subspace.of(basis(DIM, DIM))),
+    "everything of a mask": Masked(KEPT, Everything(7)),
+    "subspace of a mask": Masked(KEPT, OF_KEPT),
+    "complement within a mask": Masked(KEPT, Complement(OF_KEPT)),
+    "mask of a mask": Masked(KEPT, Masked(Coordinates(torch.tensor([0, 4]), dim=7), Everything(2))),
 }
 each = pytest.mark.parametrize("name", CODECS)
 
@@ -83,6 +89,15 @@ def test_the_signal_is_what_rows_can_reach(name):
 def test_encoding_is_differentiable(name):
     rows = draws(2, DIM).requires_grad_()
     assert torch.autograd.gradcheck(CODECS[name].encode, (rows,))
+
+
+def test_directions_of_a_mask_are_directions_of_whole_rows_that_are_zero_where_it_drops():
+    whole, rows = spread(OF_KEPT, KEPT), draws(5, DIM)
+    assert whole.spans == ((1, 6), (0, 0), (6, 12)) and whole.ranks == OF_KEPT.ranks
+    torch.testing.assert_close(whole.encode(rows), Masked(KEPT, OF_KEPT).encode(rows))
+    assert bool((whole.decode(draws(3))[[0, 3, 4, 7, 8]] == 0).all())
+    with pytest.raises(ValueError, match="codec must be of the 7 kept coordinates, got one of 12"):
+        Masked(KEPT, BLOCKED)
 
 
 def test_a_complement_and_its_subspace_split_a_row_by_pythagoras():

@@ -20,6 +20,7 @@ from defenses.core import (
     GradientLess,
     Layout,
     LossChange,
+    Masked,
     NormWithin,
     Scaled,
     Stacked,
@@ -178,6 +179,7 @@ DIM = 240
 FRAME = torch.linalg.qr(torch.randn(DIM, 6, generator=coins(11)).double()).Q.float()
 HALF = torch.linalg.qr(torch.randn(DIM // 2, 3, generator=coins(12)).double()).Q.float()
 ALONG = Subspace.of(FRAME)
+FIRST = Coordinates(torch.arange(DIM // 2), dim=DIM)
 RANDOM = torch.randn(20, DIM, generator=coins(13)).double()
 INSIDE = RANDOM[:, :6] @ FRAME.double().T
 OUTSIDE = RANDOM - (RANDOM @ FRAME.double()) @ FRAME.double().T
@@ -199,6 +201,7 @@ CASES = {
     "coefficients": (ALONG, Gradient(), OUTSIDE),
     "left over": (Complement(ALONG), Gradient(), INSIDE),
     "left over of a span": (Within(0, Complement(Subspace.of(HALF)), DIM), Gradient(), IN_HALF),
+    "left over of a mask": (Masked(FIRST, Complement(Subspace.of(HALF))), Gradient(), IN_HALF),
     "side by side": (Stacked((Complement(ALONG), ALONG), (1e-5, 3.0)), Gradient(), OUTSIDE),
     "stretched": (Stretched(ALONG, torch.full((6,), 1e-6), 1.0), Gradient(), INSIDE),
     "difference": (Everything(DIM), GradientDifference(UNCHANGED), RANDOM),
@@ -279,6 +282,7 @@ def test_ordinary_rows_are_what_they_were_to_the_last_digit(scale):
         "coefficients": ALONG,
         "left over": Complement(ALONG),
         "of a span": Within(0, Subspace.of(HALF), DIM),
+        "of a mask": Masked(FIRST, Subspace.of(HALF)),
         "side by side": Stacked((Complement(ALONG), ALONG), (1.0, 3.0)),
         "stretched": Stretched(ALONG, torch.full((6,), 0.2), 5.0),
         "coordinates": Complement(Coordinates(torch.arange(DIM - 1), dim=DIM)),

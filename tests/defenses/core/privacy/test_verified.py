@@ -12,9 +12,11 @@ from defenses.core import (
     Block,
     Bound,
     Context,
+    Coordinates,
     CropAndFlip,
     Defense,
     Everything,
+    Masked,
     Projected,
     Sampling,
     Stacked,
@@ -254,7 +256,19 @@ class OwnCodec(Everything):
     """Somebody else's, inside of ours."""
 
 
-@pytest.mark.parametrize("wrap", [lambda c: Within(0, c, 4), lambda c: Stacked((Everything(4), c), (1.0, 2.0))])
+def in_a_span(codec):
+    return Within(0, codec, 4)
+
+
+def beside(codec):
+    return Stacked((Everything(4), codec), (1.0, 2.0))
+
+
+def behind_a_mask(codec):
+    return Masked(Coordinates(torch.arange(4), dim=4), codec)
+
+
+@pytest.mark.parametrize("wrap", [in_a_span, beside, behind_a_mask])
 def test_a_codec_of_others_is_found_inside_of_ours(wrap):
     def plan(codec):
         return StepPlan(Block(codec=codec, bound=clip(1.0)))
@@ -262,3 +276,11 @@ def test_a_codec_of_others_is_found_inside_of_ours(wrap):
     assert "codec OwnCodec" in unverified(plan=plan(wrap(OwnCodec(4))))["unverified_codec"]
     assert "codec OwnCodec" in unverified(plan=plan(wrap(wrap(OwnCodec(4)))))["unverified_codec"]
     assert not unverified(plan=plan(wrap(Everything(4))))
+
+
+def test_a_mask_of_others_is_found_before_a_codec_of_ours():
+    class OwnMask(Coordinates):
+        """Somebody else's."""
+
+    codec = Masked(OwnMask(torch.arange(2), dim=4), Everything(2))
+    assert "OwnMask" in unverified(plan=StepPlan(Block(codec=codec, bound=clip(1.0))))["unverified_codec"]

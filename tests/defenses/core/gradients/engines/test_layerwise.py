@@ -18,6 +18,7 @@ from defenses.core import (
     GradientLess,
     Layout,
     LossChange,
+    Masked,
     NormWithin,
     StepPlan,
     Subspace,
@@ -75,6 +76,11 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
     edges = [*range(0, dim, dim // 9 + 1), dim]  # several to a parameter, of a few of its outputs
     shares = [torch.randn(b - a, 1, generator=coins, dtype=torch.float64) for a, b in pairwise(edges)]
     finely = Subspace(tuple(one / one.norm() for one in shares), tuple(pairwise(edges)), dim)
+    # Of kept coordinates: spans that end within parameters, and one of a coordinate or none.
+    middle = (dim // 2 + 1) // 2
+    ends = [(0, middle), (middle, dim // 2 + 1)]
+    drawn = [torch.randn(b - a, min(2, b - a), generator=coins, dtype=torch.float64) for a, b in ends]
+    of_kept = Subspace(tuple(torch.linalg.qr(one)[0] for one in drawn), tuple(ends), dim // 2 + 1)
     everything = Everything(dim)
     tight = normalize(norm, regulariser=0.01)
     single = {
@@ -89,6 +95,8 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
         "short subspaces": Block(codec=finely, bound=tight),
         "complement of short ones": Block(codec=Complement(finely), bound=tight),
         "complement": Block(codec=Complement(globally), bound=tight),
+        "subspaces of a mask": Block(codec=Masked(kept, of_kept), bound=clip(norm / 4)),
+        "complement within a mask": Block(codec=Masked(kept, Complement(of_kept)), bound=tight),
         "complement of coordinates": Block(codec=Complement(kept), bound=tight),
         "difference": Block(
             codec=everything, bound=tight, query=GradientDifference(torch.zeros(dim, dtype=torch.float64))
@@ -100,7 +108,11 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
     # Rows that are kept for one mask serve the next one, and what no mask leaves out.
     others = Coordinates(torch.randperm(dim, generator=coins)[: dim // 3 + 1], dim=dim)
     masks = [Block(codec=codec, bound=tight, share=1 / 3) for codec in (kept, others, everything)]
+    # Two blocks that share a mask and a subspace, beside one without a mask.
+    behind = [Block(codec=Masked(kept, of_kept), bound=clip(norm / 2), share=0.3)]
+    behind += [Block(codec=Masked(kept, Complement(of_kept, False)), bound=clip(norm / 2), share=0.4)]
     return {name: StepPlan(block) for name, block in single.items()} | {
+        "two parts behind a mask, and without": StepPlan(*behind, Block(codec=globally, bound=tight, share=0.3)),
         "three blocks": StepPlan(rest, inside, count),
         "two masks, and none": StepPlan(*masks),
     }
@@ -162,7 +174,8 @@ def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(name, monkeyp
     for module in (blocks, codec, query):  # so that ordinary rows are of that kind
         monkeypatch.setattr(module, "LEAST_SHARE", 0.9)
     made = problem(name)
-    assert_same_sums(made, by_loop(made), ("subspace", "subspaces", "complement", "three blocks"))
+    names = ("subspace", "subspaces", "complement", "three blocks", "two parts behind a mask, and without")
+    assert_same_sums(made, by_loop(made), names)
 
 
 @pytest.mark.parametrize("name", [n for n in KNOWN if "conv" in n or "sequence" in n or n == "small_resnet"])
@@ -185,7 +198,8 @@ def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
             convolution, "made_by_kernel", lambda shape, _, by=summed: shape.lanes and by is not Summation.VENDOR
         )
         monkeypatch.setattr(linear, "cheapest", forced)
-        assert_same_sums(made, rows, ("normalize", "masked", "three blocks", "two masks, and none"), way)
+        names = ("normalize", "masked", "three blocks", "two masks, and none", "two parts behind a mask, and without")
+        assert_same_sums(made, rows, names, way)
 
 
 @pytest.mark.parametrize("chunk", [1, 2000, 10**9])
@@ -231,7 +245,7 @@ def test_random_architectures_give_the_references_rows_and_sums(made):
     engine = engine_of(made)
     scale = max(float(rows.abs().max()), 1e-300)
     assert float((engine.rows(made.inputs, made.targets) - rows).abs().max()) <= 1e-12 * scale
-    for name in ("normalize", "masked", "subspaces", "complement"):
+    for name in ("normalize", "masked", "subspaces", "complement", "complement within a mask"):
         plan = plans(rows)[name]
         (found,), (expected,) = engine.sums(plan, made.inputs, made.targets), clipped_sums(plan, [lambda _: rows], rows)
         assert float((found - expected).abs().max()) <= 1e-11 * max(float(expected.abs().max()), 1e-300), name
@@ -338,6 +352,7 @@ def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind,
     kept = Coordinates(torch.arange(0, dim, 3), dim=dim)
     direction = torch.zeros(dim, 1)
     direction[:4] = 0.5
+    of_kept = Subspace.of(torch.full((kept.size, 1), kept.size**-0.5))
     for block in (
         Block(codec=Everything(dim), bound=clip(0.5)),
         Block(codec=Everything(dim), bound=clip(1e-3)),
@@ -345,6 +360,9 @@ def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind,
         Block(codec=kept, bound=normalize(0.5, regulariser=0.0)),
         Block(codec=Complement(Subspace.of(direction)), bound=clip(0.5)),
         Block(codec=Subspace.of(direction), bound=clip(0.5)),
+        Block(codec=Masked(kept, of_kept), bound=clip(0.5)),
+        Block(codec=Masked(kept, of_kept), bound=normalize(0.5, regulariser=0.0)),
+        Block(codec=Masked(kept, Complement(of_kept)), bound=clip(0.5)),
     ):
         (expected,) = reference.sums(StepPlan(block), inputs, targets)
         (found,) = engine.sums(StepPlan(block), inputs, targets)
