@@ -93,7 +93,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
             a second pass over the same inputs.
     """
     with _looking(inputs):
-        head = _last_linear(model, inputs)
+        head = last_linear(model, inputs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for parameter in head.parameters():
@@ -103,7 +103,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
     # Trap: `train` puts a model that is itself in evaluation mode in training mode, with all its parts.
     model.training = True
     with _looking(inputs):
-        first, again = (_seen_by(head, model, inputs) for _ in range(2))
+        first, again = (seen_by(head, model, inputs) for _ in range(2))
     if not torch.allclose(first, again, equal_nan=True):  # kernels of a GPU may round differently in two passes
         raise ValueError(
             "train = 'last' must have features that stay as they are, got others in a second pass over the same "
@@ -118,8 +118,17 @@ def _looking(inputs: Tensor) -> Iterator[None]:
         yield
 
 
-def _last_linear(model: nn.Module, inputs: Tensor) -> nn.Linear:
-    """The layer with parameters whose forward pass ends last."""
+def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'") -> nn.Linear:
+    """The layer with parameters whose forward pass ends last.
+
+    Args:
+        model: on the device of the inputs.
+        inputs: [n, *shape], on which the layers are looked for.
+        of: what wants it, for errors.
+
+    Raises:
+        ValueError: that layer is no `nn.Linear`, or is used more than once.
+    """
     ran: list[nn.Module] = []
     # A layer's own parameters: a container has those of its layers, and ends after all of them.
     layers = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
@@ -132,13 +141,13 @@ def _last_linear(model: nn.Module, inputs: Tensor) -> nn.Linear:
     last = ran[-1] if ran else None
     if not isinstance(last, nn.Linear):
         got = "none" if last is None else type(last).__name__
-        raise ValueError(f"train = 'last' must have an nn.Linear as the last layer with parameters, got {got}")
+        raise ValueError(f"{of} must have an nn.Linear as the last layer with parameters, got {got}")
     if ran.count(last) > 1:
-        raise ValueError(f"train = 'last' must have a last layer that is used once, got {ran.count(last)} times")
+        raise ValueError(f"{of} must have a last layer that is used once, got {ran.count(last)} times")
     return last
 
 
-def _seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
+def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
     """What a layer gets in a pass over inputs."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
