@@ -162,10 +162,10 @@ def write_features(
         arrays |= {f"x{suffix}": _encoded(found, part.inputs, batch, device), f"y{suffix}": part.labels}
     if public is not None:
         others, _, seen = everybody(public)
-        if seen.input_shape != splits.input_shape and side is None:
+        if seen.input_shape[: 1 if side else None] != splits.input_shape[: 1 if side else None]:
             raise ValueError(
-                f"images of {public} must be of the shape of those of {data}, {splits.input_shape}, got "
-                f"{seen.input_shape}; resize both"
+                f"images of {public} must be like those of {data}, {splits.input_shape}, got {seen.input_shape}; "
+                "--size brings sizes together, and ?channels= the colours of data of your own"
             )
         mean, std = own.statistics(_encoded(found, others.inputs, batch, device))
         arrays |= {"mean": mean, "std": std}

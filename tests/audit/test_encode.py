@@ -147,10 +147,8 @@ def test_published_weights_that_cannot_be_had_are_one_sentence(command, monkeypa
         ({"--encoder": "nets.py:logits"}, "must return a torch.nn.Module, got int"),
         ({"--out": "digits.pt"}, "the file of features must end in .npz, got digits.pt"),
         ({"--size": 2}, "model 'nets.py:build' cannot take inputs of shape (1, 2, 2)"),
-        (
-            {"--public": "photos"},
-            "images of photos must be of the shape of those of digits, (1, 8, 8), got (3, 32, 32)",
-        ),
+        ({"--public": "photos"}, "images of photos must be like those of digits, (1, 8, 8), got (3, 32, 32)"),
+        ({"--public": "photos", "--size": 16}, "images of photos must be like those of digits, (1, 8, 8), got (3, 32"),
         ({"--encoder": "torchvision:vit_b_16"}, "torchvision:vit_b_16 cannot take images of (3, 8, 8): "),
     ],
 )
