@@ -2,7 +2,9 @@
 
 De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022; Tramèr & Boneh,
 "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: features come from public data,
-and the private data move all parameters (fine-tuning) or the last linear layer alone (linear probing).
+and the private data move all parameters (fine-tuning) or the last linear layer alone (linear probing). Yu et al.,
+"Differentially Private Fine-tuning of Language Models", ICLR 2022: or that layer, and a low-rank product beside each
+other weight, which stays as it is (LoRA).
 Deviation: the public examples are those of the task, and not of another data set.
 
 Guarantee:
@@ -23,7 +25,8 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from benchmarks.core import Split, Splits, content_digest
-from defenses.core import Defense, Execution, Recipe, Whole, seed_from, seeded, shuffle, train, unbounded
+from benchmarks.core.nets.low_rank import adapt
+from defenses.core import Defense, Execution, Recipe, Whole, keyed, seed_from, seeded, shuffle, train, unbounded
 
 from ..suite.schema import PretrainTable
 from .build import build_model, initialised
@@ -44,15 +47,42 @@ def starting_model(request: TrainingRequest, splits: Splits, public: Examples | 
         public: labelled examples to pretrain on; unread where the request asks for no pretraining.
 
     Raises:
-        ValueError: there is no linear layer to train alone.
+        ValueError: there is no linear layer to train alone, or a layer of no larger rank.
     """
     model, settings = build_model(request, splits), request.training.pretraining
     if settings is None:
         return model
     model.load_state_dict(_pretrained(model, request, settings, public))
-    if settings.train == "last":
-        freeze_features(model.to(public.inputs.device), public.inputs[:2])
+    if settings.train != "all":
+        _name_trained(model.to(public.inputs.device), settings, public.inputs[:2], request.seed)
     return model
+
+
+def _name_trained(model: nn.Module, settings: PretrainTable, inputs: Tensor, seed: int) -> None:
+    """Freezes a pretrained model, in place, but for the part that is trained on.
+
+    Args:
+        model: on the device of the inputs.
+        settings: of pretraining, which name a part.
+        inputs: public examples [n, *shape] on which the layers are looked for.
+        seed: of the suite; what is drawn is public, and the same for every defense.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    if settings.train == "last":
+        freeze_features(model, inputs)
+    if settings.train == "lora" and settings.rank is not None:
+        with _looking(inputs):
+            head = last_linear(model, inputs, of="train = 'lora'")
+        scale = 1.0 if settings.alpha is None else settings.alpha / settings.rank
+        try:
+            adapt(model, head, rank=settings.rank, scale=scale, coins=keyed(seed_from("low rank", seed)))
+            with _looking(inputs):
+                model(inputs)
+        # Attributes: of a network that reads its layers' weights by itself, and finds none.
+        except (ValueError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"train = 'lora' does not fit the model: {' '.join(str(error).split())}") from error
 
 
 def check_pretraining(training: Training, splits: Splits) -> None:
@@ -60,7 +90,7 @@ def check_pretraining(training: Training, splits: Splits) -> None:
 
     Raises:
         ValueError: there are no public examples with labels, fewer than a batch, features that are standardised
-            later, or a last layer that is no linear one.
+            later, a last layer that is no linear one, or a rank that a layer does not have.
     """
     settings, public = training.pretraining, splits.public
     if settings is None:
@@ -77,8 +107,9 @@ def check_pretraining(training: Training, splits: Splits) -> None:
             "features must be the same before and after the first step, and task.statistics standardises them in "
             "between; leave one of the two out"
         )
-    if settings.train == "last":
-        freeze_features(initialised(training.model, training.model_settings, splits, 0), public.inputs[:2].cpu())
+    if settings.train != "all":
+        model = initialised(training.model, training.model_settings, splits, 0)
+        _name_trained(model, settings, public.inputs[:2].cpu(), seed=0)
 
 
 def freeze_features(model: nn.Module, inputs: Tensor) -> None:
@@ -193,7 +224,7 @@ def _content(request: TrainingRequest, settings: PretrainTable, public: Examples
         "model_settings": training.model_settings,
         "model_digest": training.model_digest,
         "seed": request.seed,
-        "pretrain": settings.model_dump(exclude={"train"}, exclude_none=True),
+        "pretrain": settings.model_dump(exclude={"train", "rank", "alpha"}, exclude_none=True),
     }
     return json.dumps(content, sort_keys=True)
 
