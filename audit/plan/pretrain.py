@@ -54,16 +54,16 @@ def starting_model(request: TrainingRequest, splits: Splits, public: Examples | 
         return model
     model.load_state_dict(_pretrained(model, request, settings, public))
     if settings.train != "all":
-        _name_trained(model.to(public.inputs.device), settings, public.inputs[:2], request.seed)
+        freeze_untrained(model.to(public.inputs.device), settings, public.inputs[:2], request.seed)
     return model
 
 
-def _name_trained(model: nn.Module, settings: PretrainTable, inputs: Tensor, seed: int) -> None:
-    """Freezes a pretrained model, in place, but for the part that is trained on.
+def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, seed: int) -> None:
+    """Freezes what the defense does not train of a pretrained model, in place; adds the products of `lora`.
 
     Args:
         model: on the device of the inputs.
-        settings: of pretraining, which name a part.
+        settings: of pretraining, which name what is trained.
         inputs: public examples [n, *shape] on which the layers are looked for.
         seed: of the suite; what is drawn is public, and the same for every defense.
 
@@ -109,7 +109,7 @@ def check_pretraining(training: Training, splits: Splits) -> None:
         )
     if settings.train != "all":
         model = initialised(training.model, training.model_settings, splits, 0)
-        _name_trained(model, settings, public.inputs[:2].cpu(), seed=0)
+        freeze_untrained(model, settings, public.inputs[:2].cpu(), seed=0)
 
 
 def freeze_features(model: nn.Module, inputs: Tensor) -> None:

@@ -71,6 +71,7 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
         low=-LARGEST,
         high=LARGEST,
         digest=content_digest(splits.digest, mean, std),
+        scaled_by_public=given is None,
         about=f"features of one's own, {len(dataset.labels)} of {len(mean)} numbers, standardised by {by}",
     )
 
