@@ -119,6 +119,25 @@ def test_torchvision_s_features_are_what_its_last_linear_layer_gets(tmp_path):
         torch.testing.assert_close(network.classifier[3](features), network((images - mean) / std))
 
 
+def test_published_weights_are_taken_from_where_torchvision_keeps_them(monkeypatch, tmp_path):
+    models = pytest.importorskip("torchvision.models")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    network = models.get_model("mobilenet_v3_small", weights=None).eval()
+    published = models.get_model_weights("mobilenet_v3_small").DEFAULT
+    kept = tmp_path / "hub" / "checkpoints" / published.url.rpartition("/")[2]
+    kept.parent.mkdir(parents=True)
+    torch.save(network.state_dict(), kept)
+    name, images = "torchvision:mobilenet_v3_small", torch.rand(2, 3, 64, 64)
+    found = encoder(name, weights=None, input_shape=(3, 64, 64), side=None)
+    save_file(network.state_dict(), tmp_path / "own.safetensors")
+    own = encoder(name, weights=tmp_path / "own.safetensors", input_shape=(3, 64, 64), side=None)
+    assert torch.equal(found(images), own(images))
+    assert (
+        found.about["weights"] == "MobileNet_V3_Small_Weights.IMAGENET1K_V1"
+        and own.about["weights"] == "own.safetensors"
+    )
+
+
 def test_published_weights_that_cannot_be_had_are_one_sentence(command, monkeypatch, tmp_path):
     pytest.importorskip("torchvision")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
