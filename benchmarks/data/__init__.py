@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..core import DEFAULT_SIZES, Catalogue, Sizes, Split, Splits
-from ..core.data.data_paths import Address, parse
+from ..core.data.data_paths import Address, existing, parse
 from . import own
 
 __all__ = ["Sizes", "Split", "Splits", "about", "check", "describe", "factory", "load", "names", "patterns"]
@@ -44,13 +44,20 @@ def factory(name: str) -> Callable[..., Splits]:
     return _CATALOGUE.find(name)
 
 
-def check(name: str) -> None:
+def check(name: str, *, there: bool = True) -> None:
     """Refuses a name that cannot be loaded, without loading anything.
 
+    Args:
+        name: as for `load`.
+        there: whether something must be at the path of one's own data.
+
     Raises:
-        ValueError: if there is no such data set, or no such option of it.
+        ValueError: if there is no such data set, or no such option of it, or nothing at its path.
     """
     _find(name)
+    address = parse(name)
+    if there and address.path is not None:
+        existing(address.path, what=address.kind)
 
 
 def load(name: str, *, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
@@ -80,7 +87,6 @@ def _find(name: str) -> Callable[..., Splits]:
         found, catalogue = _CATALOGUE.find(address.kind), _CATALOGUE
     else:
         found, catalogue = partial(_OWN.find(address.kind), address.path, address=name), _OWN
-        # Whether something is there is for loading to say: a suite may be for data that its reader brings.
         if not address.path:
             raise ValueError(f"{address.kind} needs a path: write {address.kind}:PATH")
     _check_options(name, address, [o for o in catalogue.defaults(address.kind) if o not in _NOT_OPTIONS])

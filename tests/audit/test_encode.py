@@ -209,7 +209,8 @@ def test_attacks_on_features_run_or_say_why_not(mine, command, tmp_path):
     }
     # Their scale is that of the public pool, which a claim assumes to be public.
     assert all("public_in_distribution" in records[name].flags for name in ("", "likelihood_ratio"))
-    assert "the public examples are public" in " ".join(records[""].claim.assumes)
+    claim = records[""].claim
+    assert claim is not None and "the public examples are public" in " ".join(claim.assumes)
     reason = "views are of images [channels, height, width], got inputs of [16]"
     assert reason in (records["label_only"].reason or "")
     # A head's gradient gives features away as that of any first layer does inputs; of pictures nothing is said.

@@ -67,8 +67,8 @@ def test_a_path_where_nothing_is_is_refused_with_the_whole_of_it(monkeypatch, tm
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for written, whole in (("no/where", tmp_path / "no/where"), ("~/pictures", tmp_path / "home/pictures")):
         with pytest.raises(ValueError, match=re.escape(f"path of folder must be there, and nothing is at {whole}")):
-            data.load(f"folder:{written}")
-        data.check(f"folder:{written}")  # a suite may be for data that its reader brings
+            data.check(f"folder:{written}")
+        data.check(f"folder:{written}", there=False)
 
 
 def test_every_kind_of_data_of_ones_own_has_a_line():

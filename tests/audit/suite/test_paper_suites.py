@@ -7,9 +7,9 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from audit.catalog import methods as catalog
-from audit.plan.expand import budgets_of
+from audit.plan.expand import budgets_of, plan
 from audit.suite.schema import TRAINING
-from audit.suite.suite import load
+from audit.suite.suite import SuiteError, load
 from benchmarks import models
 from defenses.core import FeatureStatistics, calibrate, poisson
 from defenses.dp_sgd import dp_sgd
@@ -116,6 +116,16 @@ def test_the_head_on_public_features_costs_what_the_paper_pays_for_it():
     # The head is of the same size in little.
     assert models.count("linear", input_shape=(4096,)) == 40_970
     assert small.model.settings["hidden"] * 10 + 10 == 40_970
+
+
+def test_features_that_a_reader_has_not_made_are_named_before_anything_is_computed(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    sentence = rf"task\.data: path of features must be there, and nothing is at {tmp_path}/cifar10_simclrv2\.npz"
+    with pytest.raises(SuiteError, match=sentence):
+        plan(load("random_freeze_transfer"))
+    # Which others may take the place of.
+    other = load("random_freeze_transfer").with_overrides(['task.data="features:mine.npz"'])
+    assert other.task.data == "features:mine.npz"
 
 
 @pytest.mark.parametrize("name", ["mnist_every_defense", "membership"])
