@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from benchmarks.core import Split, Splits, content_digest
-from benchmarks.core.nets.low_rank import adapt
+from benchmarks.core.nets.lora import adapt
 from defenses.core import Defense, Execution, Recipe, Whole, keyed, seed_from, seeded, shuffle, train, unbounded
 
 from ..suite.schema import PretrainTable

@@ -22,7 +22,7 @@ ADAPTED = (nn.Linear, nn.Conv2d)
 """Layers that products are added to, also with parametrised weights; other subclasses may compute something else."""
 
 
-class LowRank(nn.Module):
+class LoRALayer(nn.Module):
     """frozen(x) + scale * up(down(x)).
 
     Args:
@@ -87,7 +87,7 @@ def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: 
         ValueError: the rank is not below a layer's, or there is no other layer.
     """
     model.requires_grad_(False)
-    made: dict[nn.Module, LowRank] = {}  # a layer in several places stays one
+    made: dict[nn.Module, LoRALayer] = {}  # a layer in several places stays one
     # What constructors draw is not kept, and must not move the caller's generator.
     with torch.random.fork_rng(devices=[]):
         for above, parent in list(model.named_modules()):
@@ -96,7 +96,7 @@ def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: 
                     continue
                 if layer not in made:
                     full = f"{above}.{name}" if above else name
-                    made[layer] = LowRank(layer, full, rank=rank, scale=scale, coins=coins)
+                    made[layer] = LoRALayer(layer, full, rank=rank, scale=scale, coins=coins)
                 parent._modules[name] = made[layer]
     if not made:
         raise ValueError("there must be a linear layer or convolution before the last layer, got none")

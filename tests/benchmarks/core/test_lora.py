@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from benchmarks import models
-from benchmarks.core.nets.low_rank import LowRank, adapt
+from benchmarks.core.nets.lora import LoRALayer, adapt
 from benchmarks.core.nets.standardise import standardise
 
 
@@ -34,7 +34,7 @@ def test_at_the_start_it_is_the_network_that_it_was_made_of_bit_for_bit(name):
         assert torch.equal(model(inputs), before)
         # And anything else is another one.
         for layer in model.modules():
-            if isinstance(layer, LowRank):
+            if isinstance(layer, LoRALayer):
                 nn.init.ones_(layer.up.get_parameter("weight"))
         assert not torch.allclose(model(inputs), before)
 
@@ -67,7 +67,7 @@ def test_what_is_trained_counted_by_hand():
 def test_a_product_is_a_weight_of_that_rank_that_is_added(layer):
     """The same layer with W + scale B A in the place of W computes the same."""
     rank, scale = 2, 0.7
-    made = LowRank(layer, "it", rank=rank, scale=scale, coins=coins())
+    made = LoRALayer(layer, "it", rank=rank, scale=scale, coins=coins())
     up, down = made.up.get_parameter("weight"), made.down.weight
     nn.init.normal_(up)
     inputs = torch.randn(3, 6) if isinstance(layer, nn.Linear) else torch.randn(3, 6, 7, 8)
@@ -100,7 +100,7 @@ def test_a_layer_in_two_places_stays_one():
     shared = nn.Linear(5, 5)
     model = adapted(nn.Sequential(shared, nn.Tanh(), nn.Sequential(shared), nn.Linear(5, 3)))
     one, other = model.get_submodule("0"), model.get_submodule("2.0")
-    assert one is other and isinstance(one, LowRank)
+    assert one is other and isinstance(one, LoRALayer)
 
 
 def test_its_first_weights_are_those_of_the_seed_whatever_else_was_drawn():
@@ -122,7 +122,7 @@ def test_its_first_weights_are_those_of_the_seed_whatever_else_was_drawn():
 
 def test_weights_that_are_computed_stay_frozen_behind_their_parametrisation():
     model = adapted(nn.Sequential(standardise(nn.Conv2d(2, 4, 3)), nn.Flatten(), nn.Linear(4, 3)))
-    assert isinstance(model.get_submodule("0"), LowRank) and set(trained(model)) == {
+    assert isinstance(model.get_submodule("0"), LoRALayer) and set(trained(model)) == {
         "0.down.weight", "0.up.weight", "2.weight", "2.bias"
     }  # fmt: skip
     assert model(torch.randn(2, 2, 3, 3)).shape == (2, 3)
