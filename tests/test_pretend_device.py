@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import audit
 from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
 from audit.catalog import methods as catalog
+from audit.encode import write_features
 from audit.plan.build import initialised
-from audit.plan.pretrain import freeze_features, pretrained
+from audit.plan.pretrain import freeze_untrained, pretrained
 from audit.plan.splits_cache import load_data
 from audit.run import harness
 from audit.scoring.reconstruction import score_reconstruction
@@ -281,18 +283,35 @@ def test_statistics_views_and_averages_are_there_what_they_are_on_the_cpu_and_go
     assert torch.equal(duties.parameters(resumed), duties.parameters(there))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_a_model_is_pretrained_and_its_features_frozen_there_as_on_the_cpu(device, kind):
+@pytest.mark.parametrize(
+    ("kind", "then"), [("sgd", {"train": "last"}), ("adam", {"train": "last"}), ("adam", {"train": "lora", "rank": 2})]
+)
+def test_a_model_is_pretrained_and_its_features_frozen_there_as_on_the_cpu(device, kind, then):
     splits = load_data("digits", 0, Sizes(public=40))
     weights = []
     for where in (HERE, device):
         public = splits.to(where).public
         model = initialised("mlp", {}, splits, 0)
-        pretrained(model, PretrainTable(epochs=2, lr=0.01, batch=20, optimizer=kind, train="last"), public, seed=1)
-        freeze_features(model, public.inputs[:2])
+        table = PretrainTable(epochs=2, lr=0.01, batch=20, optimizer=kind, **then)
+        pretrained(model, table, public, seed=1)
+        freeze_untrained(model, table, public.inputs[:2], seed=1)
         assert {parameter.device for parameter in model.parameters()} == {where}
         weights.append(torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_data_set_is_encoded_there_as_on_the_cpu(device, tmp_path):
+    (tmp_path / "net.py").write_text("from torch import nn\ndef build():\n    return nn.Conv2d(1, 2, 3, stride=3)\n")
+    save_file({"weight": torch.randn(2, 1, 3, 3), "bias": torch.zeros(2)}, tmp_path / "net.safetensors")
+    found = []
+    for where in (HERE, device):
+        write_features(
+            "digits", tmp_path / "x.npz", name=f"{tmp_path}/net.py:build", weights=tmp_path / "net.safetensors",
+            side=9, public="digits", batch=1000, device=where,
+        )  # fmt: skip
+        with np.load(tmp_path / "x.npz") as file:
+            found.append({name: torch.from_numpy(file[name]) for name in ("x", "y", "mean", "std")})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 # --- attacks and scores ----------------------------------------------------------------------------------------

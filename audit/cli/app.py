@@ -1,4 +1,4 @@
-"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, evidence and ranks, check itself.
+"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, evidence and ranks, encode data.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
 written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and
@@ -25,6 +25,7 @@ from .cache import app as cache
 from .doctor import doctor
 from .epsilon import epsilon
 from .evidence import evidence
+from .features import features
 from .leaderboard import build, table
 from .list_explain import explain, list_
 from .options import BAD_FILE, FAILED, INTERRUPTED, OK, USAGE, say
@@ -52,6 +53,7 @@ app.command()(epsilon)
 app.command()(evidence)
 app.command()(theory)
 app.command()(selftest)
+app.command()(features)
 app.command()(rank)
 app.command()(doctor)
 board.command("table")(table)

@@ -140,7 +140,7 @@ def _check_statistics(suite: Suite, splits: Splits) -> None:
 
 
 def _check_pretraining(suite: Suite, splits: Splits) -> None:
-    """Refuses pretraining without public examples, or with a last layer that is no linear one."""
+    """Refuses pretraining without public examples, or of which the part to be trained is not there."""
     # The task by itself, too: controls are trained on it.
     tasks = [("task.pretrain", suite.task)]
     tasks += [(f"pretrain of {choice.name!r}", suite.task_for(choice)) for choice in suite.defense_grid()]

@@ -2,7 +2,9 @@
 
 De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022; Tramèr & Boneh,
 "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: features come from public data,
-and the private data move all parameters (fine-tuning) or the last linear layer alone (linear probing).
+and the private data move all parameters (fine-tuning) or the last linear layer alone (linear probing). Yu et al.,
+"Differentially Private Fine-tuning of Language Models", ICLR 2022: or that layer, and a low-rank product beside each
+other weight, which stays as it is (LoRA).
 Deviation: the public examples are those of the task, and not of another data set.
 
 Guarantee:
@@ -23,7 +25,8 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from benchmarks.core import Split, Splits, content_digest
-from defenses.core import Defense, Execution, Recipe, Whole, seed_from, seeded, shuffle, train, unbounded
+from benchmarks.core.nets.lora import adapt
+from defenses.core import Defense, Execution, Recipe, Whole, keyed, seed_from, seeded, shuffle, train, unbounded
 
 from ..suite.schema import PretrainTable
 from .build import build_model, initialised
@@ -44,15 +47,42 @@ def starting_model(request: TrainingRequest, splits: Splits, public: Examples | 
         public: labelled examples to pretrain on; unread where the request asks for no pretraining.
 
     Raises:
-        ValueError: there is no linear layer to train alone.
+        ValueError: there is no linear layer to train alone, or a layer of no larger rank.
     """
     model, settings = build_model(request, splits), request.training.pretraining
     if settings is None:
         return model
     model.load_state_dict(_pretrained(model, request, settings, public))
-    if settings.train == "last":
-        freeze_features(model.to(public.inputs.device), public.inputs[:2])
+    if settings.train != "all":
+        freeze_untrained(model.to(public.inputs.device), settings, public.inputs[:2], request.seed)
     return model
+
+
+def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, seed: int) -> None:
+    """Freezes what the defense does not train of a pretrained model, in place; adds the products of `lora`.
+
+    Args:
+        model: on the device of the inputs.
+        settings: of pretraining, which name what is trained.
+        inputs: public examples [n, *shape] on which the layers are looked for.
+        seed: of the suite; what is drawn is public, and the same for every defense.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    if settings.train == "last":
+        freeze_features(model, inputs)
+    if settings.train == "lora" and settings.rank is not None:
+        with _looking(inputs):
+            head = last_linear(model, inputs, of="train = 'lora'")
+        scale = 1.0 if settings.alpha is None else settings.alpha / settings.rank
+        try:
+            adapt(model, head, rank=settings.rank, scale=scale, coins=keyed(seed_from("low rank", seed)))
+            with _looking(inputs):
+                model(inputs)
+        # Attributes: of a network that reads its layers' weights by itself, and finds none.
+        except (ValueError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"train = 'lora' does not fit the model: {' '.join(str(error).split())}") from error
 
 
 def check_pretraining(training: Training, splits: Splits) -> None:
@@ -60,7 +90,7 @@ def check_pretraining(training: Training, splits: Splits) -> None:
 
     Raises:
         ValueError: there are no public examples with labels, fewer than a batch, features that are standardised
-            later, or a last layer that is no linear one.
+            later, a last layer that is no linear one, or a rank that a layer does not have.
     """
     settings, public = training.pretraining, splits.public
     if settings is None:
@@ -77,8 +107,9 @@ def check_pretraining(training: Training, splits: Splits) -> None:
             "features must be the same before and after the first step, and task.statistics standardises them in "
             "between; leave one of the two out"
         )
-    if settings.train == "last":
-        freeze_features(initialised(training.model, training.model_settings, splits, 0), public.inputs[:2].cpu())
+    if settings.train != "all":
+        model = initialised(training.model, training.model_settings, splits, 0)
+        freeze_untrained(model, settings, public.inputs[:2].cpu(), seed=0)
 
 
 def freeze_features(model: nn.Module, inputs: Tensor) -> None:
@@ -93,7 +124,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
             a second pass over the same inputs.
     """
     with _looking(inputs):
-        head = _last_linear(model, inputs)
+        head = last_linear(model, inputs)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for parameter in head.parameters():
@@ -103,7 +134,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
     # Trap: `train` puts a model that is itself in evaluation mode in training mode, with all its parts.
     model.training = True
     with _looking(inputs):
-        first, again = (_seen_by(head, model, inputs) for _ in range(2))
+        first, again = (seen_by(head, model, inputs) for _ in range(2))
     if not torch.allclose(first, again, equal_nan=True):  # kernels of a GPU may round differently in two passes
         raise ValueError(
             "train = 'last' must have features that stay as they are, got others in a second pass over the same "
@@ -118,8 +149,17 @@ def _looking(inputs: Tensor) -> Iterator[None]:
         yield
 
 
-def _last_linear(model: nn.Module, inputs: Tensor) -> nn.Linear:
-    """The layer with parameters whose forward pass ends last."""
+def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'") -> nn.Linear:
+    """The layer with parameters whose forward pass ends last.
+
+    Args:
+        model: on the device of the inputs.
+        inputs: [n, *shape], on which the layers are looked for.
+        of: what wants it, for errors.
+
+    Raises:
+        ValueError: that layer is no `nn.Linear`, or is used more than once.
+    """
     ran: list[nn.Module] = []
     # A layer's own parameters: a container has those of its layers, and ends after all of them.
     layers = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
@@ -132,13 +172,13 @@ def _last_linear(model: nn.Module, inputs: Tensor) -> nn.Linear:
     last = ran[-1] if ran else None
     if not isinstance(last, nn.Linear):
         got = "none" if last is None else type(last).__name__
-        raise ValueError(f"train = 'last' must have an nn.Linear as the last layer with parameters, got {got}")
+        raise ValueError(f"{of} must have an nn.Linear as the last layer with parameters, got {got}")
     if ran.count(last) > 1:
-        raise ValueError(f"train = 'last' must have a last layer that is used once, got {ran.count(last)} times")
+        raise ValueError(f"{of} must have a last layer that is used once, got {ran.count(last)} times")
     return last
 
 
-def _seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
+def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
     """What a layer gets in a pass over inputs."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -184,7 +224,7 @@ def _content(request: TrainingRequest, settings: PretrainTable, public: Examples
         "model_settings": training.model_settings,
         "model_digest": training.model_digest,
         "seed": request.seed,
-        "pretrain": settings.model_dump(exclude={"train"}, exclude_none=True),
+        "pretrain": settings.model_dump(exclude={"train", "rank", "alpha"}, exclude_none=True),
     }
     return json.dumps(content, sort_keys=True)
 

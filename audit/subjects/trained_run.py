@@ -203,8 +203,10 @@ class TrainedRun:
         if self.every_step and run.transcript.truncated:
             # The first of them serve nobody who reads all.
             run.transcript.steps = [step for step in run.transcript.steps if step.step in watched(steps)]
-        # The trainer knows of methods alone; a claim on a pretrained model assumes the same of the public examples.
-        return replace(run, public_used=run.public_used or self.request.training.pretrain is not None)
+        # The trainer knows of methods alone. A claim on a pretrained model, or on inputs in units of the public
+        # examples, assumes the same of these.
+        used = self.request.training.pretrain is not None or self.splits.scaled_by_public
+        return replace(run, public_used=run.public_used or used)
 
     @cached_property
     def all_steps(self) -> AllSteps:

@@ -102,9 +102,22 @@ class PretrainTable(StrictTable):
     batch: Count
     """Public examples a step."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    train: Literal["all", "last"]
+    train: Literal["all", "last", "lora"]
     """What the defense trains then: `all` parameters (fine-tuning), or the `last` linear layer, behind features that
-    stay as they are (linear probing)."""
+    stay as they are (linear probing), or that layer and a low-rank product beside each other weight (`lora`)."""
+    rank: Count | None = None
+    """Of the products of `lora`."""
+    alpha: Rate | None = None
+    """Of `lora`: products are multiplied by alpha / rank; by 1 where absent."""
+
+    @model_validator(mode="after")
+    def _of_low_rank(self) -> PretrainTable:
+        if (self.rank is not None) != (self.train == "lora"):
+            got = "none" if self.rank is None else self.rank
+            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {got} for '{self.train}'")
+        if self.alpha is not None and self.rank is None:
+            raise ValueError(f"alpha must go with train = 'lora', got {self.alpha:g} for '{self.train}'")
+        return self
 
 
 CanaryName = Literal["dirac", "random", "orthonormal", "mislabelled", "blank", "crafted"]

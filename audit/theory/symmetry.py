@@ -98,7 +98,7 @@ def in_planes(rows: Float[Tensor, "n dim"], coins: torch.Generator) -> Float[Ten
 
 def _gradients(setup: Setup, splits: Splits) -> tuple[Float[Tensor, "n dim"], dict[str, Codec]]:
     """Per-example gradients of a shortly trained model, and codecs of a projection and a mask at its parameters."""
-    name = "dp_cnn_small" if min(splits.input_shape[1:]) >= 16 else "mlp"
+    name = "dp_cnn_small" if min(splits.input_shape[1:], default=0) >= 16 else "mlp"
     model = models.build(name, input_shape=splits.input_shape, classes=splits.classes, seed=setup.seed)
     model = model.to(setup.device)
     half = len(splits.public) // 2

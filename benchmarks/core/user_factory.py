@@ -51,13 +51,13 @@ def describe(name: str) -> str:
     return f"What {function}() of {path.name} builds."
 
 
-def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Mapping[str, Any]) -> nn.Module:
+def build(name: str, *, input_shape: tuple[int, ...], classes: int | None, settings: Mapping[str, Any]) -> nn.Module:
     """What the user's function returns, once it was seen to map inputs to logits.
 
     Args:
         name: as for `check`.
         input_shape: shape of one input.
-        classes: number of logits.
+        classes: number of logits; None for an encoder, which is not told any, and may put out any numbers.
         settings: further keyword arguments.
 
     Raises:
@@ -75,7 +75,8 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
             ]
             raise ValueError(f"no function {function!r} in {path}; it has {', '.join(own) or 'none'}")
         # Inside the context: a factory may import from its folder only when it is called.
-        arguments = _arguments(name, factory, {"input_shape": input_shape, "classes": classes}, settings)
+        data = {"input_shape": input_shape} | ({} if classes is None else {"classes": classes})
+        arguments = _arguments(name, factory, data, settings)
         try:
             model = factory(**arguments)
         except Exception as error:  # whatever a user's code raises

@@ -1,7 +1,7 @@
 """Data sets by name: `load("digits", seed=0)`. A file here is a data set; nothing else needs an edit.
 
-One's own data are named by kind and path: `folder:PATH`, `parquet:PATH`, `npz:PATH`; a file in `own` is a kind. Images
-of several sizes are brought to one by `folder:PATH?size=32`.
+One's own data are named by kind and path: `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`; a file in `own`
+is a kind. Images of several sizes are brought to one by `folder:PATH?size=32`.
 """
 
 from collections.abc import Callable
@@ -44,20 +44,28 @@ def factory(name: str) -> Callable[..., Splits]:
     return _CATALOGUE.find(name)
 
 
-def check(name: str) -> None:
+def check(name: str, *, there: bool = True) -> None:
     """Refuses a name that cannot be loaded, without loading anything.
+
+    Args:
+        name: as for `load`.
+        there: whether something must be at the path of one's own data.
 
     Raises:
         ValueError: if there is no such data set, or no such option of it, or nothing at its path.
     """
     _find(name)
+    address = parse(name)
+    if there and address.path is not None:
+        existing(address.path, what=address.kind)
 
 
 def load(name: str, *, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """The data set called `name`, split by `seed`.
 
     Args:
-        name: one of `names()`, or `folder:PATH`, `parquet:PATH`, `npz:PATH`, with options after a question mark.
+        name: one of `names()`, or `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`, with options
+            after a question mark.
         seed: decides who is a member; everything else about the data set is fixed.
         sizes: how many examples each pool is to have.
 
@@ -79,7 +87,8 @@ def _find(name: str) -> Callable[..., Splits]:
         found, catalogue = _CATALOGUE.find(address.kind), _CATALOGUE
     else:
         found, catalogue = partial(_OWN.find(address.kind), address.path, address=name), _OWN
-        existing(address.path, what=address.kind)
+        if not address.path:
+            raise ValueError(f"{address.kind} needs a path: write {address.kind}:PATH")
     _check_options(name, address, [o for o in catalogue.defaults(address.kind) if o not in _NOT_OPTIONS])
     return partial(found, **address.options)
 

@@ -48,8 +48,8 @@ FLAGS = {
     "that bounds an attack and was not read by it, so a stronger test exists",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
     "degraded": "the attacker itself saw that it found no match, or that others match as well",
-    "public_in_distribution": "the method, or pretraining, reads public examples of the very data set that it trains "
-    "on",
+    "public_in_distribution": "the method, pretraining, or the scale of the inputs, reads public examples of the very "
+    "data set that is trained on",
     "pretrained_on_public": "the model was trained on public examples first, without privacy",
     "tuned_on_public": "settings of the training were chosen on public data",
     "non_members_are_test": "membership tests, and candidates of a prior, compare training images with the official "

@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from .validation import RecordError
 
@@ -55,11 +57,21 @@ def read_bytes(path: Path, what: str = "file") -> bytes:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Writes a file so that a reader sees the old one or the whole new one, even after a power cut.
+    """Writes a file whole or not at all; see `write_whole`.
 
     Args:
         path: its folder is made when absent.
         content: of the file.
+    """
+    return write_whole(path, lambda file: file.write(content))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+    """Writes a file so that a reader sees the old one or the whole new one, even after a power cut.
+
+    Args:
+        path: its folder is made when absent.
+        write: puts the content into the open file, which need not be in memory as one.
 
     Raises:
         WriteError: the disk is full, or whatever else the system says; nothing of it is left behind.
@@ -73,7 +85,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Exclusive creation follows no link, should somebody have guessed the draft's name.
         with draft.open("xb") as file:
-            file.write(content)
+            write(file)
             file.flush()
             # Before the rename, which a file system may write first: a power cut would leave an empty file.
             os.fsync(file.fileno())

@@ -73,8 +73,6 @@ def existing(path: str, *, what: str, file: bool | None = None) -> Path:
     Raises:
         ValueError: if it is not there, or is the other of the two.
     """
-    if not path:
-        raise ValueError(f"{what} needs a path: write {what}:PATH")
     located = Path(path).expanduser().absolute()
     if not located.exists():
         raise ValueError(f"path of {what} must be there, and nothing is at {located}")

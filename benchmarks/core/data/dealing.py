@@ -17,7 +17,8 @@ class LabelledImages:
     """All examples of a data set, its training part first.
 
     Args:
-        pixels: bytes, or floats in [0, 1]. Bytes where the source has them: a quarter of the memory.
+        pixels: bytes, or floats in [0, 1]. Bytes where the source has them: a quarter of the memory. Vectors of
+            features have any floats, until whoever reads them scales what was dealt.
         labels: classes, from 0.
         train: how many of the first examples are the training part; the others are the official test set.
         classes: number of classes.
@@ -25,7 +26,7 @@ class LabelledImages:
             the pixels it does not depend on a decoder.
     """
 
-    pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples channels height width"]
+    pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples *shape"]
     labels: Int64[Tensor, " examples"]
     train: int
     classes: int
@@ -33,7 +34,7 @@ class LabelledImages:
 
     @staticmethod
     def renumbered(
-        pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples channels height width"],
+        pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples *shape"],
         labels: Int64[Tensor, " examples"],
         *,
         train: int,

@@ -111,7 +111,7 @@ def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Labe
         def parts(download: bool) -> list[Any]:
             if download or not missing:
                 # Unpacks what is there already, and downloads the rest.
-                with _aside():
+                with aside():
                     # Both parts come with the first download, as torchvision fetches all four files at once.
                     read = [kind(temporary, train=train, download=train) for train in (True, False)]
                 for file in missing:
@@ -144,7 +144,7 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
         return parts(False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _aside():
+        with aside():
             return parts(True)
     except FAILURES as error:
         # Unpacked files alone are incomplete data, not absent ones: without the packed ones nothing vouches for them.
@@ -157,7 +157,7 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
 
 
 @contextlib.contextmanager
-def _aside() -> Iterator[None]:
+def aside() -> Iterator[None]:
     """Sends what torchvision prints to standard error, and gives up on a server that is silent for `PATIENCE`."""
     # torchvision opens addresses without a timeout, so the default of all sockets is the only way to set one.
     patience = socket.getdefaulttimeout()

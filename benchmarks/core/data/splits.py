@@ -77,6 +77,8 @@ class Splits:
             defenses and attacks that use it.
         about: source and licence, in one line.
         test: the official test set, on which utility is measured; None: `non_member` is it.
+        scaled_by_public: whether inputs are in units of statistics of `public`, so that whatever is trained on them
+            reads it.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Splits:
     in_distribution_public: bool
     about: str
     test: Split | None = None
+    scaled_by_public: bool = False
 
     @staticmethod
     def cut(

@@ -1,1 +1,1 @@
-"""Core of architectures: residual blocks, scattering, weight standardisation, checks of shapes."""
+"""Core of architectures: residual blocks, scattering, weight standardisation, low-rank adaptation, checks of shapes."""

@@ -8,6 +8,7 @@ The filters are kymatio's. The transform is written out here, for all angles at 
 an autograd function and assignments into views, on which `torch.func` cannot map; its results are the same.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -72,16 +73,22 @@ class Scattering(nn.Module):
 
 
 class Coloured(nn.Module):
-    """Images in [0, 1] less the mean of ImageNet's pixels, in units of their standard deviation, per colour."""
+    """Images in [0, 1] less the mean of public pixels, in units of their standard deviation, per colour.
+
+    Args:
+        mean: of each colour; those of ImageNet's training images by default, constants that every library has.
+        deviation: the same, standard deviations.
+    """
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self) -> None:
+    def __init__(
+        self, mean: Sequence[float] = (0.485, 0.456, 0.406), deviation: Sequence[float] = (0.229, 0.224, 0.225)
+    ) -> None:
         super().__init__()
-        # Of ImageNet's training images, public constants that every library has.
-        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), persistent=False)
-        self.register_buffer("deviation", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n 3 height width"]:
         """Standardised colours."""

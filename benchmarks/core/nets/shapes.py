@@ -58,7 +58,7 @@ def refuse_groups(groups: int, channels: int) -> None:
 
 
 def refuse_misfit(
-    model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int, *, compute: bool = True
+    model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int | None, *, compute: bool = True
 ) -> None:
     """Runs a network that somebody else wrote on two blank inputs, and refuses what does not come out as logits.
 
@@ -66,7 +66,7 @@ def refuse_misfit(
         model: on the CPU; left in the mode in which it came.
         name: of the model, for the error.
         input_shape: shape of one input.
-        classes: number of logits.
+        classes: number of logits; None for an encoder, which may put out any numbers of each input.
         compute: whether numbers are computed; if not, shapes only, by meta tensors in the place of parameters and
             buffers, which takes a network without tensors of any other kind.
 
@@ -88,8 +88,11 @@ def refuse_misfit(
         for module, training in modes.items():
             module.training = training
     got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if classes is None and isinstance(found, Tensor) and found.shape[:1] == (2,) and found.is_floating_point():
+        return
     if got != (2, classes):
-        raise ValueError(f"model {name!r} must map [2, {str(input_shape)[1:-1]}] to [2, {classes}], got {got}")
+        wanted = "numbers of each" if classes is None else f"[2, {classes}]"
+        raise ValueError(f"model {name!r} must map [2, {str(input_shape)[1:-1]}] to {wanted}, got {got}")
 
 
 def first_line(error: BaseException) -> str:

@@ -1,15 +1,19 @@
 """torchvision's classifiers by name: `torchvision:resnet18`, untrained, for the classes of the data.
 
-They are built as they are: whoever trains one privately converts its BatchNorm first.
+They are built as they are: whoever trains one privately converts its BatchNorm first. With their published weights they
+are encoders of public features, which nothing is trained of.
 """
 
 import difflib
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..data.downloads import FAILURES, aside
 from ..extras import optional
+from .scatter import Coloured
 from .shapes import first_line, refuse_misfit
 
 PREFIX = "torchvision:"
@@ -79,3 +83,40 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
     # Shapes alone: a forward pass of the largest classifiers takes seconds on a CPU.
     refuse_misfit(model, name, input_shape, classes, compute=False)
     return model
+
+
+def published(name: str, *, download: bool = True) -> tuple[nn.Module, nn.Module, str]:
+    """A classifier with the classes and weights of ImageNet, on the CPU.
+
+    Args:
+        name: with its prefix.
+        download: whether torchvision's default weights are fetched; if not, the weights are random.
+
+    Returns:
+        What standardises the colours of images in [0, 1] as those that it was trained on; it; what torchvision calls
+        the weights.
+
+    Raises:
+        ValueError: for an unknown name, one without weights, or weights that are not to be had.
+        ModuleNotFoundError: without torchvision; names the extra.
+    """
+    check(name)
+    vision = optional("torchvision.models", needed_by=f"encoder {name!r}")
+    wanted = name.removeprefix(PREFIX)
+    weights = vision.get_model_weights(wanted).DEFAULT
+    with torch.device("cpu"):
+        # With auxiliary heads, which its weights have, and warns unless it is told whether to draw others.
+        model = vision.get_model(wanted, weights=None, **({"init_weights": False} if wanted in _SINGLE_HEADED else {}))
+    if download:
+        try:
+            # Tensors alone, and by the hash in the file's name.
+            with aside():
+                model.load_state_dict(weights.get_state_dict(check_hash=True, weights_only=True))
+        except FAILURES as error:
+            folder = f"{torch.hub.get_dir()}/checkpoints"
+            raise ValueError(
+                f"weights of {name!r} are not in {folder}, and could not be downloaded ({first_line(error)}); connect "
+                f"to the network once, put there what is at {weights.url}, or name a file of them by --weights"
+            ) from error
+    preset = weights.transforms()
+    return Coloured(preset.mean, preset.std), model, str(weights)

@@ -5,17 +5,16 @@ or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, cha
 are refused, never loaded: a pickle can run any program.
 """
 
-import zipfile
-import zlib
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ...core.data.data_paths import existing, refuse_pointer, stamp
+from ...core.data.archives import array_pair, class_array, read_archive
+from ...core.data.data_paths import existing, stamp
 from ...core.data.dealing import LabelledImages
-from ...core.data.images import reason, refuse_too_large
+from ...core.data.images import refuse_too_large
 from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 
 NAMES = (("x_train", "y_train"), ("x", "y"), ("images", "labels"), ("train_images", "train_labels"))
@@ -42,15 +41,15 @@ def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES)
 
 @lru_cache(maxsize=2)
 def _decoded(file: Path, address: str, state: int) -> LabelledImages:
-    arrays = _arrays(file)
-    x_name, y_name = _pair(file, arrays, NAMES)
+    arrays = read_archive(file, {name for pair in (*NAMES, *TEST_NAMES) for name in pair})
+    x_name, y_name = array_pair(file, arrays, NAMES)
     parts = [(x_name, y_name)]
     if any(x in arrays for x, _ in TEST_NAMES):
-        parts.append(_pair(file, arrays, TEST_NAMES))
+        parts.append(array_pair(file, arrays, TEST_NAMES))
     images, labels = [], []
     for x_name, y_name in parts:
         images.append(_images(file, x_name, arrays[x_name]))
-        labels.append(_labels(file, y_name, arrays[y_name], len(images[-1])))
+        labels.append(class_array(file, y_name, arrays[y_name], len(images[-1])))
     if any(part.shape[1:] != images[0].shape[1:] or part.dtype != images[0].dtype for part in images):
         got = " and ".join(
             f"{name} {part.dtype}{list(part.shape)}" for (name, _), part in zip(parts, images, strict=True)
@@ -64,31 +63,6 @@ def _decoded(file: Path, address: str, state: int) -> LabelledImages:
         train=len(images[0]),
         what=address,
     )
-
-
-def _arrays(file: Path) -> dict[str, np.ndarray]:
-    refuse_pointer(file)
-    wanted = {name for pair in (*NAMES, *TEST_NAMES) for name in pair}
-    try:
-        with file.open("rb") as opened:  # by us, because NumPy does not close what it cannot read
-            archive = np.load(opened, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("one array, not an archive of several")
-            # Other arrays keep their names, for the error, and are not read: they may be large.
-            return {name: archive[name] if name in wanted else np.empty(0) for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"{file} must be a whole .npz file of plain numeric arrays, got one that cannot be read "
-            f"({reason(error)}); write it with numpy.savez"
-        ) from error
-
-
-def _pair(file: Path, arrays: dict[str, np.ndarray], names: tuple[tuple[str, str], ...]) -> tuple[str, str]:
-    for x, y in names:
-        if x in arrays and y in arrays:
-            return x, y
-    known = ", ".join(f"{x} and {y}" for x, y in names)
-    raise ValueError(f"{file} must have arrays {known} (one pair of them), got {', '.join(arrays) or 'none'}")
 
 
 def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
@@ -117,16 +91,3 @@ def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
             "or store bytes"
         )
     return np.ascontiguousarray(array, dtype=np.float32)
-
-
-def _labels(file: Path, name: str, array: np.ndarray, images: int) -> np.ndarray:
-    """As [n], whole numbers."""
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
-            f"{name} of {file} must be one whole number an image, got {array.dtype} of shape {list(array.shape)}"
-        )
-    if len(array) != images:
-        raise ValueError(f"{name} of {file} must have one class an image, got {len(array)} for {images} images")
-    return array.astype(np.int64)

@@ -345,6 +345,11 @@ def test_pretraining_of_a_task_is_that_of_every_defense_and_control_and_may_be_o
             f'{{ name = "dp_sgd", pretrain = {PRETRAIN.replace("20", "999")} }}',
             "pretrain of 'dp_sgd': batch must be at most 397, the public examples, got 999",
         ),
+        (
+            "lr = 0.5,",
+            f"lr = 0.5, pretrain = {PRETRAIN.replace('}', ', rank = 9 }').replace('last', 'lora')},",
+            "train = 'lora' does not fit the model: rank must be at most 8, that of layer '1', got 9",
+        ),
     ],
 )
 def test_pretraining_that_cannot_be_is_a_mistake_of_the_suite(suite_of, old, new, sentence):

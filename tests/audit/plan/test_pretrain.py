@@ -9,15 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from audit.catalog import methods as catalog
 from audit.plan import pretrain
-from audit.plan.build import build_model
+from audit.plan.build import build_model, made, reads_public
 from audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
 from audit.plan.request import Budget, MethodAsked, Training, TrainingRequest
 from audit.plan.splits_cache import load_data
 from audit.suite.schema import PretrainTable
 from benchmarks.core import Sizes, Split
+from defenses.core import poisson, seeded, train
 
 SPLITS = load_data("digits", 0, Sizes(private=100, non_member=50, public=60))
+LARGE = load_data("digits", 0, Sizes(private=200, non_member=50, public=200))
 SETTINGS = {"epochs": 2, "lr": 0.5, "batch": 20, "optimizer": "sgd", "train": "all"}
 INPUTS = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -88,6 +91,12 @@ def test_it_is_mean_cross_entropy_on_shuffled_batches(optimizer):
 def test_every_defense_and_both_ways_to_go_on_start_from_the_same_weights_and_a_seed_from_others():
     first = started(asked())
     assert same(started(asked(defense="pcdp")), first) and same(started(asked(train="last")), first)
+    adapted = started(asked(train="lora", rank=3))
+    assert same(
+        {name.replace(".frozen", ""): adapted[name] for name in adapted if "down" not in name and "up" not in name},
+        first,
+    )
+    assert len(pretrain._kept) == 1
     assert not same(started(asked(seed=1)), first)
     assert not same(first, build_model(asked(), SPLITS).state_dict())
 
@@ -123,6 +132,57 @@ def test_a_linear_probe_trains_the_last_linear_layer_alone(model):
     trained = [(name, value) for name, value in made.named_parameters() if value.requires_grad]
     assert [value.shape[0] for _, value in trained] == [10, 10]
     assert trained[-1][0] == list(made.state_dict())[-1]
+
+
+def test_low_rank_adaptation_starts_from_the_pretrained_outputs_with_products_of_the_seed():
+    plain, first, again, other = (
+        starting_model(request, SPLITS, SPLITS.public)
+        for request in (asked(), asked(train="lora", rank=3), asked(defense="pcdp", train="lora", rank=3, alpha=6.0),
+                        asked(seed=1, train="lora", rank=3))
+    )  # fmt: skip
+    assert torch.equal(first(INPUTS), plain(INPUTS)) and torch.equal(again(INPUTS), plain(INPUTS))
+    assert same(first.state_dict(), again.state_dict())  # alpha is no weight
+    assert not torch.equal(first.get_parameter("1.down.weight"), other.get_parameter("1.down.weight"))
+    assert sum(p.numel() for p in first.parameters() if p.requires_grad) == 3 * (64 + 32) + 32 * 10 + 10
+
+
+@pytest.mark.long  # what a frozen layer asks of every method, again
+@pytest.mark.parametrize("name", catalog.names("defenses"))
+def test_no_defense_moves_what_low_rank_adaptation_has_frozen(name):
+    """Plans are of the trained parameters alone, whatever they are made of."""
+    request = asked(train="lora", rank=2)
+    model = starting_model(request, LARGE, LARGE.public)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    of = MethodAsked(kind="defenses", name=name, settings=catalog.resolve("defenses", name, {}))
+    defense = made(of)
+    found = train(
+        model, (LARGE.private.inputs, LARGE.private.labels),
+        defense if defense.noise_multiplier is not None else defense.with_noise(1.0),
+        sampling=poisson(0.5), epochs=1, lr=0.5, noise=seeded(0), seed=0, sampler_key=0,
+        public=(LARGE.public.inputs, LARGE.public.labels) if reads_public(of) else None,
+    )  # fmt: skip
+    moved = {key for key, value in found.model.state_dict().items() if not torch.equal(value, before[key])}
+    trained = {key for key, value in model.named_parameters() if value.requires_grad}
+    assert moved <= trained == {"1.down.weight", "1.up.weight", "3.weight", "3.bias"}
+    assert moved
+
+
+class Own(nn.Module):
+    """A network that reads a layer's weight by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(nn.functional.linear(x.flatten(1), self.first.weight))
+
+
+def test_a_network_that_reads_weights_by_itself_is_no_subject_of_low_rank_adaptation(monkeypatch):
+    monkeypatch.setattr(pretrain, "initialised", lambda *_: Own())
+    settings = asked(train="lora", rank=2).training
+    with pytest.raises(ValueError, match=r"train = 'lora' does not fit the model: .* no attribute 'weight'"):
+        check_pretraining(settings, SPLITS)
 
 
 class Dropped(nn.Module):

@@ -219,7 +219,7 @@ def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(su
 PRETRAIN = "pretrain = { epochs = 20, lr = 0.5, batch = 20, train = '%s' }"
 
 
-@pytest.mark.parametrize("train", ["last", "all"])
+@pytest.mark.parametrize("train", ["last", "all", "lora"])
 def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsilon(suite_of, train):
     """What follows is private; 100 public examples of the same kind tell more than epsilon 1 lets 700 private ones."""
     # The noise of epsilon 1, whose search takes longer than everything else.
@@ -227,7 +227,8 @@ def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsil
         "lr = 0.5,", "lr = 0.5, public = 100,"
     )
     scratch = outcomes(suite_of(text.replace(ATTACKS, "")))[None]
-    found = outcomes(suite_of(text.replace("lr = 0.5,", f"lr = 0.1, {PRETRAIN % train},")))
+    pretrain = (PRETRAIN % train).replace("'lora'", "'lora', rank = 2")
+    found = outcomes(suite_of(text.replace("lr = 0.5,", f"lr = 0.1, {pretrain},")))
     assert all(not outcome.error for outcome in found.values())
     for outcome in found.values():
         # No remark on the noise: it is found as claimed, also where most of the model is frozen.
@@ -253,6 +254,22 @@ def test_a_linear_probe_moves_the_last_layer_and_not_one_bit_of_the_others(suite
         moved = [key for key in before if not torch.equal(before[key], after[key])]
         assert moved == list(before)[-2:], (name, control)
         assert model.run.transcript.layout.dim == 8 * 10 + 10
+
+
+def test_low_rank_adaptation_moves_products_and_the_last_layer_and_not_one_bit_of_the_others(suite_of):
+    lora = (PRETRAIN % "lora").replace("'lora'", "'lora', rank = 2, alpha = 4.0")
+    suite = suite_of(CONTROLLED.replace("lr = 0.5,", f"lr = 0.5, {lora},"))
+    (cell,) = (job.cells[0] for job in plan(suite).jobs if job.cells[0].request.control == "positive")
+    model = TrainedModel((cell,), CPU).model
+    start = starting_model(cell.request, model.splits, model.splits.public)
+    before, after = start.state_dict(), model.run.model.state_dict()
+    moved = [key for key in before if not torch.equal(before[key], after[key])]
+    assert moved == ["1.down.weight", "1.up.weight", "3.weight", "3.bias"]
+    assert [key for key in before if key not in moved] == ["1.frozen.weight", "1.frozen.bias"]
+    assert start.get_submodule("1").scale == 2.0
+    # Of 64 inputs and 8 hidden units; noise, and updates, have these dimensions alone.
+    assert model.run.transcript.layout.dim == 2 * (64 + 8) + 8 * 10 + 10
+    assert model.run.engine == "layerwise"
 
 
 def test_members_of_a_pretrained_model_without_a_defense_still_show_and_a_model_that_never_saw_them_does_not_leak(

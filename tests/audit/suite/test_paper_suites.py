@@ -7,9 +7,10 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from audit.catalog import methods as catalog
-from audit.plan.expand import budgets_of
+from audit.plan.expand import budgets_of, plan
 from audit.suite.schema import TRAINING
-from audit.suite.suite import load
+from audit.suite.suite import SuiteError, load
+from benchmarks import models
 from defenses.core import FeatureStatistics, calibrate, poisson
 from defenses.dp_sgd import dp_sgd
 
@@ -100,6 +101,31 @@ def test_the_statistics_of_handcrafted_features_cost_what_the_paper_pays_for_the
     assert (sampling.rate, steps, [plan.noise_multiplier for plan in before]) == (0.16, 500, [8.0, 8.0])
     found = calibrate(dp_sgd(), epsilon=3.0, delta=1e-5, sampling=sampling, steps=steps, before=before)
     assert found.noise_multiplier == pytest.approx(5.24, abs=0.005)
+
+
+def test_the_head_on_public_features_costs_what_the_paper_pays_for_it():
+    """The data are the reader's, so their sizes are those that the suite asks for."""
+    task, small = load("random_freeze_transfer").task, load("random_freeze_transfer_small").task
+    assert task.private is not None
+    steps, rate = round(task.epochs * task.private / task.batch), task.batch / task.private
+    papers = RdpAccountant()
+    papers.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(2.30)), steps)
+    assert (rate, steps) == (0.02, 2500) and papers.get_epsilon(1e-5) == pytest.approx(1.996, abs=0.001)
+    found = calibrate(dp_sgd(), epsilon=2.0, delta=1e-5, sampling=poisson(rate), steps=steps)
+    assert found.noise_multiplier is not None and 2.0 < found.noise_multiplier < 2.30
+    # The head is of the same size in little.
+    assert models.count("linear", input_shape=(4096,)) == 40_970
+    assert small.model.settings["hidden"] * 10 + 10 == 40_970
+
+
+def test_features_that_a_reader_has_not_made_are_named_before_anything_is_computed(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    sentence = rf"task\.data: path of features must be there, and nothing is at {tmp_path}/cifar10_simclrv2\.npz"
+    with pytest.raises(SuiteError, match=sentence):
+        plan(load("random_freeze_transfer"))
+    # Which others may take the place of.
+    other = load("random_freeze_transfer").with_overrides(['task.data="features:mine.npz"'])
+    assert other.task.data == "features:mine.npz"
 
 
 @pytest.mark.parametrize("name", ["mnist_every_defense", "membership"])

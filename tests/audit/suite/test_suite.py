@@ -192,10 +192,30 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
             ["defense[1].pretrain: lr: must be a finite number, got nan"],
         ),
         (
+            "lr = 0.5 }",
+            'lr = 0.5, pretrain = { epochs = 1, lr = 1, batch = 9, train = "lora" } }',
+            ["task.pretrain: rank must be given for train = 'lora', and for no other, got none for 'lora'"],
+        ),
+        (
+            "batch = 128",
+            'pretrain = { epochs = 1, lr = 1, batch = 9, train = "last", rank = 4 }',
+            ["defense[1].pretrain: rank must be given for train = 'lora', and for no other, got 4 for 'last'"],
+        ),
+        (
+            "batch = 128",
+            'pretrain = { epochs = 1, lr = 1, batch = 9, train = "all", alpha = 4 }',
+            ["defense[1].pretrain: alpha must go with train = 'lora', got 4 for 'all'"],
+        ),
+        (
+            "batch = 128",
+            'pretrain = { epochs = 1, lr = 1, batch = 9, train = "lora", rank = 0 }',
+            ["defense[1].pretrain: rank: must be >= 1, got 0"],
+        ),
+        (
             "batch = 128",
             'pretrain = [{ epochs = 1, lr = 1, batch = 9, train = "lsat" }, { epochs = 1, trian = "all" }]',
             [
-                "defense[1].pretrain[0]: train: must be 'all' or 'last', got 'lsat'; did you mean 'last'?",
+                "defense[1].pretrain[0]: train: must be 'all', 'last' or 'lora', got 'lsat'; did you mean 'last'?",
                 "defense[1].pretrain[1]: lr: is missing",
             ],
         ),

@@ -21,7 +21,7 @@ from PIL import Image
 from benchmarks import data
 from benchmarks.core import Sizes, content_digest
 from benchmarks.core.data import images
-from benchmarks.core.data.downloads import _aside, packed
+from benchmarks.core.data.downloads import aside, packed
 from benchmarks.data import cifar10_jpeg as jpeg_module
 from benchmarks.data import imagenet as imagenet_module
 from benchmarks.data import mnist as mnist_module
@@ -281,7 +281,7 @@ def test_without_torchvision_the_extra_is_named(folder, monkeypatch):
 
 def test_a_silent_server_is_given_up_and_other_programs_keep_their_patience():
     before = socket.getdefaulttimeout()
-    with _aside():
+    with aside():
         assert socket.getdefaulttimeout() == 30
     assert socket.getdefaulttimeout() == before
 

@@ -34,6 +34,7 @@ from .modules import (
     Viewed,
     classifier,
     frozen,
+    low_rank,
     normalised,
     reader,
     small_resnet,
@@ -200,6 +201,23 @@ BUILDERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
         ),
     ),
     "frozen_embedding": (TEXT, lambda: frozen(reader(nn.Linear(5, 5), nn.Tanh()), "0.weight")),
+    "low_rank_convolutions": (
+        IMAGE,
+        lambda: low_rank(
+            classifier(
+                IMAGE,
+                nn.Conv2d(6, 6, 3, stride=2),
+                nn.GroupNorm(2, 6),
+                nn.ReLU(),
+                nn.Conv2d(6, 4, 2, groups=2, padding=1),
+            ),
+            rank=2,
+        ),
+    ),
+    "low_rank_linear_of_sequences": (
+        SEQUENCE,
+        lambda: low_rank(classifier(SEQUENCE, nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh()), rank=3),
+    ),
     "relu_in_place_after_first_conv": (
         IMAGE,
         lambda: classifier(IMAGE, nn.Conv2d(6, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 2, 3)),

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
+from benchmarks.core.nets.lora import adapt
+
 EXAMPLES, CLASSES, WORDS = 4, 3, 7
 PADDING = 0  # the word that stands for none, where there is one; nought, because it is easily taken for None
 
@@ -279,6 +281,11 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
         if not names or name in names:
             parameter.requires_grad_(False)
     return module
+
+
+def low_rank(model: nn.Sequential, rank: int) -> nn.Module:
+    """The network with frozen weights and products beside them, but for its last layer."""
+    return adapt(model, model[-1], rank=rank, scale=0.5, coins=torch.Generator().manual_seed(0))
 
 
 def classifier(shape: tuple[int, ...], *layers: nn.Module) -> nn.Sequential:

@@ -1,0 +1,190 @@
+"""Encoding: what a network that was trained on public data elsewhere makes of a data set, as a file of features.
+
+Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, section 5.2:
+private training is that of a linear head, on the features of an encoder with frozen public weights. These are computed
+once, here, and `features:FILE` reads them.
+
+Guarantee:
+    An example's features are a function of that example and of the encoder alone: evaluation mode, batch by batch.
+    Assumes that no private example had a part in the encoder's training, which nothing here can see.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks import data as datasets
+from benchmarks.core import Sizes, Split, Splits, content_digest, user_factory
+from benchmarks.core.nets import torchvision_models
+from benchmarks.core.nets.shapes import first_line
+from benchmarks.data.own import features as own
+from leaderboard.records.files import write_whole
+
+from .external.files.read import read_tensors
+from .external.models import filled
+from .plan.pretrain import last_linear, seen_by
+
+ENCODERS = f"{torchvision_models.PATTERN} or {user_factory.PATTERN}"
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A network with public weights, and what to say of it.
+
+    Attributes:
+        network: in evaluation mode; images in [0, 1] -> numbers of each.
+        head: its last linear layer, whose inputs are the features; None: they are what the network puts out.
+        side: of the square that images are resized to, in pixels; None: as they are.
+        about: its name, where its weights are from, and their SHA-256.
+    """
+
+    network: nn.Module
+    head: nn.Linear | None
+    side: int | None
+    about: dict[str, str]
+
+    def __call__(self, inputs: Float[Tensor, "n *shape"]) -> Float[Tensor, "n dim"]:
+        """Features of a batch.
+
+        Raises:
+            ValueError: they are not finite.
+        """
+        with torch.no_grad():
+            images = _prepared(inputs, self.side, colour=self.head is not None)
+            found = self.network(images) if self.head is None else seen_by(self.head, self.network, images)
+        if not bool(found.isfinite().all()):
+            raise ValueError(f"features of {self.about['encoder']} must be finite, got NaN or infinity: other weights?")
+        return found.flatten(1).float()
+
+
+def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], side: int | None) -> Encoder:
+    """An encoder by name.
+
+    Args:
+        name: `torchvision:NAME`, a classifier without its last linear layer; or `FILE.py:FUNCTION`, a function that is
+            called with `input_shape` where it takes that, and returns a network that puts out features.
+        weights: safetensors; None: those that torchvision publishes, which it downloads.
+        input_shape: of the images, before they are resized.
+        side: what they are resized to, in pixels; None: as they are.
+
+    Raises:
+        ValueError: an unknown name, weights that do not fit or are not to be had, or images that cannot be resized.
+        ModuleNotFoundError: without torchvision; names the extra.
+    """
+    vision = name.startswith(torchvision_models.PREFIX)
+    if not vision and not user_factory.named(name):
+        raise ValueError(f"an encoder must be {ENCODERS}, got {name!r}")
+    if not vision and weights is None:
+        raise ValueError(f"weights of {name!r} must be given in a file of safetensors: random ones are no encoder")
+    if len(input_shape) != 3 and (vision or side is not None):
+        raise ValueError(f"inputs must be images, to be resized or for {name!r}, got shape {input_shape}")
+    given = None if weights is None else read_tensors(weights)
+    blank = _prepared(torch.zeros(1, *input_shape), side, colour=vision)
+    head, told = None, ""
+    if vision:
+        colours, classifier, told = torchvision_models.published(name, download=given is None)
+        network = nn.Sequential(colours, classifier).eval()
+        try:
+            with torch.no_grad():
+                head = last_linear(network, blank, of=name)
+        except (RuntimeError, AssertionError) as error:  # torch's, and vision transformers'
+            raise ValueError(
+                f"{name} cannot take images of {tuple(blank.shape[1:])}: {first_line(error)}; resize them, as by "
+                "--size 224"
+            ) from error
+    else:
+        network = classifier = user_factory.build(name, input_shape=tuple(blank.shape[1:]), classes=None, settings={})
+    if given is not None:
+        filled(classifier, given.tensors)
+    digest = content_digest(*network.state_dict().values()) if given is None else given.sha256
+    about = {"encoder": name, "weights": told if weights is None else weights.name, "weights_sha256": digest}
+    return Encoder(network.eval(), head, side, about)
+
+
+def everybody(data: str) -> tuple[Split, Split | None, Splits]:
+    """All examples of a data set in their order: the training part, the test part if it has one, and its splits."""
+    splits = datasets.load(data)
+    if splits.test is None:  # all are dealt
+        pools = [splits.private, splits.non_member, splits.public]
+        ids = torch.cat([pool.ids for pool in pools])
+        order = ids.argsort()
+        inputs, labels = (torch.cat([getattr(pool, part) for pool in pools])[order] for part in ("inputs", "labels"))
+        return Split(ids=ids[order], inputs=inputs, labels=labels), None, splits
+    # The test part lies behind the training part.
+    splits = datasets.load(data, sizes=Sizes(private=int(splits.test.ids.min()), non_member=0, public=0))
+    return splits.private, splits.test, splits
+
+
+def write_features(
+    data: str,
+    out: Path,
+    *,
+    name: str,
+    weights: Path | None,
+    side: int | None,
+    public: str | None,
+    batch: int,
+    device: torch.device,
+) -> dict[str, str]:
+    """Writes the features of a data set, whole or not at all, and returns what the file says of their origin.
+
+    Args:
+        data: as in a suite.
+        out: the archive, .npz.
+        name: of the encoder, as of `encoder`.
+        weights: see there.
+        side: see there.
+        public: another data set, by whose features the file says that these are standardised; None: by the public pool
+            of whoever reads it.
+        batch: images at a time.
+        device: where they are encoded.
+
+    Raises:
+        ValueError: as of `encoder` and of loading data.
+    """
+    if out.suffix != ".npz":
+        raise ValueError(f"the file of features must end in .npz, got {out.name}")
+    training, test, splits = everybody(data)
+    found = encoder(name, weights=weights, input_shape=splits.input_shape, side=side)
+    found.network.to(device)
+    origin = {**found.about, "side": str(side or "as it is"), "data": data, "data_digest": splits.digest}
+    parts = {"": training} if test is None else {"_train": training, "_test": test}
+    arrays: dict[str, Tensor] = {}
+    for suffix, part in parts.items():
+        arrays |= {f"x{suffix}": _encoded(found, part.inputs, batch, device), f"y{suffix}": part.labels}
+    if public is not None:
+        others, _, seen = everybody(public)
+        if seen.input_shape[: 1 if side else None] != splits.input_shape[: 1 if side else None]:
+            raise ValueError(
+                f"images of {public} must be like those of {data}, {splits.input_shape}, got {seen.input_shape}; "
+                "--size brings sizes together, and ?channels= the colours of data of your own"
+            )
+        mean, std = own.statistics(_encoded(found, others.inputs, batch, device))
+        arrays |= {"mean": mean, "std": std}
+        origin |= {"public": public, "public_digest": seen.digest}
+    content = {key: value.numpy() for key, value in arrays.items()}
+    write_whole(out, lambda file: np.savez(file, allow_pickle=False, origin=json.dumps(origin), **content))
+    return origin | {"dim": str(arrays[f"x{next(iter(parts))}"].shape[1])}
+
+
+def _encoded(found: Encoder, inputs: Tensor, batch: int, device: torch.device) -> Tensor:
+    """Features of all inputs, on the CPU."""
+    return torch.cat([found(some.to(device)).cpu() for some in inputs.split(batch)])
+
+
+def _prepared(images: Tensor, side: int | None, *, colour: bool) -> Tensor:
+    """Images resized, and grey ones in three equal colours where the network wants colours."""
+    if colour and images.shape[1] == 1:
+        images = images.expand(-1, 3, -1, -1)
+    if side is None:
+        return images
+    size = (side, side)
+    return functional.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)

@@ -1,0 +1,108 @@
+"""Low-rank adaptation (LoRA): a layer with a frozen weight W, to which a trained product of two small layers is added.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, section 4.1: W x + (alpha / rank) B A x,
+where A is Gaussian and B is zero, so that training starts from the network as it is. Trained privately: Yu et al.,
+"Differentially Private Fine-tuning of Language Models", ICLR 2022. As there for classification, the last layer is
+trained as it is, and biases and norms stay frozen.
+Deviation: all linear layers and convolutions get a product, where the papers choose among those of a transformer.
+
+A and B are ordinary layers without bias, so that whoever knows per-example gradients of those knows these. Of a
+convolution A has its kernel, stride and padding and `rank` channels, and B is 1 x 1: together they are a product of
+matrices [entering x kernel, rank] and [rank, leaving], for each of its groups.
+"""
+
+import math
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+ADAPTED = (nn.Linear, nn.Conv2d)
+"""Layers that products are added to, also with parametrised weights; other subclasses may compute something else."""
+
+
+class LoRALayer(nn.Module):
+    """frozen(x) + scale * up(down(x)).
+
+    Args:
+        frozen: a linear layer or convolution, which is frozen here.
+        name: of it, for errors.
+        rank: of the product, for each group of channels.
+        scale: that it is multiplied by (dimensionless).
+        coins: source of the first weights of `down`.
+
+    Raises:
+        ValueError: the layer has no larger rank itself.
+    """
+
+    def __init__(
+        self, frozen: nn.Linear | nn.Conv2d, name: str, *, rank: int, scale: float, coins: torch.Generator
+    ) -> None:
+        super().__init__()
+        entering, leaving = frozen.weight[0].numel(), len(frozen.weight)
+        self.frozen, self.scale = frozen.requires_grad_(False), scale
+        if isinstance(frozen, nn.Linear):
+            groups, self.down = 1, nn.Linear(entering, rank, bias=False)
+            self.up: nn.Module = nn.Linear(rank, leaving, bias=False)
+        else:
+            groups = frozen.groups
+            down = nn.Conv2d(
+                frozen.in_channels,
+                rank * groups,
+                (frozen.kernel_size[0], frozen.kernel_size[1]),
+                (frozen.stride[0], frozen.stride[1]),
+                frozen.padding if isinstance(frozen.padding, str) else (frozen.padding[0], frozen.padding[1]),
+                (frozen.dilation[0], frozen.dilation[1]),
+                groups,
+                bias=False,
+                padding_mode=frozen.padding_mode,
+            )
+            self.down, self.up = down, nn.Conv2d(rank * groups, leaving, 1, groups=groups, bias=False)
+        if rank > (most := min(entering, leaving // groups)):
+            raise ValueError(f"rank must be at most {most}, that of layer '{name}', got {rank}")
+        with torch.no_grad():
+            # So that A x is of the size of x's entries. Drawn on the CPU: a seed gives the same on every device.
+            drawn = torch.randn(self.down.weight.shape, generator=coins) / math.sqrt(entering)
+            self.down.weight.copy_(drawn)
+            nn.init.zeros_(self.up.get_parameter("weight"))
+        self.to(frozen.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The output of the frozen layer with the product's."""
+        return self.frozen(inputs) + self.scale * self.up(self.down(inputs))
+
+
+def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: torch.Generator) -> nn.Module:
+    """Freezes a model but its head, and adds a product to each other linear layer and convolution, in place.
+
+    Args:
+        model: which is returned.
+        head: a layer of it, which is trained as it is: a new task needs one.
+        rank: of the products.
+        scale: of the products.
+        coins: source of their first weights.
+
+    Raises:
+        ValueError: the rank is not below a layer's, or there is no other layer.
+    """
+    model.requires_grad_(False)
+    made: dict[nn.Module, LoRALayer] = {}  # a layer in several places stays one
+    # What constructors draw is not kept, and must not move the caller's generator.
+    with torch.random.fork_rng(devices=[]):
+        for above, parent in list(model.named_modules()):
+            for name, layer in parent._modules.items():
+                if layer is head or not _known(layer):
+                    continue
+                if layer not in made:
+                    full = f"{above}.{name}" if above else name
+                    made[layer] = LoRALayer(layer, full, rank=rank, scale=scale, coins=coins)
+                parent._modules[name] = made[layer]
+    if not made:
+        raise ValueError("there must be a linear layer or convolution before the last layer, got none")
+    head.requires_grad_(True)
+    return model
+
+
+def _known(layer: nn.Module | None) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    return isinstance(layer, ADAPTED) and (type(layer) in ADAPTED or parametrize.is_parametrized(layer))

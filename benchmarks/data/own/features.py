@@ -1,0 +1,146 @@
+"""Features of a public encoder in a NumPy archive: vectors and classes, on which a model as `linear` is trained.
+
+Transfer learning keeps an encoder that was trained on public data, and trains a head on what it makes of private ones.
+`leakbench features` writes such files. Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`:
+floats [n, dim], as the encoder gives them, and classes. They are standardised here, by public statistics alone: arrays
+`mean` and `std` [dim] in the file where it has them, which have to be of other data, else those of the public pool.
+Standardised numbers are cut to [-10, 10], a constant, so that inputs have a range as those of images do.
+
+Caveat: nobody can see of a file that its encoder, `mean` and `std` are public: that whoever is private had no part in
+their making is assumed by every claim on what is trained here.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.data.archives import array_pair, class_array, read_archive
+from ...core.data.data_paths import existing, stamp
+from ...core.data.dealing import LabelledImages
+from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits, content_digest
+
+NAMES = (("x_train", "y_train"), ("x", "y"))
+TEST_NAMES = (("x_test", "y_test"),)
+STATISTICS = ("mean", "std")
+
+LARGEST = 10.0
+"""Greatest size of a standardised number; what is beyond is cut off, as of a feature that is all but never active."""
+
+# Of a feature's greatest value: what float32 may leave of a constant one.
+_CONSTANT = 1e-6
+
+Statistics = tuple[Tensor, Tensor]
+"""Mean and standard deviation of each feature, float64 [dim]."""
+
+
+def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
+    """Your NumPy archive of vectors and classes, as features of a public encoder; see `leakbench features`.
+
+    Args:
+        path: the file.
+        address: what the user called it, for errors.
+        seed: decides who is a member.
+        sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
+
+    Returns:
+        The pools; inputs [n, dim], standardised by public statistics, in [-10, 10].
+
+    Raises:
+        ValueError: if it is damaged, its arrays are not finite vectors and classes, or there are no public statistics.
+    """
+    file = existing(path, what="features", file=True)
+    dataset, given = _read(file, address, stamp([file]))
+    splits = dataset.deal(name=f"features:{file.stem}", about="", seed=seed, sizes=sizes)
+    if given is None and not len(splits.public):
+        raise ValueError(
+            f"features of {address} must have public examples to be standardised by, got none; set task.public, or put "
+            "arrays mean and std of other, public data into the file"
+        )
+    mean, std = statistics(splits.public.inputs) if given is None else given
+    # Each tensor once: where none were dealt, the non-members are the test set.
+    pools = {id(pool): pool for pool in (splits.private, splits.non_member, splits.public, splits.test) if pool}
+    for pool in pools.values():
+        standardise_(pool.inputs, mean, std)
+    by = "its public pool" if given is None else "statistics in the file"
+    return replace(
+        splits,
+        low=-LARGEST,
+        high=LARGEST,
+        digest=content_digest(splits.digest, mean, std),
+        scaled_by_public=given is None,
+        about=f"features of one's own, {len(dataset.labels)} of {len(mean)} numbers, standardised by {by}",
+    )
+
+
+def statistics(rows: Tensor) -> Statistics:
+    """Mean and standard deviation of each feature; 1 in the place of the latter where a feature is constant.
+
+    Args:
+        rows: public examples [n, dim].
+    """
+    deviation, mean = torch.std_mean(rows.double(), dim=0, correction=0)
+    constant = deviation <= _CONSTANT * rows.abs().amax(dim=0)
+    return mean, torch.where(constant, 1.0, deviation)
+
+
+def standardise_(rows: Tensor, mean: Tensor, std: Tensor) -> None:
+    """(rows - mean) / std, cut to the range of valid inputs, in place."""
+    rows.sub_(mean.to(rows.dtype)).div_(std.to(rows.dtype)).clamp_(-LARGEST, LARGEST)
+
+
+@lru_cache(maxsize=1)
+def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statistics | None]:
+    arrays = read_archive(file, {name for pair in (*NAMES, *TEST_NAMES, STATISTICS) for name in pair})
+    pairs = [array_pair(file, arrays, NAMES)]
+    if any(x in arrays for x, _ in TEST_NAMES):
+        pairs.append(array_pair(file, arrays, TEST_NAMES))
+    rows = [_vectors(file, x, arrays[x]) for x, _ in pairs]
+    classes = [
+        class_array(file, y, arrays[y], len(part), what="example") for (_, y), part in zip(pairs, rows, strict=True)
+    ]
+    if len({part.shape[1] for part in rows}) > 1:
+        got = " and ".join(str(part.shape[1]) for part in rows)
+        raise ValueError(f"features of {file} must be as many in training as in test, got {got}")
+    dataset = LabelledImages.renumbered(
+        torch.from_numpy(np.concatenate(rows)),
+        torch.from_numpy(np.concatenate(classes)),
+        train=len(rows[0]),
+        what=address,
+    )
+    return dataset, _given(file, arrays, rows[0].shape[1])
+
+
+def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
+    """As floats of 32 bits [n, dim]."""
+    if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(
+            f"{name} of {file} must be floats [n, dim], got {array.dtype} of shape {list(array.shape)}; images are "
+            "read by npz:PATH"
+        )
+    with np.errstate(over="ignore"):  # what is too large for 32 bits becomes infinite, and is refused below
+        narrow = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(narrow).all():
+        row = int(np.isfinite(narrow).all(axis=1).argmin())
+        raise ValueError(f"{name} of {file} must be finite as floats of 32 bits, got another value in row {row}")
+    return narrow
+
+
+def _given(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | None:
+    """The statistics of the file; None where it has none."""
+    names = [name for name in STATISTICS if name in arrays]
+    if not names:
+        return None
+    for name in STATISTICS:
+        array = arrays.get(name)
+        if array is None or array.shape != (dim,) or not np.issubdtype(array.dtype, np.floating):
+            got = "none" if array is None else f"{array.dtype} of shape {list(array.shape)}"
+            raise ValueError(f"{name} of {file} must be floats [{dim}], one a feature, got {got}")
+        if not np.isfinite(array).all() or (name == "std" and not (array > 0).all()):
+            rule = "finite" if name == "mean" else "finite and positive, 1 for a constant feature"
+            raise ValueError(f"{name} of {file} must be {rule}, got values from {array.min():g} to {array.max():g}")
+    mean, std = (torch.from_numpy(arrays[name].astype(np.float64)) for name in STATISTICS)
+    return mean, std
