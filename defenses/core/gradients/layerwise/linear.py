@@ -89,7 +89,8 @@ class Outer(FactoredGradient):
         outputs, turned = last - first, basis.T
         if (before := start - first * width) | (behind := last * width - stop):
             turned = F.pad(turned, (before, behind))
-        signals, found = self.signals[:, first:last].unsqueeze(2), []
+        # Public gradients that are zero, as those of a layer behind a product of zeros, span no direction.
+        signals, found = self.signals[:, first:last].unsqueeze(2), [self.like.new_zeros(self.examples, 0)]
         # Between the two products there are [rows, k, out] numbers, which should stay in the cache.
         for part in parts(directions, 2 * outputs * self.examples * self.like.element_size(), self.like):
             # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy inputs for each.
