@@ -255,9 +255,15 @@ class _RowWriter:
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
                 into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                for start in range(0, self._vectors, self._beside):
-                    vectors = range(start, min(start + self._beside, self._vectors))
-                    self._tile(taken, derivatives, into, steps, vectors, edges, factor)
+                # Channels in a loop, not unrolled: with 2048 of them that would take LLVM seconds.
+                width = self._beside * self._lanes
+                whole = self._sizes.leaving // width
+                if whole:
+                    with counted(build, INT(0), INT(whole)) as some:
+                        to, of = (build.gep(each, [build.mul(some.number, INT(width))]) for each in (into, derivatives))
+                        self._tile(taken, of, to, steps, range(self._beside), edges, factor)
+                if rest := range(whole * self._beside, self._vectors):
+                    self._tile(taken, derivatives, into, steps, rest, edges, factor)
 
     def _tile(
         self,
