@@ -255,7 +255,15 @@ class _RowWriter:
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
                 into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                for start in range(0, self._vectors, self._beside):
+                # Groups of channels share their code as well: one after another they took minutes to compile.
+                size = self._beside * self._lanes
+                whole = self._sizes.leaving // size
+                if whole:
+                    with counted(build, INT(0), INT(whole)) as group:
+                        past = build.mul(group.number, INT(size))
+                        signals, sums = (build.gep(start, [past]) for start in (derivatives, into))
+                        self._tile(taken, signals, sums, steps, range(self._beside), edges, factor)
+                for start in range(whole * self._beside, self._vectors, self._beside):
                     vectors = range(start, min(start + self._beside, self._vectors))
                     self._tile(taken, derivatives, into, steps, vectors, edges, factor)
 
