@@ -377,7 +377,7 @@ def test_a_layer_under_an_autocast_of_its_own_is_left_to_another_engine():
     torch.manual_seed(0)
     model, x, y = Rounding(), torch.randn(6, 3, 8, 8), torch.arange(6) % 4
     engine = Layerwise(model, cross_entropy, Layout.of(model))
-    with pytest.raises(Unsupported, match="'convolution' must compute in torch.float32"):
+    with pytest.raises(Unsupported, match="'convolution' must compute in"):
         engine.rows(x, y)
     chosen = Engine(model).prepare(x, y)
     assert chosen.engine.name == "torch.func" and "must compute in torch.float32" in chosen.note
