@@ -269,6 +269,8 @@ class _Trial:
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
         if kind is TorchFunc:  # vmap calls the model with one example, in whose gradient no other can show
             return
+        if self._own != self._dtype:
+            self._run_in_own_precision(kind)
         # Sizes of the run, because a model may mix examples in large batches only (experts with limited places).
         asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
         for size in sorted({2, 3, *(max(2, size) for size in asked)}):
@@ -277,6 +279,19 @@ class _Trial:
                 raise Unsupported(
                     f"in a batch of {size} one example shows in another's gradient, by {error:.1e} of the largest entry"
                 )
+
+    def _run_in_own_precision(self, kind: type[PerExample]) -> None:
+        """Lets an engine refuse what float64 does not show: a model's own autocast rounds float32 alone.
+
+        Values are not compared, which rounding may move by much.
+
+        Raises:
+            Unsupported: when it fails.
+        """
+        own = copy.deepcopy(self._original).to(self._own)
+        x, y, keys = self._made_up(2)
+        x, y = (values.to(self._own) if values.is_floating_point() else values for values in (x, y))
+        self._sum(kind, x, y, keys, own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
         """Change of the sum beyond an example's own contribution when that is left out, of the largest entry."""
@@ -289,8 +304,10 @@ class _Trial:
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
-    def _sum(self, kind: type[PerExample], x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
-        engine = self.made(kind, self._model)
+    def _sum(
+        self, kind: type[PerExample], x: Tensor, y: Tensor, keys: Tensor, model: nn.Module | None = None
+    ) -> Tensor:
+        engine = self.made(kind, self._model if model is None else model)
         try:
             with entries(keys if self.findings.draws else None):
                 (found,) = engine.sums(self.plan, x, y)

@@ -24,7 +24,8 @@ import hashlib
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol, runtime_checkable
+from threading import Lock
+from typing import Literal, NoReturn, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import torch
@@ -91,7 +92,15 @@ class CipherNoise:
         if len(key) != _KEY_BYTES:
             raise ValueError(f"the key of noise must have {_KEY_BYTES} bytes, got {len(key)}")
         self.kind: NoiseSource = kind
-        self._key, self._draws = key, 0
+        self._key, self._draws, self._drawing = key, 0, Lock()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuses to be copied or pickled: both copies would add the same noise, which cancels between their releases.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("noise must not be copied, because copies draw the same; keep its `state()`, or make another")
 
     def unit(self, std: float) -> float:
         """A power of two."""
@@ -100,6 +109,7 @@ class CipherNoise:
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
         """Adds in place and rounds to the nearest unit; sums in float32 to float32 after that."""
         unit = self.unit(std)
+        _refuse_tables(sums)
         if sums.dtype not in (torch.float64, torch.float32):
             raise ValueError(f"sums must be float64 or float32 for noise of kind '{self.kind}', got {sums.dtype}")
         if sums.device.type == "cpu" and sums.is_contiguous() and not sums.requires_grad:
@@ -113,7 +123,8 @@ class CipherNoise:
 
     def _visit(self, values: np.ndarray, std: float, unit: float | None) -> None:
         """Adds one draw to a vector, in parts that are the same on any number of threads."""
-        draw, self._draws = self._draws, self._draws + 1
+        with self._drawing:  # two threads that draw at once must not have one number
+            draw, self._draws = self._draws, self._draws + 1
         starts = range(0, len(values), _PART)
         if len(starts) == 1:
             self._change(values, 0, draw, std, unit)
@@ -170,6 +181,7 @@ class SecureNoise:
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
         """Integer sums are added to exactly; float64 ones, for which nothing is claimed, are rounded to units first."""
         unit = self.unit(std)
+        _refuse_tables(sums)
         # Clamped, because a float beyond 2^63 has no defined int64.
         whole = sums if sums.dtype == torch.int64 else (sums.double() / unit).clamp(-(2.0**60), 2.0**60).round().long()
         drawn = discrete_gaussian.draw(len(sums), EXACT_SCALE).to(sums.device)
@@ -222,6 +234,11 @@ def _checked(std: float) -> float:
             "it is the noise multiplier times the bound's norm over the root of the block's share"
         )
     return std
+
+
+def _refuse_tables(sums: Tensor) -> None:
+    if sums.dim() != 1:  # as many numbers are drawn as the first dimension has
+        raise ValueError(f"sums must be vectors [size], got {tuple(sums.shape)}")
 
 
 def _address(values: np.ndarray) -> int:

@@ -41,7 +41,21 @@ class CompiledRows:
         geometry: Geometry,
         views: int,
     ) -> None:
-        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example."""
+        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example.
+
+        Raises:
+            ValueError: for tensors that a kernel of this geometry would read past the end of.
+        """
+        count, (entering, leaving) = len(signals), geometry.channels
+        if inputs.shape[:2] != (count, entering) or signals.shape[:2] != (count, leaving) or count % views:
+            raise ValueError(
+                f"inputs and signals must have images of {geometry.channels} channels, {views} for each example, "
+                f"got {tuple(inputs.shape)}, {tuple(signals.shape)}"
+            )
+        if not usable(inputs, signals, geometry):
+            raise ValueError(
+                f"inputs and signals must both be float32 or float64 on the CPU, got {inputs.dtype}, {signals.dtype}"
+            )
         self.inputs, self.signals, self._geometry, self._views = inputs, signals, geometry, views
         self.order, self.scratch = ProductOrder(geometry), 0
         self.kernel = row_kernel(
@@ -91,6 +105,8 @@ class CompiledRows:
     def weighted(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, " size"]:
         """The sum of rows times factors, where the kernel is `exact`: of the very rows that `made` gives."""
         sums: dict[int, Tensor] = {}
+        if not self.kernel.exact or factors.shape != (len(self.signals) // self._views,):
+            raise ValueError(f"factors must be one for each row, which is formed in one piece, got {factors.shape}")
         factors = factors.to(self.signals.dtype).contiguous()
 
         def run(*batch: int) -> None:
@@ -107,11 +123,16 @@ class CompiledRows:
     ) -> tuple[Tensor, Tensor]:
         whole = signals.new_empty(len(signals) // self._views, dtype=torch.float64)
         masked = whole if mask is None else torch.empty_like(whole)
-        wanted = (len(whole), self.size)
-        if out is not None and (out.shape != wanted or out.stride(1) != 1 or out.dtype != signals.dtype):
+        place = (len(whole), self.size)
+        if out is not None and (out.shape != place or out.stride(1) != 1 or out.dtype != signals.dtype):
             raise ValueError(
-                f"out must have rows in one piece, {wanted} of {signals.dtype}, got {tuple(out.shape)} of {out.dtype} "
-                f"with strides {out.stride()}"
+                f"out must have rows in one piece, {place} of dtype {signals.dtype}, got {tuple(out.shape)} with "
+                f"strides {out.stride()}, {out.dtype}"
+            )
+        if mask is not None and (mask.shape != place[1:] or not mask.is_contiguous() or mask.dtype != signals.dtype):
+            raise ValueError(
+                f"mask must have {self.size} numbers in one piece, of dtype {signals.dtype}, got {tuple(mask.shape)} "
+                f"with strides {mask.stride()}, {mask.dtype}"
             )
 
         def run(*batch: int) -> None:
@@ -129,8 +150,8 @@ class CompiledRows:
         """Calls a kernel with the images, room for a padded one, and the first and last example of each thread."""
         inputs, signals = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, signals))
         examples = len(signals) // self._views
-        if not examples:
-            return  # a kernel's loops are not empty
+        if not examples:  # a compiled loop takes its first round before it asks
+            return
         flops = 2.0 * self.size * self._views * signals.shape[1] * signals.shape[2]
         count = max(1, min(torch.get_num_threads(), int(examples * flops / _WORTH_A_THREAD), examples))
         edges = [round(examples * i / count) for i in range(count + 1)]
@@ -150,11 +171,13 @@ class CompiledRows:
                 each.result()
 
 
-def usable(values: Tensor, geometry: Geometry) -> bool:
+def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:
     """Whether rows can be made this way; with groups of its own a layer's channels are too few for vectors."""
-    if geometry.groups > 1 or values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+    if geometry.groups > 1 or signals.dtype not in (torch.float32, torch.float64) or inputs.dtype != signals.dtype:
         return False
-    return type(values) is Tensor and lanes() > 0
+    plain = all(type(values) is Tensor and values.device.type == "cpu" for values in (inputs, signals))
+    # Without channels there is nothing to sum; of a kernel's sizes each must be one at least.
+    return plain and min(geometry.channels) > 0 and lanes() > 0
 
 
 @cache

@@ -219,7 +219,7 @@ class Convolution(FactoredGradient):
             channels=g.channels[0],
             kernel=g.kernel,
             tiles=self.views * rows * columns if once and g.groups == 1 and g.kernel == (3, 3) else None,
-            lanes=compiled_rows.lanes() if compiled_rows.usable(self.inputs, g) else 0,
+            lanes=compiled_rows.lanes() if compiled_rows.usable(self.inputs, self.signals, g) else 0,
             in_one_piece=self.views == 1 and self._positions <= MOST_IN_A_ROW,
         )
 

@@ -184,6 +184,7 @@ class Layerwise(PerExample):
                     f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
                     f"for {examples} examples"
                 )
+            _refuse_rounding(use, values[self.layout.names[0]].dtype)
             if self.last and _misread(use):
                 raise Unsupported(f"layer '{use.name}' has one channel, strides and one column, with channels last")
             # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
@@ -234,6 +235,17 @@ class InOrder(Layerwise):
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+def _refuse_rounding(use: Use, dtype: torch.dtype) -> None:
+    """Refuses a layer that computes in another precision than its parameters have, as under the model's own autocast.
+
+    Raises:
+        Unsupported: naming the layer and the precisions.
+    """
+    met = (use.signals.dtype, use.inputs.dtype)
+    if met[0] != dtype or (use.inputs.is_floating_point() and met[1] != dtype):
+        raise Unsupported(f"layer '{use.name}' must compute in {dtype} as its parameters, got {met[1]} -> {met[0]}")
 
 
 def _misread(use: Use) -> bool:

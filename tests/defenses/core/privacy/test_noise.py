@@ -1,11 +1,15 @@
 """Noise is normal from every source, on a public grid, never repeats by accident, and can be taken up again."""
 
+import copy
 import math
+import pickle
+import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from scipy import stats
 
 from defenses.core import from_generator, from_os, secure, seeded
@@ -262,6 +266,43 @@ def test_a_standard_deviation_that_floats_cannot_carry_is_refused(kind, std):
 def test_sums_in_half_precision_are_refused(kind):
     with pytest.raises(ValueError, match=r"sums must be float64 or float32 for noise of kind .*, got torch\.float16"):
         SOURCES[kind]().add(torch.zeros(3, dtype=torch.float16), 1.0)
+
+
+@pytest.mark.parametrize("kind", [seeded(0), secure()])
+@pytest.mark.parametrize("size", [(80, 5), (3, 3), (80, 1), ()])
+def test_sums_that_are_no_vector_are_refused(kind, size):
+    # Of 80 x 5 numbers the first 80 had noise, and the others were released as they were.
+    with pytest.raises((ValueError, TypeCheckError)):
+        kind.add(torch.zeros(size, dtype=torch.float64), 1.0)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_is_not_copied(copied):
+    # Noise that two copies add cancels between what they release.
+    with pytest.raises(TypeError, match="must not be copied"):
+        copied(seeded(0))
+
+
+def test_threads_that_draw_at_once_never_get_the_same_noise():
+    source, drawn, interval = seeded(0), [], sys.getswitchinterval()
+
+    def draw():
+        for _ in range(4000):
+            drawn.append(float(source.add(torch.zeros(1, dtype=torch.float64), 1.0)))
+
+    threads = [threading.Thread(target=draw) for _ in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(drawn) == 32000
+    # Multiples of 2^-18: a pair in some thousands is alike by chance.
+    fresh = seeded(0)
+    assert sorted(drawn) == sorted(float(fresh.add(torch.zeros(1, dtype=torch.float64), 1.0)) for _ in drawn)
 
 
 def test_seeds_below_nought_are_refused():

@@ -4,12 +4,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import nn
 
 from defenses.core import Layout, cross_entropy
 from defenses.core.compiled import convolution_rows
 from defenses.core.compiled.convolution_rows import RowKernel
 from defenses.core.compiled.machine_code import Processor, processor
+from defenses.core.gradients.engines.interface import Unsupported
+from defenses.core.gradients.executor import Engine
 from defenses.core.gradients.layerwise import compiled_rows
 from defenses.core.gradients.layerwise.compiled_rows import CompiledRows
 from defenses.core.gradients.layerwise.convolution import Convolution
@@ -301,12 +304,106 @@ def test_a_kernel_that_reads_its_neighbours_is_not_used(monkeypatch, everywhere)
 
 
 def test_it_is_for_one_group_of_channels_on_a_cpu():
-    inputs, _ = images(2, geometry_of(channels=(4, 4)), (7, 6))
+    plain = geometry_of(channels=(4, 4))
+    inputs, signals = images(2, plain, (7, 6))
     grouped = Geometry(channels=(4, 4), kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=(0, 0, 0, 0), groups=2)
-    assert compiled_rows.usable(inputs, geometry_of(channels=(4, 4))) == (processor() is not None)
-    assert not compiled_rows.usable(inputs, grouped)
-    assert not compiled_rows.usable(inputs.bfloat16(), geometry_of(channels=(4, 4)))
-    assert not compiled_rows.usable(inputs.to("meta"), geometry_of(channels=(4, 4)))
+    assert compiled_rows.usable(inputs, signals, plain) == (processor() is not None)
+    assert not compiled_rows.usable(inputs, signals, grouped)
+    for changed in (inputs.bfloat16(), inputs.double(), inputs.to("meta")):
+        assert not compiled_rows.usable(changed, signals, plain)
+        assert not compiled_rows.usable(signals, changed, plain)
+    assert not compiled_rows.usable(inputs, signals.bfloat16(), plain)
+    assert not compiled_rows.usable(inputs[:, :0], signals, geometry_of(channels=(0, 4)))
+
+
+def test_tensors_that_a_kernel_would_read_past_the_end_of_are_refused():
+    g = geometry_of()
+    inputs, signals = images(2, g, (7, 6))
+    for x, s, views in (
+        (inputs[:1], signals, 1),
+        (inputs, signals[:1], 1),
+        (inputs[:, :1], signals, 1),
+        (inputs, signals[:, :1], 1),
+        (inputs, signals, 3),
+        (inputs, signals.bfloat16(), 1),
+        (inputs.double(), signals, 1),
+    ):
+        with pytest.raises((ValueError, TypeCheckError)):
+            CompiledRows(x, s, g, views)
+    maker = CompiledRows(inputs, signals, g, 1)
+    size = maker.size
+    for out in (torch.empty(1, size), torch.empty(2, size - 1), torch.empty(size, 2).T, torch.empty(2, size).double()):
+        with pytest.raises((ValueError, TypeCheckError)):
+            maker.squares(out)
+    for mask in (torch.ones(size - 1), torch.ones(size).bool(), torch.ones(1).expand(size)):
+        with pytest.raises((ValueError, TypeCheckError)):
+            maker.squares(None, mask)
+    with pytest.raises((ValueError, TypeCheckError)):
+        maker.weighted(torch.ones(1))
+
+
+def test_no_examples_have_no_rows():
+    # A compiled loop takes its first round before it asks whether there is one.
+    g = geometry_of()
+    inputs, signals = images(2, g, (7, 6))
+    maker = CompiledRows(inputs, signals, g, 1)
+    assert maker.made(slice(0, 0)).shape == maker.made(torch.tensor([], dtype=torch.long)).shape == (0, maker.size)
+    none = CompiledRows(inputs[:0], signals[:0], g, 1)
+    assert none.squares()[0].shape == (0,)
+    assert torch.equal(none.weighted(torch.ones(0)), torch.zeros(maker.size))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_code_does_not_grow_with_the_channels_that_leave(wide):
+    # Of 4096 channels and a kernel of 12 x 13 it took minutes to compile.
+    def length(leaving):
+        g = geometry_of(channels=(1, leaving), kernel=(12, 13), stride=(1, 1), padding=(0, 0, 0, 0))
+        inputs, signals = images(1, g, (16, 16), dtype=torch.float64 if wide else torch.float32)
+        return len(str(convolution_rows._RowWriter(CompiledRows(inputs, signals, g, 1).kernel, "make").module))
+
+    assert length(4096) <= 1.05 * length(64)
+
+
+@pytest.mark.parametrize("leaving", [48, 49, 95, 96, 97, 112, 160, 200])
+@pytest.mark.parametrize("vector", [16, 32, 64])
+def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatch, vector, leaving):
+    sums = 12 if vector == 32 else 24
+    monkeypatch.setattr(convolution_rows, "processor", lambda: Processor(vector=vector, sums=sums))
+    convolution_rows.row_kernel.cache_clear()
+    g = geometry_of(channels=(3, leaving))
+    inputs, signals = images(3, g, (7, 6))
+    maker, expected = CompiledRows(inputs, signals, g, 1), exact(inputs, signals, g)
+    mask = torch.arange(maker.size) % 3 > 0
+    whole, masked = maker.squares(torch.empty(3, maker.size), maker.order.ordered(mask).float())
+    assert_close(rows_of(maker), expected)
+    assert_close(whole.sqrt(), expected.norm(dim=1))
+    assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
+    assert_close(maker.order.restored(maker.weighted(torch.ones(3))).flatten(), expected.sum(dim=0))
+    convolution_rows.row_kernel.cache_clear()
+
+
+class Rounding(nn.Module):
+    """A convolution under an autocast of the model's own, whose output is cast back to what the weights have."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16 * 64, 4)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.convolution(x)
+        return self.head(x.flatten(1).to(self.head.weight.dtype))
+
+
+def test_a_layer_under_an_autocast_of_its_own_is_left_to_another_engine():
+    # Its derivatives have half the bytes of its inputs: read as float32 they end halfway, and the process crashed.
+    torch.manual_seed(0)
+    model, x, y = Rounding(), torch.randn(6, 3, 8, 8), torch.arange(6) % 4
+    engine = Layerwise(model, cross_entropy, Layout.of(model))
+    with pytest.raises(Unsupported, match="'convolution' must compute in"):
+        engine.rows(x, y)
+    chosen = Engine(model).prepare(x, y)
+    assert chosen.engine.name == "torch.func" and "must compute in torch.float32" in chosen.note
 
 
 def test_the_cost_model_takes_it_where_patches_are_dear():
