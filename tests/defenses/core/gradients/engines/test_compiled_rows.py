@@ -9,7 +9,6 @@ from torch import nn
 
 from defenses.core import Layout, cross_entropy
 from defenses.core.compiled import convolution_rows
-from defenses.core.compiled.convolution_rows import RowKernel
 from defenses.core.compiled.machine_code import Processor, processor
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.executor import Engine
@@ -195,26 +194,6 @@ def test_squares_overflow_no_float32():
     for scale in (1e-18, 1e18):
         rows = exact(inputs * scale, signals, g)
         assert_close(CompiledRows(inputs * scale, signals, g, 1).squares()[0].sqrt(), rows.norm(dim=1))
-
-
-def test_no_examples_have_no_rows_and_the_sum_zero():
-    g = geometry_of()
-    inputs, signals = images(2, g, (7, 6))
-    maker = CompiledRows(inputs[:0], signals[:0], g, 1)
-    assert maker.made(slice(None)).shape == (0, maker.size) and maker.squares()[0].shape == (0,)
-    assert torch.equal(maker.weighted(torch.ones(0)), torch.zeros(maker.size))
-    some = CompiledRows(inputs, signals, g, 1).made(torch.zeros(0, dtype=torch.long))
-    assert some.shape == (0, maker.size)
-
-
-def test_code_does_not_grow_with_the_channels():
-    # Unrolled, 2048 channels took LLVM eight seconds.
-    def length(leaving, entering):
-        sizes = RowKernel(8, 8, entering, leaving, (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 8, 8, views=1, wide=False)
-        return len(str(convolution_rows._RowWriter(sizes, "make").module))
-
-    assert length(2048, 512) <= 1.1 * length(64, 512)
-    assert length(64, 4096) <= 1.5 * length(64, 512)
 
 
 def test_sizes_that_are_no_convolutions_are_refused():
