@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ...compiled.masked_squares import masked_squares
 from ...plan.bound import row_norms
 from ...plan.lengths import lengths
 from ...plan.onednn import product
@@ -80,6 +81,12 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     # Sums of a few of these numbers must stay in the format.
     edge = torch.finfo(signals.dtype).max / 64
     return Squares(value.double(), torch.where((strongest > edge) | (size > edge), torch.inf, slack))
+
+
+def measurable(values: Tensor) -> bool:
+    """Whether compiled code can read numbers where they lie: in rows that are each in one piece, on the CPU."""
+    plain = type(values) is Tensor and values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
+    return plain and values.stride(-1) == 1
 
 
 BasisPiece = tuple[int, Tensor]
@@ -210,8 +217,13 @@ class GradientRows(FactoredGradient):
         return Squares.exact(self._lengths.square())
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """Squared norms of the kept columns, a few rows at a time."""
+        """Squared norms of the kept columns, in one pass where that is compiled, else a few rows at a time."""
         kept = mask.to(self.like)
+        if self.values.numel() and measurable(self.values) and measurable(kept):
+            found = self.like.new_empty(self.examples, dtype=torch.float64)
+            places = (self.values.data_ptr(), self.values.stride(0), kept.data_ptr(), found.data_ptr())
+            masked_squares(wide=self.values.dtype == torch.float64)(*places, self.examples, self.size)
+            return Squares.exact(found)
         return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
     def largest(self) -> Tensor:
