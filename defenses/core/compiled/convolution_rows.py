@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -121,12 +121,6 @@ class RowKernel:
         Arguments: the first five of `make`, out [size], factors [n].
         """
         return compiled(_RowWriter(self, "weighted").module, "rows", *_BATCH, _POINTER, _POINTER)
-
-
-@lru_cache(maxsize=512)
-def row_kernel(sizes: RowKernel) -> RowKernel:
-    """The one kernel of these sizes, compiled once."""
-    return sizes
 
 
 def _even(total: int, most: int) -> int:

@@ -228,7 +228,7 @@ class Engine:
                 self.layout,
                 inputs,
                 targets,
-                batches=self._batches(),
+                batches=self._batches(self._first()),
             )
         choice = self._checked[kind]
         self.name, self.unverified = choice.note, choice.unverified
@@ -310,7 +310,7 @@ class Engine:
                 sums = exact_sums(plan.plan, examples, units_of(plan, noise), like.device)
             return add_noise(plan, sums, noise, like.dtype, self.memory)
         parts = []
-        for chosen, copies in self._fitting(choice, len(inputs), self._batches(), like):
+        for chosen, copies in self._fitting(choice, len(inputs), self._batches(like), like):
             x, y, some = part(chosen)
             x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
             with entries(some), full_precision():
@@ -371,8 +371,8 @@ class Engine:
         choice = self.prepare(inputs, targets)
         if choice.draws:
             raise ValueError("the model must draw nothing where its entries are given as they are, got dropout")
-        like = next(p for p in self.model.parameters() if p.requires_grad)
-        batches = replace(self._batches(), views=views)
+        like = self._first()
+        batches = replace(self._batches(like), views=views)
         for chosen, copies in self._fitting(choice, len(inputs) // views, batches, like):
             span = slice(chosen.start * views, chosen.stop * views)
             yield choice.engine, _copied(inputs[span], copies), _copied(targets[span], copies), copies
@@ -427,9 +427,9 @@ class Engine:
         """A trained parameter as it is now: another one may stand in its place since the engine was made."""
         return next(p for p in self.model.parameters() if p.requires_grad)
 
-    def _batches(self) -> Batches:
-        """What is known of the run's batches."""
+    def _batches(self, like: Tensor) -> Batches:
+        """What is known of the run's batches, given a trained parameter."""
         # An engine is handed entries: every view of an example is one.
         views = 1 if self.augmentation is None else self.augmentation.views
-        budget = reused(self.memory_budget, self._first(), self.layout.dim)
+        budget = reused(self.memory_budget, like, self.layout.dim)
         return Batches(self._expected_batch, views, self.microbatch, budget)

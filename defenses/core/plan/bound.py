@@ -84,6 +84,11 @@ class Bound:
         # A factor outside of the dtype's normal numbers has lost its precision or is infinite, and the
         # product may be longer than the bound (a row of 3e38 in float32): such a row counts as zero.
         normal = torch.finfo(dtype)
+        if factors.device.type == "cpu" and factors.numel():
+            # Found out at once, where no answer has to be waited for.
+            least, most = factors.detach().aminmax()
+            if float(least) >= normal.tiny and float(most) <= normal.max:  # false for NaN
+                return factors
         usable = (factors >= normal.tiny) & (factors <= normal.max)
         return torch.where(usable, factors, 0.0)
 

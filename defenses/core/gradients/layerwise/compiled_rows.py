@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...compiled.convolution_rows import RowKernel, row_kernel
+from ...compiled.convolution_rows import RowKernel
 from ...compiled.machine_code import processor
 from .geometry import Geometry
 from .kept_rows import ProductOrder
@@ -58,22 +58,8 @@ class CompiledRows:
             )
         self.inputs, self.signals, self._geometry, self._views = inputs, signals, geometry, views
         self.order, self.scratch = ProductOrder(geometry), 0
-        self.kernel = row_kernel(
-            RowKernel(
-                height=inputs.shape[2],
-                width=inputs.shape[3],
-                entering=geometry.channels[0],
-                leaving=geometry.channels[1],
-                kernel=geometry.kernel,
-                stride=geometry.stride,
-                dilation=geometry.dilation,
-                padding=geometry.padding,
-                rows=signals.shape[2],
-                columns=signals.shape[3],
-                views=views,
-                wide=signals.dtype == torch.float64,
-            )
-        )
+        wide = signals.dtype == torch.float64
+        self.kernel = row_kernel(geometry, inputs.shape[2:], signals.shape[2:], views, wide)
         self.size = self.kernel.size
 
     def parts(self, *, wide: bool = False) -> Iterator[slice]:
@@ -169,6 +155,25 @@ class CompiledRows:
             share(0)
             for each in waiting:
                 each.result()
+
+
+@lru_cache(maxsize=512)
+def row_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, wide: bool) -> RowKernel:
+    """The one kernel of a layer's settings, heights and widths, which is compiled once."""
+    return RowKernel(
+        height=inputs[0],
+        width=inputs[1],
+        entering=g.channels[0],
+        leaving=g.channels[1],
+        kernel=g.kernel,
+        stride=g.stride,
+        dilation=g.dilation,
+        padding=g.padding,
+        rows=signals[0],
+        columns=signals[1],
+        views=views,
+        wide=wide,
+    )
 
 
 def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:

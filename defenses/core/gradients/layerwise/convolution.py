@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -63,15 +63,16 @@ class Convolution(FactoredGradient):
         self._buffers = buffers or (lambda numbers, like: like.new_empty(numbers))
         self.like, self.examples = signals, len(signals) // views
         self.size = torch.Size(geometry.weight_shape).numel()
-        top, bottom, left, right = geometry.padding
-        self._padded = (inputs.shape[2] + top + bottom, inputs.shape[3] + left + right)
-        self._patches = PatchProducts(inputs, signals, geometry, views)
         self._kept: KeptRows | None = None
+
+    @cached_property
+    def _patches(self) -> PatchProducts:
+        return PatchProducts(self.inputs, self.signals, self.geometry, self.views)
 
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
         """What makes rows."""
-        sizes = (tuple(values.shape[2:]) for values in (self.inputs, self.signals))
+        sizes = (values.shape[2:] for values in (self.inputs, self.signals))
         if made_by_kernel(self.shape, self.like.device.type) and compiled_rows.right(
             self.geometry, *sizes, self.views, self.like.dtype
         ):
@@ -186,7 +187,7 @@ class Convolution(FactoredGradient):
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
         whole, masked = self._maker.squares(kept, mask)
         if kept is not None:
-            self._kept = KeptRows(kept, self._maker.order, whole.sqrt())
+            self._kept = KeptRows(kept, self._maker.order, whole)
             return Squares.exact(masked)
         return self._recomputed(masked)
 
@@ -204,24 +205,8 @@ class Convolution(FactoredGradient):
     @cached_property
     def shape(self) -> Shape:
         """What the cost model looks at."""
-        g, per_image = self.geometry, self.inputs[0].numel() + self.signals[0].numel()
-        # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
-        plain = g.groups == 1 and self.views == 1
-        once = g.stride == (1, 1) and g.dilation == (1, 1)
-        rows, columns = ((size + 1) // 2 for size in self.signals.shape[2:])
-        return Shape(
-            positions=self.views * self._positions,
-            inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
-            outputs=g.channels[1] // g.groups,
-            stored=self.views * per_image,
-            groups=g.groups,
-            pixels=self._padded[0] * self._padded[1] if plain else None,
-            channels=g.channels[0],
-            kernel=g.kernel,
-            tiles=self.views * rows * columns if once and g.groups == 1 and g.kernel == (3, 3) else None,
-            lanes=compiled_rows.lanes() if compiled_rows.usable(self.inputs, self.signals, g) else 0,
-            in_one_piece=self.views == 1 and self._positions <= MOST_IN_A_ROW,
-        )
+        lanes = compiled_rows.lanes() if compiled_rows.usable(self.inputs, self.signals, self.geometry) else 0
+        return _shape(self.geometry, self.inputs.shape[2:], self.signals.shape[2:], self.views, lanes)
 
     @property
     def _summation(self) -> Summation:
@@ -299,3 +284,26 @@ class Convolution(FactoredGradient):
         summed = along(products, 1, rows, g.kernel[0], g.stride[0], g.dilation[0])
         summed = along(summed, 2, columns, g.kernel[1], g.stride[1], g.dilation[1])
         return summed.reshape(len(inputs), rows * columns, rows * columns)
+
+
+@lru_cache(maxsize=512)
+def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, lanes: int) -> Shape:
+    """What the cost model looks at, of a layer's settings, heights and widths."""
+    (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
+    # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
+    plain = g.groups == 1 and views == 1
+    once = g.stride == (1, 1) and g.dilation == (1, 1)
+    tiles = views * ((rows + 1) // 2) * ((columns + 1) // 2)
+    return Shape(
+        positions=views * rows * columns,
+        inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
+        outputs=g.channels[1] // g.groups,
+        stored=views * (g.channels[0] * high * wide + g.channels[1] * rows * columns),
+        groups=g.groups,
+        pixels=(high + top + bottom) * (wide + left + right) if plain else None,
+        channels=g.channels[0],
+        kernel=g.kernel,
+        tiles=tiles if once and g.groups == 1 and g.kernel == (3, 3) else None,
+        lanes=lanes,
+        in_one_piece=views == 1 and rows * columns <= MOST_IN_A_ROW,
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from math import inf
 
 
@@ -100,17 +101,20 @@ class Shape:
         return self.groups * self.inputs * self.outputs
 
 
+@lru_cache(maxsize=1024)  # asked anew of every layer in every step
 def cheapest(shape: Shape, device: str) -> Strategy:
     """The way with the least estimated time that fits the memory rule."""
     costs = estimates(shape, device)
     return min(costs, key=lambda way: costs[way])
 
 
+@lru_cache(maxsize=1024)  # asked anew of every layer in every step
 def made_by_kernel(shape: Shape, device: str) -> bool:
     """Whether rows are made by a compiled kernel rather than from patches."""
     return _by_kernel(shape, device) < _by_patches(shape, device)
 
 
+@lru_cache(maxsize=1024)  # asked anew of every layer in every step
 def summation(shape: Shape, device: str) -> Summation:
     """What makes the weighted sum over a batch whose rows were not kept."""
     costs = _summations(shape, device)

@@ -188,13 +188,13 @@ class Layerwise(PerExample):
             if self.last and _misread(use):
                 raise Unsupported(f"layer '{use.name}' has one channel, strides and one column, with channels last")
             # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
-            mine = replace(use, buffers=buffers, signals=use.signals if views == 1 else use.signals / views)
+            mine = use if views == 1 else replace(use, signals=use.signals / views)
             terms = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
                 found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
-        record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take)
+        record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take, buffers)
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         return BatchGradients(
             terms=tuple(

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...compiled.masked_squares import masked_squares
+from ...compiled.row_squares import row_squares
 from ...plan.bound import row_norms
 from ...plan.lengths import lengths
 from ...plan.onednn import product
@@ -33,19 +33,27 @@ class Squares:
 
     Attributes:
         value: squared L2 norm of each example's gradient, float64.
-        slack: bound on its rounding error, where that is more than a few last digits; float64.
+        rounding: bound on its rounding error, float64; None where that is a few last digits.
     """
 
     value: Float[Tensor, " *rows"]
-    slack: Float[Tensor, " *rows"]
+    rounding: Float[Tensor, " *rows"] | None = None
 
     @classmethod
     def exact(cls, value: Tensor) -> Squares:
         """Sums of squares, which do not cancel."""
-        return cls(value.double(), torch.zeros_like(value, dtype=torch.float64))
+        return cls(value.double())
+
+    @property
+    def slack(self) -> Float[Tensor, " *rows"]:
+        """The bound on the rounding error, zero where it is a few last digits."""
+        return torch.zeros_like(self.value) if self.rounding is None else self.rounding
 
     def __add__(self, other: Squares) -> Squares:
-        return Squares(self.value + other.value, self.slack + other.slack)
+        value = self.value + other.value
+        if self.rounding is None or other.rounding is None:
+            return Squares(value, self.rounding if other.rounding is None else other.rounding)
+        return Squares(value, self.rounding + other.rounding)
 
 
 def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"]) -> Squares:
@@ -81,6 +89,16 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     # Sums of a few of these numbers must stay in the format.
     edge = torch.finfo(signals.dtype).max / 64
     return Squares(value.double(), torch.where((strongest > edge) | (size > edge), torch.inf, slack))
+
+
+def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
+    """Squared norms in float64; where rows are not `measurable`, those of `lengths`, which may leave their format."""
+    if not (rows.numel() and measurable(rows)):
+        return lengths(rows).square()
+    found = rows.new_empty(len(rows), dtype=torch.float64)
+    place = (rows.data_ptr(), rows.stride(0), found.data_ptr())
+    row_squares(wide=rows.dtype == torch.float64)(*place, *rows.shape)
+    return found
 
 
 def measurable(values: Tensor) -> bool:
@@ -191,7 +209,7 @@ class GradientRows(FactoredGradient):
     """Materialised gradients: those of biases and normalisation layers, and weights' where they are worth keeping."""
 
     def __init__(self, values: Float[Tensor, "rows size"], measured: Float[Tensor, " rows"] | None = None) -> None:
-        """Takes the rows, and their `lengths` if somebody has them."""
+        """Takes the rows, and their `squared_lengths` if somebody has them."""
         self.values = self.like = values
         self.examples, self.size = values.shape
         self.scratch, self._measured = 0, measured
@@ -214,7 +232,7 @@ class GradientRows(FactoredGradient):
 
     def squares(self) -> Squares:
         """Squared norms, in one pass over the rows."""
-        return Squares.exact(self._lengths.square())
+        return Squares.exact(self._squared)
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms of the kept columns, in one pass where that is compiled, else a few rows at a time."""
@@ -222,14 +240,14 @@ class GradientRows(FactoredGradient):
         if self.values.numel() and measurable(self.values) and measurable(kept):
             found = self.like.new_empty(self.examples, dtype=torch.float64)
             places = (self.values.data_ptr(), self.values.stride(0), kept.data_ptr(), found.data_ptr())
-            masked_squares(wide=self.values.dtype == torch.float64)(*places, self.examples, self.size)
+            row_squares(wide=self.values.dtype == torch.float64, masked=True)(*places, self.examples, self.size)
             return Squares.exact(found)
         return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
     def largest(self) -> Tensor:
         """Their norms, which bound their entries."""
         # Infinite where a square overflows: such a row is then looked at entry by entry (`BatchGradients._finite`).
-        return self._lengths
+        return self._squared.sqrt()
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """A product for each piece, and one pass for the norms."""
@@ -241,12 +259,14 @@ class GradientRows(FactoredGradient):
 
     def norms(self) -> Tensor:
         """In one pass over the rows."""
-        return row_norms(self.values, self._lengths)
+        found = self._squared.sqrt()
+        # In float64 no square of a float32 overflows or vanishes.
+        return found if measurable(self.values) else row_norms(self.values, found)
 
     @cached_property
-    def _lengths(self) -> Tensor:
+    def _squared(self) -> Tensor:
         # Once: for the bound, for what a subspace leaves over and for what is not finite the same pass is asked for.
-        return lengths(self.values) if self._measured is None else self._measured
+        return squared_lengths(self.values) if self._measured is None else self._measured
 
 
 class Lookup(FactoredGradient):

@@ -71,7 +71,7 @@ class KeptRows(FactoredGradient):
     def __init__(
         self, values: Float[Tensor, "rows size"], order: ProductOrder, measured: Float[Tensor, " rows"] | None = None
     ) -> None:
-        """Takes the rows, how their numbers lie, and their `lengths` if somebody has them."""
+        """Takes the rows, how their numbers lie, and their `squared_lengths` if somebody has them."""
         self._rows, self._order = GradientRows(values, measured), order
         self.like, self.scratch = values, 0
         self.examples, self.size = values.shape

@@ -27,12 +27,13 @@ FactoredGradients = dict[str, FactoredGradient]
 
 def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
     """Linear, with or without sequence dimensions."""
-    inputs = use.inputs.reshape(examples, -1, layer.in_features)
-    signals = use.signals.reshape(examples, -1, layer.out_features)
-    if inputs.shape[1] == 1:
-        x, s = inputs.squeeze(1), signals.squeeze(1)
+    inputs, signals = use.inputs, use.signals
+    if inputs.numel() == examples * layer.in_features:
         # The derivatives are the bias's rows already; where the layer has none, nobody asks for them.
-        return {"weight": Outer(x, s), "bias": GradientRows(s)}
+        bias = GradientRows(signals.reshape(examples, layer.out_features))
+        return {"weight": Outer(inputs.reshape(examples, layer.in_features), bias.values, bias), "bias": bias}
+    inputs = inputs.reshape(examples, -1, layer.in_features)
+    signals = signals.reshape(examples, -1, layer.out_features)
     terms: FactoredGradients = {"weight": OuterSum(inputs, signals)}
     return terms if layer.bias is None else {**terms, "bias": GradientRows(signals.sum(dim=1))}
 

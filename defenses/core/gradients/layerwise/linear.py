@@ -31,9 +31,12 @@ from .factors import (
 class Outer(FactoredGradient):
     """Gradients of a weight that each example meets once: s xᵀ."""
 
-    def __init__(self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"]) -> None:
-        """Takes what went into the layer and the loss's derivatives by what came out."""
+    def __init__(
+        self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"], bias: GradientRows | None = None
+    ) -> None:
+        """Takes what went into the layer and the loss's derivatives by what came out, which are the bias's rows too."""
         self.inputs, self.signals = inputs, signals
+        self._sides = GradientRows(inputs), bias or GradientRows(signals)
         self.like, self.examples = signals, len(signals)
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
@@ -61,8 +64,8 @@ class Outer(FactoredGradient):
 
     def norms(self) -> Tensor:
         """|s| |x|, each in float64, where no square of a float32 overflows."""
-        first, second = (torch.linalg.vector_norm(v, dim=1, dtype=torch.float64) for v in (self.inputs, self.signals))
-        return first * second
+        first, second = self._sides
+        return first.norms() * second.norms()
 
     def squares(self) -> Squares:
         """Those of the norms, in which nothing cancels."""

@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...plan.lengths import lengths
-from .factors import parts
+from .factors import parts, squared_lengths
 from .geometry import Geometry
 from .kept_rows import ProductOrder
 
@@ -87,8 +86,8 @@ class PatchProducts:
         whole, masked = [], []
         for part in self.parts():
             rows = self.made(part, out=None if out is None else out[part])
-            whole.append(lengths(rows).square())
-            masked.append(whole[-1] if mask is None else lengths(rows * mask).square())
+            whole.append(squared_lengths(rows))
+            masked.append(whole[-1] if mask is None else squared_lengths(rows * mask))
         return torch.cat(whole), torch.cat(masked)
 
     def images(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from ..engines.interface import Unsupported
 from ..record_draws import one_pass
@@ -51,6 +50,7 @@ def record(
     targets: Tensor,
     loss: Loss,
     take: Callable[[Use], None],
+    buffers: Buffers | None = None,
 ) -> None:
     """Runs a batch forward and backward, and hands over each call of a layer as soon as the backward pass has met it.
 
@@ -63,6 +63,7 @@ def record(
         targets: of the batch.
         loss: per-example loss.
         take: gets each call that the loss depends on, in the order of the backward pass.
+        buffers: handed on in each `Use`.
 
     Raises:
         Unsupported: when a layer's input was changed in place after the call.
@@ -80,7 +81,7 @@ def record(
         seen, version, statistics = given[0].detach(), given[0]._version, _statistics(output)
         # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
         # would keep each other, and all activations, alive.
-        number = (edge := get_gradient_edge(traced)).output_nr
+        node, number = traced.grad_fn, traced.output_nr
 
         def meet(signals: tuple[Tensor | None, ...]) -> None:
             # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
@@ -89,21 +90,22 @@ def record(
             met = signals[number]
             if met is not None:
                 with torch.no_grad():
-                    take(Use(layer, layers[layer], seen, met.detach(), statistics))
+                    take(Use(layer, layers[layer], seen, met.detach(), statistics, buffers))
 
-        edge.node.register_prehook(meet)
+        assert node is not None  # noqa: S101  `traced` is in the graph
+        node.register_prehook(meet)
         return traced
 
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
         with torch.enable_grad(), one_pass():
-            total = _losses(loss, forward(inputs.detach()), targets.detach()).sum()
+            losses = _losses(loss, forward(inputs.detach()), targets.detach())
     finally:
         for handle in handles:
             handle.remove()
-    if total.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
+    if losses.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
         # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
-        total.backward()
+        losses.backward(torch.ones_like(losses))
 
 
 def _traced(output: Tensor) -> Tensor:

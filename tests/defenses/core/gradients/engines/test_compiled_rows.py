@@ -105,13 +105,13 @@ def test_processors_of_all_vectors_have_the_same_rows(monkeypatch, vector, dtype
     monkeypatch.setattr(
         convolution_rows, "processor", lambda: Processor(vector=vector, sums=12 if vector == 32 else 24)
     )
-    convolution_rows.row_kernel.cache_clear()
+    compiled_rows.row_kernel.cache_clear()
     g = geometry_of(channels=channels, kernel=(3, 3))
     inputs, signals = images(3, g, (9, 40), dtype=dtype)
     maker = CompiledRows(inputs, signals, g, 1)
     assert_close(rows_of(maker), exact(inputs, signals, g))
     assert_close(maker.weighted(torch.ones(3)), maker.made(slice(None)).double().sum(dim=0))
-    convolution_rows.row_kernel.cache_clear()
+    compiled_rows.row_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("views", [1, 2])
@@ -348,7 +348,7 @@ def test_code_does_not_grow_with_the_channels_that_leave(wide):
 def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatch, vector, leaving):
     sums = 12 if vector == 32 else 24
     monkeypatch.setattr(convolution_rows, "processor", lambda: Processor(vector=vector, sums=sums))
-    convolution_rows.row_kernel.cache_clear()
+    compiled_rows.row_kernel.cache_clear()
     g = geometry_of(channels=(3, leaving))
     inputs, signals = images(3, g, (7, 6))
     maker, expected = CompiledRows(inputs, signals, g, 1), exact(inputs, signals, g)
@@ -358,7 +358,7 @@ def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatc
     assert_close(whole.sqrt(), expected.norm(dim=1))
     assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
     assert_close(maker.order.restored(maker.weighted(torch.ones(3))).flatten(), expected.sum(dim=0))
-    convolution_rows.row_kernel.cache_clear()
+    compiled_rows.row_kernel.cache_clear()
 
 
 class Rounding(nn.Module):

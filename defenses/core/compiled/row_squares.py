@@ -1,4 +1,4 @@
-"""Squared norms of what a mask leaves of rows, in one pass: no masked copy is made of rows that fill the memory.
+"""Squared norms of rows, or of what a mask leaves of them, in one pass: no masked copy is made of what fills the memory.
 
 Guarantee:
     Sums are in float64, in an order that depends on the length of a row alone.
@@ -19,39 +19,40 @@ _LANES, _BESIDE = 8, 4  # numbers of a vector of float64; sums, so that none wai
 
 
 @cache
-def masked_squares(*, wide: bool) -> Callable[..., None]:
+def row_squares(*, wide: bool, masked: bool = False) -> Callable[..., None]:
     """A function that measures rows.
 
-    Arguments: rows, numbers from one row to the next, mask [size] of zeros and ones, squares [rows] in float64, number
-    of rows, at least one, and size.
+    Arguments: rows, numbers from one row to the next, where `masked` the mask [size] of zeros and ones, squares [rows]
+    in float64, number of rows, at least one, and size.
 
     Args:
         wide: whether rows and mask are float64, not float32.
+        masked: whether there is a mask.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    return compiled(_module(wide), "masked_squares", pointer, size, pointer, pointer, size, size)
+    return compiled(_module(wide, masked), "row_squares", pointer, size, *[pointer] * (1 + masked), size, size)
 
 
-def _module(wide: bool) -> ir.Module:
-    module, double = ir.Module("masked_squares"), ir.DoubleType()
+def _module(wide: bool, masked: bool) -> ir.Module:
+    module, double = ir.Module("row_squares"), ir.DoubleType()
     number = double if wide else ir.FloatType()
     vector, sums = ir.VectorType(number, _LANES), ir.VectorType(double, _LANES)
     fma = ir.Function(module, ir.FunctionType(sums, [sums] * 3), f"llvm.fma.v{_LANES}f64")
     single = ir.Function(module, ir.FunctionType(double, [double] * 3), "llvm.fma.f64")
-    kind = [number.as_pointer(), INT, number.as_pointer(), double.as_pointer(), INT, INT]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), "masked_squares")
-    rows, step, mask, squares, count, size = function.args
+    kind = [number.as_pointer(), INT, *[number.as_pointer()] * masked, double.as_pointer(), INT, INT]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), "row_squares")
+    rows, step, *mask, squares, count, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
     width = INT(_BESIDE * _LANES)
     whole = build.sdiv(size, width)
     done = build.mul(whole, width)
 
     def product(row: LlvmValue, place: LlvmValue, of: ir.Type) -> LlvmValue:
-        pointers = (build.bitcast(build.gep(each, [place]), of.as_pointer()) for each in (row, mask))
+        pointers = (build.bitcast(build.gep(each, [place]), of.as_pointer()) for each in (row, *mask))
         values = [build.load(pointer) for pointer in pointers]
         for value in values:
             value.align = 8 if wide else 4
-        found = build.fmul(*values)
+        found = build.fmul(*values) if masked else values[0]
         return found if wide else build.fpext(found, sums if of is vector else double)
 
     with counted(build, INT(0), count) as one:
