@@ -22,6 +22,7 @@ LIMIT = 1.3
 LIMIT_OF_LINEAR = 2.0
 _MOST_PARAMETERS = 5_000_000  # wider ones have narrower sisters of the same code
 _QUICK = 30_000
+_LEAST = 0.02  # seconds of steps, one after another as a run takes them
 
 
 def names(*, quick: bool = False) -> list[str]:
@@ -94,6 +95,7 @@ def measure(
                 rounds=limit,
                 budget=seconds,
                 memory=bool(memory),
+                least=_LEAST,
             )
             found.append(compared)
     targets = [_target(comparison) for comparison in found]
@@ -103,7 +105,8 @@ def measure(
         "method": (
             "Clip at 1, noise multiplier 1, SGD, float32, random data of the natural shape, no loading. The peer is "
             "the memory format in which plain SGD is the faster on this network. Ways run in turn, round by round, in "
-            "one process; ratios are medians of the ratios within a round, with their first and last decile."
+            f"one process, each for {1000 * _LEAST:.0f} ms of steps at least; ratios are medians of "
+            "the ratios within a round, with their first and last decile."
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": bool(memory)},

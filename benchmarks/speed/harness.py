@@ -80,6 +80,7 @@ def interleaved(
     rounds: int,
     budget: float = math.inf,
     warmup: int = 2,
+    least: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
     synchronize: Callable[[], object] = lambda: None,
 ) -> Rounds:
@@ -90,6 +91,8 @@ def interleaved(
         rounds: at most so many.
         budget: seconds after which no further round begins, once there are three.
         warmup: calls of each way before the first round.
+        least: seconds for which a way is called again in each round, whose time is then the mean. A run takes its steps
+            one after another; a short one by itself finds in the caches what another way has left there.
         clock: says the time in seconds.
         synchronize: waits until the device has done what was asked of it.
 
@@ -122,10 +125,12 @@ def interleaved(
     def timed(name: str) -> None:
         synchronize()
         # After waiting: what another way left on the device would be counted here.
-        start = clock()
-        steps[name]()
+        start, calls = clock(), 0
+        while not calls or clock() - start < least:
+            steps[name]()
+            calls += 1
         synchronize()
-        times[name].append(clock() - start)
+        times[name].append((clock() - start) / calls)
 
     begun = clock()
     for number in range(rounds):
@@ -228,6 +233,7 @@ def compare(
     memory: bool = False,
     memory_calls: int = 3,
     warmup: int = 2,
+    least: float = 0.0,
 ) -> SpeedComparison:
     """Times all ways of doing one thing, and measures their memory.
 
@@ -243,10 +249,11 @@ def compare(
         memory: whether to start a fresh process for each way and look at its memory.
         memory_calls: of each way in its process; 1 where a single one takes long and leaves nothing behind.
         warmup: calls of each way before the first round.
+        least: seconds for which a way is called again in each round; see `interleaved`.
     """
     wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
     builders = {way: probe.build for way, probe in probes.items()}
-    found = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, synchronize=wait)
+    found = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least, synchronize=wait)
     gc.collect()  # models and their hooks point at one another, and the fresh processes need the room
     measurements = []
     for way, probe in probes.items():

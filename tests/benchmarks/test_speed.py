@@ -63,6 +63,13 @@ def test_calls_before_the_first_round_are_not_counted():
     assert found.seconds == {"a": (1.0, 2.0)}
 
 
+def test_a_short_step_is_taken_again_until_some_time_has_passed_and_its_time_is_the_mean():
+    clock = FakeClock()
+    found = timed({"a": clock.way("a", [1.0, 2.0, 3.0, 4.0]), "b": clock.way("b", [9.0])}, clock, rounds=2, least=4.0)
+    # 1 + 2 + 3 seconds, then one call of 4.
+    assert found.seconds == {"a": (2.0, 4.0), "b": (9.0, 9.0)}
+
+
 def test_the_budget_ends_the_rounds_but_not_before_the_third():
     clock = FakeClock()
     assert len(timed({"a": clock.way("a", [1.0])}, clock, rounds=50, budget=7.5).seconds["a"]) == 8

@@ -1,4 +1,4 @@
-"""Squared norms of rows, or of what a mask leaves of them, in one pass: no masked copy is made of what fills the memory.
+"""Squared norms of rows, or of what a mask leaves of them, in one pass: no masked copy is made of whole rows.
 
 Guarantee:
     Sums are in float64, in an order that depends on the length of a row alone.

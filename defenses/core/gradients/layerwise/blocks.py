@@ -349,7 +349,7 @@ def _certain(squares: Squares) -> bool:
     if squares.rounding is not None or squares.value.device.type != "cpu" or not squares.value.numel():
         return False
     least, most = squares.value.aminmax()
-    return _SMALL <= float(least) and float(most) <= 1 / _SMALL  # false for NaN
+    return float(least) >= _SMALL and float(most) <= 1 / _SMALL  # false for NaN
 
 
 def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:

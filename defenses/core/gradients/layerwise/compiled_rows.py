@@ -180,7 +180,7 @@ def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:
     """Whether rows can be made this way; with groups of its own a layer's channels are too few for vectors."""
     if geometry.groups > 1 or signals.dtype not in (torch.float32, torch.float64) or inputs.dtype != signals.dtype:
         return False
-    plain = all(type(values) is Tensor and values.device.type == "cpu" for values in (inputs, signals))
+    plain = all(type(values) is Tensor and values.is_cpu for values in (inputs, signals))
     # Without channels there is nothing to sum; of a kernel's sizes each must be one at least.
     return plain and min(geometry.channels) > 0 and lanes() > 0
 

@@ -103,7 +103,7 @@ def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
 
 def measurable(values: Tensor) -> bool:
     """Whether compiled code can read numbers where they lie: in rows that are each in one piece, on the CPU."""
-    plain = type(values) is Tensor and values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
+    plain = type(values) is Tensor and values.is_cpu and values.dtype in (torch.float32, torch.float64)
     return plain and values.stride(-1) == 1
 
 

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...compiled.channel_sums import channel_sums
 from ..engines.interface import Unsupported
 from .convolution import Convolution
-from .factors import FactoredGradient, GradientRows, Lookup
+from .factors import FactoredGradient, GradientRows, Lookup, measurable
 from .geometry import Geometry
 from .linear import Outer, OuterSum
 from .recorder import Use
+
+_WORTH_A_THREAD = 2**22  # numbers of a tensor, from which on PyTorch's sums on several threads are the faster
 
 FactoredGradients = dict[str, FactoredGradient]
 """The gradients of "weight" and "bias", if the layer has one."""
@@ -64,7 +67,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     weight = factored if buffers is None else factored.formed()
     if layer.bias is None:
         return {"weight": weight}
-    return {"weight": weight, "bias": GradientRows(signals.sum(dim=(2, 3)).unflatten(0, (examples, views)).sum(dim=1))}
+    return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
 
 
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
@@ -75,13 +78,13 @@ def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradient
         use.statistics
         or torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
     )
-    each = channels // layer.num_groups
-    mean, scale = mean.repeat_interleave(each, dim=1), scale.repeat_interleave(each, dim=1)
-    spatial = tuple(range(2, inputs.dim()))
     # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
-    products = inputs * signals
-    sums, products = (values.sum(dim=spatial) if spatial else values for values in (signals, products))
-    return _by_example(examples, weight=(products - mean * sums) * scale, bias=sums)
+    sums, products = _channel_sums(signals, inputs)
+    by_group, each = (images, layer.num_groups, channels // layer.num_groups), (images, layer.num_groups, 1)
+    weight = torch.addcmul(products.view(by_group), mean.view(each), sums.view(by_group), value=-1).mul_(
+        scale.view(each)
+    )
+    return _by_example(examples, weight=weight.flatten(1), bias=sums)
 
 
 def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
@@ -146,6 +149,24 @@ def padding_of(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
     return [(int(size), int(size)) for size in layer.padding]
 
 
+def _channel_sums(values: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over positions [images, channels] of one tensor, and of its products with another."""
+    images, channels, *spatial = values.shape
+    both, positions = [values.movedim(1, -1), others.movedim(1, -1)], prod(spatial)
+    threads = 1 if values.numel() < _WORTH_A_THREAD else torch.get_num_threads()
+    if values.numel() and threads == 1 and all(measurable(each) and each.is_contiguous() for each in both):
+        sums, products = (values.new_empty(images, channels, dtype=torch.float64) for _ in both)
+        places = (each.data_ptr() for each in (*both, sums, products))
+        channel_sums(wide=values.dtype == torch.float64)(*places, images, positions, channels)
+        return sums.to(values.dtype), products.to(values.dtype)
+    over = tuple(range(2, values.dim()))
+    first, second = ((each.sum(dim=over) if over else each) for each in (values, values * others))
+    return first, second
+
+
 def _by_example(examples: int, **values: Tensor) -> FactoredGradients:
     """Rows of images to rows of examples, whose gradients are sums over their images."""
-    return {slot: GradientRows(rows.reshape(examples, -1, rows.shape[-1]).sum(dim=1)) for slot, rows in values.items()}
+    return {
+        slot: GradientRows(rows if len(rows) == examples else rows.unflatten(0, (examples, -1)).sum(dim=1))
+        for slot, rows in values.items()
+    }

@@ -1,0 +1,107 @@
+"""Sums over positions of one channels-last tensor, and of its products with another, image by image in one pass.
+
+PyTorch takes a pass for the products, which it writes down, and one for each sum.
+
+Guarantee:
+    Sums are in float64, of an image's own numbers, in an order that depends on the number of positions alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+
+from .machine_code import INT, LlvmValue, compiled, counted
+
+_LANES = 8
+_SIDE = 2 * _LANES  # channels that are added side by side: a line of the cache in float32
+_TURNS = 2  # sums of each, so that none waits for the last
+_SHORT = ir.IntType(32)
+
+
+@cache
+def channel_sums(*, wide: bool) -> Callable[..., None]:
+    """A function that adds up.
+
+    Arguments: two tensors [images, positions, channels], sums of the first [images, channels] in float64, sums of the
+    products, and how many images, positions and channels there are, none of them 0.
+
+    Args:
+        wide: whether the tensors are float64, not float32.
+    """
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    return compiled(_module(wide), "channel_sums", *[pointer] * 4, *[size] * 3)
+
+
+def _module(wide: bool) -> ir.Module:
+    module, double = ir.Module("channel_sums"), ir.DoubleType()
+    number = double if wide else ir.FloatType()
+    vector, sums, lanes = (ir.VectorType(each, _LANES) for each in (number, double, ir.IntType(1)))
+
+    def declared(name: str, gives: ir.Type, *takes: ir.Type) -> ir.Function:
+        return ir.Function(module, ir.FunctionType(gives, takes), f"llvm.{name}")
+
+    fma = declared(f"fma.v{_LANES}f64", sums, sums, sums, sums)
+    kind = f"v{_LANES}f{64 if wide else 32}"
+    load = declared(f"masked.load.{kind}.p0", vector, vector.as_pointer(), _SHORT, lanes, vector)
+    store = declared(f"masked.store.v{_LANES}f64.p0", ir.VoidType(), sums, sums.as_pointer(), _SHORT, lanes)
+    takes = [*[number.as_pointer()] * 2, *[double.as_pointer()] * 2, INT, INT, INT]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), "channel_sums")
+    first, second, plain, products, images, positions, channels = function.args
+    build: Any = ir.IRBuilder(function.append_basic_block())
+    zero, none = (ir.Constant(of, [0.0] * _LANES) for of in (sums, vector))
+    whole = build.sdiv(positions, INT(_TURNS))
+    done = build.mul(whole, INT(_TURNS))
+
+    def spread(value: LlvmValue) -> LlvmValue:
+        of = ir.VectorType(INT, _LANES)
+        one = build.insert_element(ir.Constant(of, ir.Undefined), value, _SHORT(0))
+        return build.shuffle_vector(one, one, ir.Constant(ir.VectorType(_SHORT, _LANES), None))
+
+    def added(place: LlvmValue, mask: LlvmValue, totals: Sequence[LlvmValue]) -> list[LlvmValue]:
+        """Sums of one tensor, and of the products, with the numbers of one position."""
+        values = []
+        for tensor in (first, second):
+            at = build.bitcast(build.gep(tensor, [place]), vector.as_pointer())
+            value = build.call(load, [at, _SHORT(8 if wide else 4), mask, none])
+            values.append(value if wide else build.fpext(value, sums))
+        return [build.fadd(totals[0], values[0]), build.call(fma, [*values, totals[1]])]
+
+    slots = [build.alloca(sums) for _ in range(4)]  # of both vectors, both sums
+    groups = build.sdiv(build.add(channels, INT(_SIDE - 1)), INT(_SIDE))
+    with counted(build, INT(0), images) as image, counted(build, INT(0), groups) as group:
+        starts = [build.add(build.mul(group.number, INT(_SIDE)), INT(start)) for start in (0, _LANES)]
+        lane = ir.Constant(ir.VectorType(INT, _LANES), list(range(_LANES)))
+        masks = [build.icmp_signed("<", build.add(spread(start), lane), spread(channels)) for start in starts]
+        image_start = build.mul(image.number, build.mul(positions, channels))
+
+        def all_added(position: LlvmValue, totals: Sequence[LlvmValue], origin: LlvmValue = image_start) -> list[Any]:
+            line = build.add(origin, build.mul(position, channels))
+            pairs = zip(starts, masks, (totals[:2], totals[2:]), strict=True)
+            return [total for start, mask, two in pairs for total in added(build.add(line, start), mask, two)]
+
+        for slot in slots:
+            build.store(zero, slot)
+        with build.if_then(build.icmp_signed(">", whole, INT(0))):
+            with counted(build, INT(0), whole, [zero] * (4 * _TURNS)) as long:
+                at = build.mul(long.number, INT(_TURNS))
+                turns = [all_added(build.add(at, INT(i)), long.sums[4 * i : 4 * i + 4]) for i in range(_TURNS)]
+                long.sums = [total for totals in turns for total in totals]
+            for number, slot in enumerate(slots):
+                build.store(build.fadd(*long.sums[number::4]), slot)
+        with build.if_then(build.icmp_signed("<", done, positions)):
+            with counted(build, done, positions, [build.load(slot) for slot in slots]) as short:
+                short.sums = all_added(short.number, short.sums)
+            for total, slot in zip(short.sums, slots, strict=True):
+                build.store(total, slot)
+        line = build.mul(image.number, channels)
+        for number, slot in enumerate(slots):
+            to = build.gep((plain, products)[number % 2], [build.add(line, starts[number // 2])])
+            at = build.bitcast(to, sums.as_pointer())
+            build.call(store, [build.load(slot), at, _SHORT(8), masks[number // 2]])
+    build.ret_void()
+    return module
