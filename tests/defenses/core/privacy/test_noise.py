@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import pickle
 import sys
 import threading
@@ -274,6 +275,23 @@ def test_sums_that_are_no_vector_are_refused(kind, size):
     # Of 80 x 5 numbers the first 80 had noise, and the others were released as they were.
     with pytest.raises((ValueError, TypeCheckError)):
         kind.add(torch.zeros(size, dtype=torch.float64), 1.0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+def test_a_fork_does_not_draw_its_parents_numbers():
+    noise, (reader, writer) = seeded(0), os.pipe()
+    if not (child := os.fork()):
+        said = "drew"
+        try:
+            noise.add(torch.zeros(3, dtype=torch.float64), 1.0)
+        except ValueError as error:
+            said = str(error)
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "got its fork" in os.read(reader, 1000).decode()
+    fresh = noise.add(torch.zeros(3, dtype=torch.float64), 1.0)
+    assert torch.equal(fresh, seeded(0).add(torch.zeros(3, dtype=torch.float64), 1.0))  # the parent goes on
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
