@@ -68,7 +68,7 @@ class Ranked:
             return state, StepPlan(Block(codec=everywhere, bound=self.bound))
         keeps = torch.ones(context.dim, dtype=torch.bool, device=context.device)
         keeps[state["dropped"]] = False
-        kept = Coordinates(keeps.nonzero().flatten(), dim=context.dim)
+        kept = Coordinates.of(keeps)
         return state, StepPlan(
             Block(codec=kept, bound=self.bound, share=0.5),
             Block(codec=everywhere, bound=self.bound, share=0.5, updates=False),

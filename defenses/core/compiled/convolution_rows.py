@@ -33,6 +33,7 @@ _BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
 MOST_IN_A_ROW = 512
 # Patches of more numbers are walked line by line of the kernel, so that code does not grow with them.
 _MOST_UNROLLED = 160
+_BYTE = ir.IntType(8)  # of a mask
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class RowKernel:
 
     @cached_property
     def make_masked(self) -> Callable[..., None]:
-        """As `make`, with squared norms of rows times a mask besides; further arguments: mask [size], squares [n]."""
+        """As `make`, with squared norms of what a mask leaves; further arguments: mask [size] in bytes, squares [n]."""
         types = (*_BATCH, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER)
         return compiled(_RowWriter(self, "make_masked").module, "rows", *types)
 
@@ -158,22 +159,18 @@ class _RowWriter:
         _, _, left, right = sizes.padding
         self._line = (sizes.width + left + right) * sizes.entering
         self.module = ir.Module("rows")
-        self._fma = self._declared("fma", self._vector, [self._vector] * 3)
+        kind = ir.FunctionType(self._vector, [self._vector] * 3)
+        self._fma = ir.Function(self.module, kind, f"llvm.fma.v{self._lanes}f{8 * self._bytes}")
         self._beside = 3 if self._vectors % 3 == 0 else min(2, self._vectors)
         self._tiles = _tiles(sizes, self._line, host.sums // self._beside)
         self._write(what)
-
-    def _declared(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        kind = f"v{self._lanes}f{8 * self._bytes}"
-        suffix = f"{kind}.p0" if name.startswith("masked") else kind
-        return ir.Function(self.module, ir.FunctionType(gives, takes), f"llvm.{name}.{suffix}")
 
     def _write(self, what: str) -> None:
         s, pointer = self._sizes, self._number.as_pointer()
         double = ir.DoubleType().as_pointer()
         own = {
             "make": [pointer, INT, double],
-            "make_masked": [pointer, INT, double, pointer, double],
+            "make_masked": [pointer, INT, double, _BYTE.as_pointer(), double],
             "weighted": [pointer, pointer],
         }[what]
         kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, *own])
@@ -198,9 +195,10 @@ class _RowWriter:
                 with counted(build, INT(0), INT(s.views)) as view:
                     image = build.add(build.mul(n, INT(s.views)), view.number)
                     self._image(inputs, signals, row, zeros, image, None)
-                build.store(self._square(row, None), build.gep(own[1], [n]))
-                if what == "make_masked":
-                    build.store(self._square(row, own[2]), build.gep(own[3], [n]))
+                into = [own[1]] if what == "make" else [own[1], own[3]]
+                found = self._squares(row, None if what == "make" else own[2])
+                for square, to in zip(found, into, strict=True):
+                    build.store(square, build.gep(to, [n]))
         build.ret_void()
 
     def _image(
@@ -303,45 +301,51 @@ class _RowWriter:
         return zeros
 
     def _copy(self, to: LlvmValue, source: LlvmValue, numbers: int) -> None:
-        byte = ir.IntType(8).as_pointer()
+        byte = _BYTE.as_pointer()
         copy = self.module.declare_intrinsic("llvm.memcpy", [byte, byte, INT])
         pointers = [self._build.bitcast(value, byte) for value in (to, source)]
         self._build.call(copy, [*pointers, INT(numbers * self._bytes), ir.IntType(1)(0)])
 
     def _clear(self, row: LlvmValue) -> None:
-        byte = ir.IntType(8)
-        clear = self.module.declare_intrinsic("llvm.memset", [byte.as_pointer(), INT])
+        clear = self.module.declare_intrinsic("llvm.memset", [_BYTE.as_pointer(), INT])
         size = INT(self._sizes.size * self._bytes)
-        self._build.call(clear, [self._build.bitcast(row, byte.as_pointer()), byte(0), size, ir.IntType(1)(0)])
+        self._build.call(clear, [self._build.bitcast(row, _BYTE.as_pointer()), _BYTE(0), size, ir.IntType(1)(0)])
 
-    def _square(self, row: LlvmValue, mask: LlvmValue | None) -> LlvmValue:
-        """The squared norm of a row, or of what a mask leaves, in float64: no square of a float32 is lost there."""
+    def _squares(self, row: LlvmValue, mask: LlvmValue | None) -> list[LlvmValue]:
+        """Squared norms in float64, where no square of a float32 is lost: of a row, and of what a mask leaves."""
         build, size, lanes = self._build, self._sizes.size, self._lanes
         wide = ir.VectorType(ir.DoubleType(), lanes)
         name = f"llvm.fma.v{lanes}f64"
         fma = self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(wide, [wide] * 3), name)
 
-        def add(sum: LlvmValue, start: LlvmValue | None, offset: int) -> LlvmValue:
-            there = size - offset if start is None else None
-            values = [
-                self._at(each if start is None else build.gep(each, [start]), offset, there)
-                for each in ([row] if mask is None else [row, mask])
-            ]
-            value = values[0] if mask is None else build.fmul(*values)
+        def grown(sums: Sequence[LlvmValue], start: LlvmValue, offset: int, there: int | None) -> list[LlvmValue]:
+            value = self._at(build.gep(row, [start]), offset, there)
             value = value if self._sizes.wide else build.fpext(value, wide)
-            return build.call(fma, [value, value, sum])
+            found = [build.call(fma, [value, value, sum]) for sum in sums]
+            if mask is not None:  # by selection, so that a row is read once for both norms
+                keeps = self._at(build.gep(mask, [start]), offset, there, _BYTE)
+                chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
+                found[1] = build.select(chosen, found[1], sums[1])
+            return found
 
-        sums: list[LlvmValue] = [ir.Constant(wide, [0.0] * lanes)] * 4  # so that none waits for the last
+        norms = 1 if mask is None else 2
+        sums = [ir.Constant(wide, [0.0] * lanes)] * (4 * norms)  # of each norm four, so that none waits for the last
         whole = size // (4 * lanes)
         if whole:
             with counted(build, INT(0), INT(whole), sums) as loop:
-                start = build.mul(loop.number, INT(4 * lanes))
-                loop.sums = [add(sum, start, i * lanes) for i, sum in enumerate(loop.sums)]
+                start, before = build.mul(loop.number, INT(4 * lanes)), loop.sums
+                after = [grown(before[i * norms :][:norms], start, i * lanes, None) for i in range(4)]
+                loop.sums = [sum for each in after for sum in each]
             sums = loop.sums
         for offset in range(whole * 4 * lanes, size, lanes):
-            sums[0] = add(sums[0], None, offset)
+            sums[:norms] = grown(sums[:norms], INT(0), offset, size - offset)
+        return [self._added(sums[number::norms]) for number in range(norms)]
+
+    def _added(self, sums: Sequence[LlvmValue]) -> LlvmValue:
+        """The numbers of four vectors, all added up."""
+        build = self._build
         total = build.fadd(build.fadd(sums[0], sums[1]), build.fadd(sums[2], sums[3]))
-        parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(lanes)]
+        parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(self._lanes)]
         while len(parts) > 1:
             parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
@@ -349,17 +353,18 @@ class _RowWriter:
     def _load(self, channels: LlvmValue, vector: int) -> LlvmValue:
         return self._at(channels, vector * self._lanes, self._sizes.leaving - vector * self._lanes)
 
-    def _at(self, start: LlvmValue, offset: int, there: int | None = None) -> LlvmValue:
+    def _at(self, start: LlvmValue, offset: int, there: int | None = None, number: ir.Type | None = None) -> LlvmValue:
         """A vector of numbers, filled up with zeros where fewer are there."""
-        build, kind = self._build, self._vector.as_pointer()
+        build, vector = self._build, self._vector if number is None else ir.VectorType(number, self._lanes)
+        kind, align = vector.as_pointer(), self._bytes if number is None else 1
         place = build.bitcast(build.gep(start, [INT(offset)]), kind)
         if there is None or there >= self._lanes:
             found = build.load(place)
-            found.align = self._bytes
+            found.align = align
             return found
-        mask, zero = self._mask(there), ir.Constant(self._vector, [0.0] * self._lanes)
-        load = self._masked("load", self._vector, [kind, ir.IntType(32), mask.type, self._vector])
-        return build.call(load, [place, ir.IntType(32)(self._bytes), mask, zero])
+        mask, zero = self._mask(there), ir.Constant(vector, None)
+        load = self._masked("load", vector, vector, [kind, ir.IntType(32), mask.type, vector])
+        return build.call(load, [place, ir.IntType(32)(align), mask, zero])
 
     def _store(self, value: LlvmValue, channels: LlvmValue, vector: int) -> None:
         build, kind = self._build, self._vector.as_pointer()
@@ -369,12 +374,13 @@ class _RowWriter:
             build.store(value, place).align = self._bytes
             return
         mask = self._mask(there)
-        store = self._masked("store", ir.VoidType(), [self._vector, kind, ir.IntType(32), mask.type])
+        store = self._masked("store", self._vector, ir.VoidType(), [self._vector, kind, ir.IntType(32), mask.type])
         build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
 
-    def _masked(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        known = self.module.globals.get(f"llvm.masked.{name}.v{self._lanes}f{8 * self._bytes}.p0")
-        return known or self._declared(f"masked.{name}", gives, takes)
+    def _masked(self, name: str, vector: ir.VectorType, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
+        kind = "i8" if vector.element == _BYTE else f"f{8 * self._bytes}"
+        full = f"llvm.masked.{name}.v{self._lanes}{kind}.p0"
+        return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
 
     def _mask(self, there: int) -> ir.Constant:
         return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < there) for i in range(self._lanes)])

@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .basis import orthonormality_error
@@ -92,7 +93,7 @@ class Coordinates:
     def __post_init__(self) -> None:
         if self.kept.dtype != torch.int64:
             raise ValueError(
-                f"kept must be coordinates, int64, got {self.kept.dtype}; a mask has them in mask.nonzero().flatten()"
+                f"kept must be coordinates, int64, got {self.kept.dtype}; those of a mask are Coordinates.of(mask)"
             )
         if self.kept.numel():
             low, high = (int(edge) for edge in torch.aminmax(self.kept))
@@ -102,6 +103,11 @@ class Coordinates:
         if kept.numel() < self.kept.numel():
             raise ValueError("kept must not repeat a coordinate, got duplicates")
         object.__setattr__(self, "kept", kept)
+
+    @classmethod
+    def of(cls, mask: Bool[Tensor, " dim"]) -> Coordinates:
+        """Those that a mask keeps."""
+        return cls(marked(mask), dim=mask.numel())
 
     @property
     def size(self) -> int:
@@ -114,7 +120,7 @@ class Coordinates:
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """The values at their places, zero elsewhere."""
-        return values.new_zeros(self.dim).index_copy(0, self.kept.to(values.device), values)
+        return values.new_zeros(self.dim).scatter(0, self.kept.to(values.device), values)
 
     def project(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
         """The rows with all other coordinates zero."""
@@ -134,7 +140,15 @@ def _in_order(kept: Int[Tensor, " size"], dim: int) -> Int[Tensor, " distinct"]:
     if 64 * kept.numel() < dim:
         return kept.unique()
     # By a mask, which takes a sixth of the time of sorting.
-    return torch.zeros(dim, dtype=torch.bool, device=kept.device).index_fill_(0, kept, True).nonzero().flatten()
+    return marked(torch.zeros(dim, dtype=torch.bool, device=kept.device).index_fill_(0, kept, True))
+
+
+def marked(mask: Bool[Tensor, " dim"]) -> Int[Tensor, " size"]:
+    """Where a mask is true, in ascending order."""
+    if mask.device.type != "cpu":
+        return mask.nonzero().flatten()
+    # NumPy's takes no branch for each entry: of a random mask a quarter of the time.
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -136,7 +137,9 @@ class Stepper:
         """
         if self.moves is not None and self.context.parameters is not None:
             kept = self.moves.kept.to(moved.device)
-            self.place(self.context.parameters.index_copy(0, kept, moved.index_select(0, kept)))
+            held = self.context.parameters.scatter(0, kept, moved.index_select(0, kept))
+            if not torch.equal(held, moved):  # without momentum nothing was moved
+                self.place(held)
 
     def judge(self, execute: Execute, account: Account, drawn: Sampling | None = None) -> Tensor | None:
         """Executes and charges the trial of a step that has moved the parameters, and takes the step back if it fails.

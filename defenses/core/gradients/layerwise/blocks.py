@@ -25,9 +25,8 @@ from ...plan.query import Gradient, Gradients, NormWithin
 from ...plan.rounding import LEAST_SHARE
 from .factors import BasisPiece, FactoredGradient, Squares, parts
 from .linear import Outer
+from .masks import SpanMasks, Spans
 
-Spans = tuple[tuple[int, int], ...]
-"""(start, stop) of each parameter that a term holds, in a flat vector."""
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
 # Squared norms between this and its inverse are sums of squares that no float32 loses.
@@ -55,6 +54,13 @@ def _unmasked(codec: Codec) -> tuple[Coordinates | None, Codec]:
     return None, codec
 
 
+def mask_of(block: Block) -> Coordinates | None:
+    """The mask under which a block's norms are taken; None where there is none, or no norm is."""
+    kept, codec = _unmasked(block.codec)
+    found = codec if type(codec) is Coordinates else kept
+    return found if type(block.query) is Gradient and block.bound.kind != "unbounded" else None
+
+
 @dataclass(frozen=True)
 class BatchGradients:
     """Per-example gradients of a batch.
@@ -67,6 +73,7 @@ class BatchGradients:
         like: device and dtype of the rows.
         known: of the subspaces of the plan, which several blocks may share, coefficients and least norms of them.
         known_squares: of the masks of the plan, which several blocks may share, squared norms of kept coordinates.
+        masks: of a mask of the plan, by identity, what it keeps of each parameter, where terms were told of it.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
@@ -75,6 +82,7 @@ class BatchGradients:
     like: Tensor
     known: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
+    masks: Mapping[int, SpanMasks] = field(default_factory=dict, repr=False)
 
     def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Whole rows of some examples."""
@@ -158,7 +166,7 @@ class BatchGradients:
             case Coordinates():
                 return self._kept_squares(codec)
             case Complement(subspace=Coordinates() as dropped):
-                return self._masked(dropped.kept, inside=False)
+                return self._masked(self._by_parameter(dropped, inside=False))
             case Complement(subspace=Subspace() as directions):
                 return self._beside(directions, kept)
             case _:
@@ -181,21 +189,24 @@ class BatchGradients:
             return self._squares
         # By identity, which holds while the plan is alive: both blocks of GEP share one mask.
         if id(kept) not in self.known_squares:
-            self.known_squares[id(kept)] = self._masked(kept.kept, inside=True)
+            mask = self.masks[id(kept)] if id(kept) in self.masks else self._by_parameter(kept, inside=True)
+            self.known_squares[id(kept)] = self._masked(mask)
         return self.known_squares[id(kept)]
 
-    def _masked(self, coordinates: Tensor, *, inside: bool) -> Squares:
-        """Squared norms of some coordinates, or of all others."""
-        mask = torch.full((self.dim,), not inside, dtype=torch.bool, device=self.like.device)
-        mask[coordinates.to(mask.device)] = inside
+    def _by_parameter(self, named: Coordinates, *, inside: bool) -> SpanMasks:
+        """A mask of the coordinates named, or of all others."""
+        spans = [span for spans, _ in self.terms for span in spans]
+        return SpanMasks(named.kept.to(self.like.device), self.dim, spans, inside=inside)
+
+    def _masked(self, mask: SpanMasks) -> Squares:
+        """Squared norms of what a mask keeps."""
 
         def each() -> Iterator[Squares]:
             for spans, term in self.terms:
-                kept = torch.cat([mask[start:stop] for start, stop in spans])
-                if bool(kept.all()):
+                if (kept := mask.kept(spans)) == term.size:
                     yield term.squares()
-                elif bool(kept.any()):
-                    yield term.masked_squares(kept)
+                elif kept:
+                    yield term.masked_squares(mask.of(spans))
 
         masked = self._total(each())
         # A row that is not finite somewhere outside of the mask counts as zero all the same.

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...compiled.convolution_rows import RowKernel
@@ -78,13 +78,13 @@ class CompiledRows:
         return rows
 
     def squares(
-        self, out: Float[Tensor, "rows size"] | None = None, mask: Float[Tensor, " size"] | None = None
+        self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Squared norms of all rows, and of what a mask leaves of them, in float64.
 
         Args:
             out: where the rows are written; nowhere where None.
-            mask: of zeros and ones, in the order of the rows.
+            mask: in the order of the rows.
         """
         return self._measured(self.inputs, self.signals, out, mask)
 
@@ -115,9 +115,9 @@ class CompiledRows:
                 f"out must have rows in one piece, {place} of dtype {signals.dtype}, got {tuple(out.shape)} with "
                 f"strides {out.stride()}, {out.dtype}"
             )
-        if mask is not None and (mask.shape != place[1:] or not mask.is_contiguous() or mask.dtype != signals.dtype):
+        if mask is not None and (mask.shape != place[1:] or not mask.is_contiguous() or mask.dtype != torch.bool):
             raise ValueError(
-                f"mask must have {self.size} numbers in one piece, of dtype {signals.dtype}, got {tuple(mask.shape)} "
+                f"mask must have {self.size} numbers in one piece, of dtype torch.bool, got {tuple(mask.shape)} "
                 f"with strides {mask.stride()}, {mask.dtype}"
             )
 
@@ -212,7 +212,7 @@ def right(
     expected = torch.cat([reference.made(slice(i, i + 1)) for i in (0, 2)])  # patches of large images are large
     x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
     maker = CompiledRows(x, s, geometry, views)
-    rows, mask = x.new_empty(3, maker.size), (torch.arange(maker.size) % 3 > 0).to(dtype)
+    rows, mask = x.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0
     whole, masked = (squares[::2].sqrt() for squares in maker.squares(rows, mask))
     found = [(rows[::2].double(), expected), (masked, (expected * mask).norm(dim=1)), (whole, expected.norm(dim=1))]
     found += [(maker.squares()[0][::2].sqrt(), whole)]

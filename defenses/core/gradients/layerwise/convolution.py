@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
@@ -141,8 +141,7 @@ class Convolution(FactoredGradient):
         """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
         if self._kept is not None:
             return self._kept.masked_squares(mask)
-        kept = self._maker.order.ordered(mask).to(self.like)
-        return self._of_rows(keep=self._worth_keeping, mask=kept.contiguous())
+        return self._of_rows(keep=self._worth_keeping, mask=mask)
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """From rows as they are made, kept where that is cheaper."""
@@ -172,22 +171,26 @@ class Convolution(FactoredGradient):
         products = (through * self.signals).sum(dim=(1, 2, 3), dtype=torch.float64)
         return products.unflatten(0, (self.examples, self.views)).sum(dim=1)
 
-    def formed(self) -> FactoredGradient:
+    def formed(self, mask: Bool[Tensor, " size"] | None = None) -> FactoredGradient:
         """Its rows, where these are what norms and sums come from; else itself.
 
         Made at once they take what the pass back has just left in the cache, which then need not be kept.
+
+        Args:
+            mask: of which norms will be asked for: they are taken of each row while it is in the cache.
         """
         if cheapest(self.shape, self.like.device.type) is not Strategy.KEEP:
             return self
-        self._of_rows(keep=True)
+        self._of_rows(keep=True, mask=mask)
         return self._kept or self
 
-    def _of_rows(self, *, keep: bool, mask: Tensor | None = None) -> Squares:
+    def _of_rows(self, *, keep: bool, mask: Bool[Tensor, " size"] | None = None) -> Squares:
         """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
-        whole, masked = self._maker.squares(kept, mask)
+        order = self._maker.order
+        whole, masked = self._maker.squares(kept, None if mask is None else order.ordered(mask))
         if kept is not None:
-            self._kept = KeptRows(kept, self._maker.order, whole)
+            self._kept = KeptRows(kept, order, whole, None if mask is None else (mask, masked))
             return Squares.exact(masked)
         return self._recomputed(masked)
 

@@ -29,10 +29,11 @@ from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
 from ..reference import Loss, ModelFunction
 from ..sums import added_up
-from .blocks import BatchGradients, served
+from .blocks import BatchGradients, mask_of, served
 from .buffers import BufferPool, Buffers
 from .factors import FactoredGradient, Mapped, Summed, parts
 from .layer_rules import KNOWN, refuse_settings
+from .masks import SpanMasks
 from .recorder import Use, record
 
 
@@ -121,7 +122,9 @@ class Layerwise(PerExample):
         with torch.no_grad(), self._pool.lend() as buffers:
             # Of what nothing bounds the sum alone is wanted, which the vendor's kernels make without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
-            gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
+            gradients = self._gradients(
+                inputs, targets, None, views, buffers if bounded else None, self._masks(plan, inputs.device)
+            )
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def _by_rows(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> tuple[Tensor, ...]:
@@ -166,14 +169,27 @@ class Layerwise(PerExample):
         """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
         return 4 * activations * itemsize
 
+    def _masks(self, plan: StepPlan, device: torch.device) -> dict[int, SpanMasks]:
+        """The mask of a plan's norms, by identity; of several, the first, because rows are measured once."""
+        kept = next((kept for block in plan.blocks if (kept := mask_of(block)) is not None), None)
+        return {} if kept is None else {id(kept): SpanMasks(kept.kept.to(device), self.layout.dim, self.layout.slices)}
+
     def _gradients(
-        self, inputs: Tensor, targets: Tensor, point: Tensor | None, views: int, buffers: Buffers | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        point: Tensor | None,
+        views: int,
+        buffers: Buffers | None = None,
+        masks: Mapping[int, SpanMasks] | None = None,
     ) -> BatchGradients:
         """Factored gradients of every trained parameter that the loss depends on."""
         trained = self._values() if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
         examples, forward = len(inputs) // views, self._forward
+        spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
+        masks = {} if masks is None else masks
         found: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
         def take(use: Use) -> None:
@@ -189,13 +205,20 @@ class Layerwise(PerExample):
                 raise Unsupported(f"layer '{use.name}' has one channel, strides and one column, with channels last")
             # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
             mine = use if views == 1 else replace(use, signals=use.signals / views)
+            if masks:
+                own = {
+                    slot.role: part
+                    for mask in masks.values()
+                    for slot in self._slots[use.layer]
+                    if slot.source is None and (part := mask.partly(spans[slot.names[0]])) is not None
+                }
+                mine = replace(mine, masks=own)
             terms = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
                 found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
         record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take, buffers)
-        spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         return BatchGradients(
             terms=tuple(
                 (tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0])
@@ -204,6 +227,7 @@ class Layerwise(PerExample):
             dim=self.layout.dim,
             examples=examples,
             like=values[self.layout.names[0]],
+            masks=masks,
         )
 
     def _values(self) -> dict[str, Tensor]:

@@ -69,10 +69,21 @@ class KeptRows(FactoredGradient):
     """Rows in an order of their own."""
 
     def __init__(
-        self, values: Float[Tensor, "rows size"], order: ProductOrder, measured: Float[Tensor, " rows"] | None = None
+        self,
+        values: Float[Tensor, "rows size"],
+        order: ProductOrder,
+        measured: Float[Tensor, " rows"] | None = None,
+        masked: tuple[Bool[Tensor, " size"], Float[Tensor, " rows"]] | None = None,
     ) -> None:
-        """Takes the rows, how their numbers lie, and their `squared_lengths` if somebody has them."""
-        self._rows, self._order = GradientRows(values, measured), order
+        """Takes rows that were made.
+
+        Args:
+            values: the rows.
+            order: how their numbers lie.
+            measured: their `squared_lengths`, if somebody has them.
+            masked: a mask, in the weight's order, and squared norms of what it leaves, if somebody has those.
+        """
+        self._rows, self._order, self._masked = GradientRows(values, measured), order, masked
         self.like, self.scratch = values, 0
         self.examples, self.size = values.shape
 
@@ -97,7 +108,9 @@ class KeptRows(FactoredGradient):
         return self._rows.squares()
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
-        """By the mask in the rows' order."""
+        """Those that came with the rows, of the very same mask; else by the mask in the rows' order."""
+        if self._masked is not None and self._masked[0] is mask:
+            return Squares.exact(self._masked[1])
         return self._rows.masked_squares(self._order.ordered(mask))
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -75,13 +75,13 @@ class PatchProducts:
         return summed if out is None else out.copy_(summed)
 
     def squares(
-        self, out: Float[Tensor, "rows size"] | None = None, mask: Float[Tensor, " size"] | None = None
+        self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Squared norms of all rows, and of what a mask leaves of them, in float64.
 
         Args:
             out: where the rows are written; nowhere where None.
-            mask: of zeros and ones, in the order of the rows.
+            mask: in the order of the rows.
         """
         whole, masked = [], []
         for part in self.parts():

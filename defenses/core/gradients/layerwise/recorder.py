@@ -8,7 +8,7 @@ it is known whether norms, sums or rows of them are wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Use:
             where there are none.
         buffers: gives buffers for rows that are kept until the sums are done; None where no caller says when that is,
             or where nobody wants norms.
+        masks: of "weight" or "bias", the part of it whose norms will be asked for, where that is not all of it.
     """
 
     layer: nn.Module
@@ -41,6 +42,7 @@ class Use:
     signals: Tensor
     statistics: tuple[Tensor, Tensor] | None = None
     buffers: Buffers | None = None
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def record(

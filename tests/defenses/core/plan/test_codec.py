@@ -129,6 +129,17 @@ def test_coordinates_in_order_are_those_that_were_given_whatever_the_caller_writ
         Coordinates(given[None], dim=9)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("dim", [1, 9, 1000])
+def test_coordinates_of_a_mask_are_those_that_it_marks(share, dim):
+    mask = torch.rand(dim, generator=torch.Generator().manual_seed(0)) < share
+    codec = Coordinates.of(mask)
+    assert codec.dim == dim and codec.kept.dtype == torch.int64
+    assert codec.kept.tolist() == [number for number, kept in enumerate(mask.tolist()) if kept]
+    assert torch.equal(Coordinates(codec.kept.flip(0), dim=dim).kept, codec.kept)
+    assert torch.equal(codec.decode(torch.ones(codec.size)), mask.float())
+
+
 def test_float32_bases_stay_orthogonal_to_what_they_leave_over():
     subspace = Subspace.of(basis(2000, 30).float())
     rows = 1e3 * torch.randn(4, 2000, generator=torch.Generator().manual_seed(0))
@@ -181,7 +192,7 @@ def test_a_mask_is_refused_with_what_to_write_instead():
     made = object.__new__(Coordinates)  # past the types that are checked while tests run, and nowhere else
     object.__setattr__(made, "kept", mask)
     object.__setattr__(made, "dim", 3)
-    with pytest.raises(ValueError, match=r"kept must be coordinates, int64, got torch\.bool; .*nonzero"):
+    with pytest.raises(ValueError, match=r"kept must be coordinates, int64, got torch\.bool; .*Coordinates\.of"):
         made.__post_init__()
     assert Coordinates(mask.nonzero().flatten(), dim=3).size == 2
 

@@ -90,7 +90,7 @@ def test_rows_norms_and_sums_are_those_of_patches(channels, kernel, stride, dila
     assert_close(rows_of(maker), expected)
     mask = torch.arange(maker.size) % 3 > 0
     for out in (None, torch.empty(count, maker.size)):
-        whole, masked = maker.squares(out, maker.order.ordered(mask).float())
+        whole, masked = maker.squares(out, maker.order.ordered(mask))
         assert_close(whole.sqrt(), expected.norm(dim=1))
         assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
         assert torch.equal(maker.squares(out)[0], whole)
@@ -112,6 +112,28 @@ def test_processors_of_all_vectors_have_the_same_rows(monkeypatch, vector, dtype
     assert_close(rows_of(maker), exact(inputs, signals, g))
     assert_close(maker.weighted(torch.ones(3)), maker.made(slice(None)).double().sum(dim=0))
     compiled_rows.row_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("vector", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (4, 16)])
+def test_a_mask_keeps_all_of_a_norm_or_nothing_and_what_it_leaves_out_may_be_anything(
+    monkeypatch, vector, dtype, channels
+):
+    monkeypatch.setattr(convolution_rows, "processor", lambda: Processor(vector=vector, sums=12))
+    convolution_rows.row_kernel.cache_clear()
+    g = geometry_of(channels=channels)
+    inputs, signals = images(3, g, (7, 6), dtype=dtype)
+    signals[1, 0] = torch.nan  # one channel of one example
+    maker = CompiledRows(inputs, signals, g, 1)
+    first = torch.arange(maker.size) % channels[1] == 0  # in the order of the rows
+    whole, all_of_it = maker.squares(None, torch.ones(maker.size, dtype=torch.bool))
+    assert torch.equal(whole[::2], all_of_it[::2]) and bool(all_of_it[1].isnan())
+    assert maker.squares(None, torch.zeros(maker.size, dtype=torch.bool))[1].tolist() == [0, 0, 0]
+    whole, others = maker.squares(None, ~first)
+    assert bool(whole[1].isnan()) and bool(torch.isfinite(others).all())
+    assert_close(others.sqrt(), (maker.made(slice(None)).double()[:, ~first]).norm(dim=1))
+    convolution_rows.row_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("views", [1, 2])
@@ -314,7 +336,7 @@ def test_tensors_that_a_kernel_would_read_past_the_end_of_are_refused():
     for out in (torch.empty(1, size), torch.empty(2, size - 1), torch.empty(size, 2).T, torch.empty(2, size).double()):
         with pytest.raises((ValueError, TypeCheckError)):
             maker.squares(out)
-    for mask in (torch.ones(size - 1), torch.ones(size).bool(), torch.ones(1).expand(size)):
+    for mask in (torch.ones(size - 1).bool(), torch.ones(size), torch.ones(1).bool().expand(size)):
         with pytest.raises((ValueError, TypeCheckError)):
             maker.squares(None, mask)
     with pytest.raises((ValueError, TypeCheckError)):
@@ -353,7 +375,7 @@ def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatc
     inputs, signals = images(3, g, (7, 6))
     maker, expected = CompiledRows(inputs, signals, g, 1), exact(inputs, signals, g)
     mask = torch.arange(maker.size) % 3 > 0
-    whole, masked = maker.squares(torch.empty(3, maker.size), maker.order.ordered(mask).float())
+    whole, masked = maker.squares(torch.empty(3, maker.size), maker.order.ordered(mask))
     assert_close(rows_of(maker), expected)
     assert_close(whole.sqrt(), expected.norm(dim=1))
     assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
