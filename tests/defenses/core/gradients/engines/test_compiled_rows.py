@@ -121,7 +121,7 @@ def test_a_mask_keeps_all_of_a_norm_or_nothing_and_what_it_leaves_out_may_be_any
     monkeypatch, vector, dtype, channels
 ):
     monkeypatch.setattr(convolution_rows, "processor", lambda: Processor(vector=vector, sums=12))
-    convolution_rows.row_kernel.cache_clear()
+    compiled_rows.row_kernel.cache_clear()
     g = geometry_of(channels=channels)
     inputs, signals = images(3, g, (7, 6), dtype=dtype)
     signals[1, 0] = torch.nan  # one channel of one example
@@ -133,7 +133,7 @@ def test_a_mask_keeps_all_of_a_norm_or_nothing_and_what_it_leaves_out_may_be_any
     whole, others = maker.squares(None, ~first)
     assert bool(whole[1].isnan()) and bool(torch.isfinite(others).all())
     assert_close(others.sqrt(), (maker.made(slice(None)).double()[:, ~first]).norm(dim=1))
-    convolution_rows.row_kernel.cache_clear()
+    compiled_rows.row_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("views", [1, 2])
