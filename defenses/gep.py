@@ -122,7 +122,13 @@ class Gep:
             coins = context.coins(f"gep {context.step} {number}")
             found.append(
                 leading_directions(
-                    rows[:, a:b], rank, method="randomized", generator=coins, oversampling=0, passes=self.passes
+                    rows[:, a:b],
+                    rank,
+                    method="randomized",
+                    generator=coins,
+                    oversampling=0,
+                    passes=self.passes,
+                    ordered=False,
                 )
             )
         return tuple(found)

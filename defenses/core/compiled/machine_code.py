@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -70,6 +71,26 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
     function = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(name))
     function.engine = engine  # type: ignore[attr-defined]  owns the code, which must live as long
     return function
+
+
+def in_threads(work: Callable[[int], None], count: int, *, at_once: int) -> None:
+    """Calls `work` with all numbers below `count`, which leaves other threads of Python running.
+
+    Args:
+        work: of one number; what it raises is raised here.
+        count: at least 1.
+        at_once: threads, this one among them.
+    """
+    if min(count, at_once) == 1:
+        for number in range(count):
+            work(number)
+        return
+    # Made anew, 0.1 ms: one that is kept is dead in a process that was forked.
+    with ThreadPoolExecutor(at_once - 1) as threads:
+        waiting = [threads.submit(work, number) for number in range(1, count)]
+        work(0)
+        for each in waiting:
+            each.result()
 
 
 def _machine() -> binding.TargetMachine:

@@ -17,12 +17,14 @@ Guarantee:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from .products import compiled_for, lower_products
 
 _STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
 _BAND = 48  # rows of a Gram matrix that are computed at once; MKL's kernels take 24 (float64) or 48 (float32)
@@ -40,6 +42,7 @@ def leading_directions(
     generator: torch.Generator | None = None,
     oversampling: int = 10,
     passes: int = 2,
+    ordered: bool = True,
 ) -> Float[Tensor, "dim k"]:
     """An orthonormal basis of the directions in which the rows' uncentred second moment is largest, in order.
 
@@ -48,9 +51,9 @@ def leading_directions(
     one. For one basis a layer, call it on the columns of each.
 
     Which method: `gram` is exact, and its cost grows with the square of the number of rows. `randomized` costs
-    2 * passes + 1 products of the rows with rank + oversampling vectors: on two CPU cores it is the faster one from
-    about 5 rows a direction on (2.3 times at 1000 rows, 5 times at 2000, for 100 directions). Its last directions are
-    approximate unless the spectrum decays.
+    2 * passes + 1 products of the rows with rank + oversampling vectors, or, where they are fewer, inner products of
+    the rows and one of these: on two CPU cores it is the faster one from about 5 rows a direction on (2.3 times at 1000
+    rows, 5 times at 2000, for 100 directions). Its last directions are approximate unless the spectrum decays.
 
     Args:
         rows: one gradient a row, float32 or float64, on any device; in any units.
@@ -60,6 +63,8 @@ def leading_directions(
         oversampling: further vectors that `randomized` carries along.
         passes: power iterations of `randomized`, each of which adds two to the power of the singular values' ratios
             that its errors shrink with.
+        ordered: False where no more than the span matters: that of all rows then gets a basis by a Cholesky
+            decomposition, in a tenth of the time of eigenvectors.
 
     Returns:
         Orthonormal columns in the rows' dtype, on their device. There are fewer than `rank` where the rows span fewer
@@ -86,10 +91,15 @@ def leading_directions(
     rows = _of_moderate_size(rows)
     sketch = rank + oversampling
     if method == "gram" or sketch >= min(count, dim):
-        basis = _from_gram(rows, rank, out=None)
+        basis = _from_gram(rows, rank, ordered=ordered)
+    elif count <= min(dim, 4 * passes * sketch):
+        # Inner products of all rows, half of a matrix, are fewer than those that the passes would take.
+        moments = gram(rows, torch.float64)
+        within = _iterated(rows, sketch, passes, generator, lambda chosen: moments @ chosen)
+        basis = _from_gram(rows, rank, moments=moments, within=within, ordered=ordered)
     else:
         compressed = _compressed(rows, sketch, passes, generator)
-        basis = _from_gram(compressed, rank, out=compressed)
+        basis = _from_gram(compressed, rank, out=compressed, ordered=ordered)
     _orient(basis)
     return basis.T
 
@@ -102,22 +112,44 @@ def orthonormality_error(basis: Float[Tensor, "dim k"]) -> float:
         return _distance_from_identity(exact.T @ exact)
     directions = basis.T
     if directions.dtype == torch.float32 and not directions.is_cuda:
-        error = _distance_from_identity(_gram(directions, torch.float32))
+        error = _distance_from_identity(gram(directions, torch.float32))
         if error < 3e-5:  # and 6.1e-5 of rounding at most
             return error
-    return _distance_from_identity(_gram(directions, torch.float64))
+    return _distance_from_identity(gram(directions, torch.float64))
 
 
-def _from_gram(rows: Float[Tensor, "m d"], rank: int, *, out: Tensor | None) -> Float[Tensor, "k d"]:
-    """Leading directions as contiguous rows, unsigned; `out` may be the rows themselves, which are then overwritten."""
+def _from_gram(
+    rows: Float[Tensor, "m d"],
+    rank: int,
+    *,
+    ordered: bool,
+    moments: Float[Tensor, "m m"] | None = None,
+    within: Float[Tensor, "m s"] | None = None,
+    out: Tensor | None = None,
+) -> Float[Tensor, "k d"]:
+    """Leading directions as contiguous rows, unsigned.
+
+    Args:
+        rows: more numbers a row than rows, if one of the others is given.
+        rank: largest number of directions.
+        ordered: as for `leading_directions`.
+        moments: the rows' inner products, where they are known.
+        within: orthonormal columns; only those combinations of the rows are looked at. All where None.
+        out: where the directions are written; it may be the rows themselves.
+    """
     if rows.shape[1] < rows.shape[0]:  # then the smaller matrix of inner products is the one of the columns
-        _, vectors = leading_eigenvectors(_gram(rows.T, torch.float64), rank)
+        _, vectors = leading_eigenvectors(gram(rows.T, torch.float64), rank)
         return vectors.T.to(rows.dtype).contiguous()
 
-    moments = _gram(rows, torch.float64)
-    values, vectors = leading_eigenvectors(moments, rank)
-    # v_j = rows^T u_j / sigma_j. On CUDA in float64, because float32 products may be TF32 there.
-    exact = (vectors / values.sqrt()).T
+    moments = gram(rows, torch.float64) if moments is None else moments
+    inner = moments if within is None else within.T @ moments @ within
+    exact = None if ordered or rank < len(inner) else whitening(inner, 1 / _NEGLIGIBLE)
+    if exact is None:
+        values, vectors = leading_eigenvectors(inner, rank)
+        exact = (vectors / values.sqrt()).T  # v_j = rows^T u_j / sigma_j
+    if within is not None:
+        exact = exact @ within.T
+    # On CUDA in float64, because float32 products may be TF32 there.
     working = torch.float64 if rows.is_cuda else rows.dtype
     weights = [exact.to(working)]
     # Rounding the coefficients adds some of v_1 to v_j, in proportion to sigma_1 / sigma_j: known before the product.
@@ -138,21 +170,32 @@ def _compressed(
 ) -> Float[Tensor, "s d"]:
     """Combinations of the rows that span nearly what the leading directions span: Q^T rows, by subspace iteration."""
     working = torch.float64 if rows.is_cuda else rows.dtype
+
+    def image(chosen: Tensor) -> Tensor:
+        total, left = torch.zeros_like(chosen), chosen.T.to(working)
+        for _, strips in _strips(rows):
+            block = strips.to(working)
+            products = torch.bmm(left.expand(len(block), -1, -1), block)
+            total += torch.bmm(block, products.mT).sum(dim=0, dtype=torch.float64)
+        return total
+
+    chosen = _iterated(rows, size, passes, generator, image)
+    compressed = rows.new_empty(size, rows.shape[1])
+    _combine([chosen.T.to(working)], rows, compressed, working)
+    return compressed
+
+
+def _iterated(
+    rows: Tensor, size: int, passes: int, generator: torch.Generator | None, image: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "m s"]:
+    """Orthonormal combinations of rows after some power iterations, of which `image` is one."""
     # On the CPU, because generators of different devices draw different numbers.
     draws = torch.randn(rows.shape[0], size, generator=generator, dtype=torch.float64).to(rows.device)
     # A QR after each pass (Algorithm 4.4): powers alone lose the smaller directions to rounding.
     chosen = torch.linalg.qr(draws).Q
     for _ in range(passes):
-        image = torch.zeros_like(chosen)
-        left = chosen.T.to(working)
-        for _, strips in _strips(rows):
-            block = strips.to(working)
-            products = torch.bmm(left.expand(len(block), -1, -1), block)
-            image += torch.bmm(block, products.mT).sum(dim=0, dtype=torch.float64)
-        chosen = torch.linalg.qr(image).Q
-    compressed = rows.new_empty(size, rows.shape[1])
-    _combine([chosen.T.to(working)], rows, compressed, working)
-    return compressed
+        chosen = torch.linalg.qr(image(chosen)).Q
+    return chosen
 
 
 def leading_eigenvectors(moments: Float[Tensor, "m m"], rank: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "m k"]]:
@@ -168,8 +211,25 @@ def leading_eigenvectors(moments: Float[Tensor, "m m"], rank: int) -> tuple[Floa
     return values[:kept], vectors[:, :kept]
 
 
-def _gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m"]:
+def whitening(moments: Float[Tensor, "m m"], most: float) -> Float[Tensor, "m m"] | None:
+    """A lower triangle W for which W moments W^T = 1; None where an eigenvalue may be too small for that.
+
+    Args:
+        moments: symmetric, positive semidefinite.
+        most: what the ratio of two eigenvalues is certain to be below.
+    """
+    factor, failed = torch.linalg.cholesky_ex(moments)
+    if bool(failed):
+        return None
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+    # The largest is at most the trace, the smallest at least 1 / |W|^2. NaN too.
+    return inverse if float(moments.trace() * inverse.square().sum()) < most else None
+
+
+def gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m"]:
     """Inner products of the rows: products in `working`, sums over strips in float64."""
+    if compiled_for(rows, rows):
+        return _mirrored(lower_products(rows, exact=working == torch.float64))
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for _, strips in _strips(rows):
         _add_products(total, strips.to(working))
@@ -178,14 +238,16 @@ def _gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m 
 
 def _combine(weights: list[Tensor], rows: Tensor, out: Tensor, working: torch.dtype) -> Float[Tensor, "k k"]:
     """Writes weights @ rows to `out`, which may be the rows, and returns the inner products of what it has written."""
+    compiled = compiled_for(out, out)
     total = torch.zeros(len(out), len(out), dtype=torch.float64, device=rows.device)
     for span, strips in _strips(rows):
         block = strips.to(working)
         for weight in weights:
             block = torch.bmm(weight.expand(len(block), -1, -1), block)
         out[:, span].unflatten(1, block.shape[::2]).copy_(block.transpose(0, 1))
-        _add_products(total, block.to(out.dtype).to(working))
-    return _mirrored(total)
+        if not compiled:  # else all at once, which takes less than what the cache saves
+            _add_products(total, block.to(out.dtype).to(working))
+    return gram(out, working) if compiled else _mirrored(total)
 
 
 def _add_products(total: Float[Tensor, "m m"], strips: Float[Tensor, "p m n"]) -> None:

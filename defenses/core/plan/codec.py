@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .basis import orthonormality_error
+from .basis import gram, orthonormality_error
 from .bound import row_norms
 from .products import inner_products
 from .rounding import LEAST_SHARE
@@ -242,7 +242,7 @@ class Subspace:
 
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
         """Inner products of each basis's directions, float64: the identity up to what `bases` may be off."""
-        return tuple(inner_products(basis.T, basis).double() for basis in self.bases)
+        return tuple(gram(basis.T, basis.dtype) for basis in self.bases)
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """Inner products with the directions."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .basis import leading_directions
+from .basis import gram, leading_directions
 from .codec import Subspace
 from .defense import Context
 from .implicit import ImplicitSubspace, OuterDirections
@@ -182,7 +182,8 @@ def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remem
     rows = batch.columns(start, stop)
     if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-    return leading_directions(rows, rank)
+    # Bounds and noise look the same in all directions.
+    return leading_directions(rows, rank, ordered=False)
 
 
 def _check(rank: int, scope: str, interval: int) -> None:
@@ -205,18 +206,8 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     careful = 2 * rank > dim or dim < _MANY
     vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
     for _ in range(2 if careful else 1):
-        factor = torch.linalg.cholesky(_lower_gram(vectors))
+        factor = torch.linalg.cholesky(gram(vectors, vectors.dtype))
         # By the inverse, a product: of factors so well conditioned it is as exact, and takes a third of the time.
         inverse = torch.linalg.solve_triangular(factor, torch.eye(rank, dtype=factor.dtype), upper=False)
-        vectors = inverse @ vectors
+        vectors = inverse.to(vectors.dtype) @ vectors
     return vectors.float().T  # of a contiguous matrix, as leading directions are
-
-
-def _lower_gram(vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
-    """Inner products of the vectors, of which Cholesky reads the lower half: above the blocks of a band it is zero."""
-    found, count = vectors.new_zeros(len(vectors), len(vectors)), len(vectors)
-    band = max(64, -(-count // 4))
-    for start in range(0, count, band):
-        stop = min(start + band, count)
-        found[start:stop, :stop] = vectors[start:stop] @ vectors[:stop].T
-    return found

@@ -8,7 +8,6 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 
 import torch
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...compiled.convolution_rows import RowKernel
-from ...compiled.machine_code import processor
+from ...compiled.machine_code import in_threads, processor
 from .geometry import Geometry
 from .kept_rows import ProductOrder
 from .patches import PatchProducts, images_of
@@ -146,15 +145,7 @@ class CompiledRows:
             zeros = signals.new_zeros(self.kernel.padded)
             run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
 
-        if count == 1:
-            share(0)
-            return
-        # Made anew, 0.1 ms: one that is kept is dead in a process that was forked.
-        with ThreadPoolExecutor(count - 1) as threads:
-            waiting = [threads.submit(share, number) for number in range(1, count)]
-            share(0)
-            for each in waiting:
-                each.result()
+        in_threads(share, count, at_once=count)
 
 
 @lru_cache(maxsize=512)

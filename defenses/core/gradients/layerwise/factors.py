@@ -19,7 +19,7 @@ from torch import Tensor
 from ...compiled.row_squares import row_squares
 from ...plan.bound import row_norms
 from ...plan.lengths import lengths
-from ...plan.onednn import product
+from ...plan.products import product
 
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...plan.onednn import product
+from ...plan.products import product
 from .factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
 from .geometry import Geometry
 
@@ -49,7 +49,8 @@ class ProductOrder:
         if groups > 1 or 2 * (last - first) > out:
             first, last = 0, out
         # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
-        turned = F.pad(basis.T, (start - first * patch, last * patch - start - len(basis)))
+        before, behind = start - first * patch, last * patch - start - len(basis)
+        turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
         directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), groups * patch, -1)
         some = made

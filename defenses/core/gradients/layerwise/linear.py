@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...plan.onednn import product
+from ...plan.products import compiled_for, outer_products, product
 from .cost import Shape, Strategy, cheapest
 from .factors import (
     BasisPiece,
@@ -26,6 +26,8 @@ from .factors import (
     product_size,
     recomputed,
 )
+
+_MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
 
 
 class Outer(FactoredGradient):
@@ -87,6 +89,8 @@ class Outer(FactoredGradient):
 
     def _products(self, start: int, basis: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:
         """Inner products with a piece of a basis, of the outputs that it touches alone."""
+        if basis.shape[1] >= _MANY and compiled_for(self.signals, self.inputs, basis.T):
+            return outer_products(self.signals, self.inputs, start, basis)
         width, stop, directions = self.inputs.shape[1], start + len(basis), basis.shape[1]
         first, last = start // width, -(-stop // width)
         outputs, turned = last - first, basis.T

@@ -305,3 +305,51 @@ def test_the_numbers_are_those_of_numpy():
     np.testing.assert_allclose(
         np.square(rows @ basis.numpy()).sum(axis=0), [97 + math.sqrt(5584), 97 - math.sqrt(5584)], rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "dim"), [(1, 30), (2, 2), (20, 3000), (60, 60), (100, 8192)])
+def test_where_order_does_not_matter_all_rows_are_spanned_and_directions_signed(count, dim, dtype):
+    rows = torch.randn(count, dim, generator=coins(3), dtype=dtype)
+    basis = leading_directions(rows, count + 5, ordered=False)
+    assert basis.shape == (dim, count) and orthonormality_error(basis) < 1e-5
+    inside = (rows.double() @ basis.double()) @ basis.double().T
+    torch.testing.assert_close(inside, rows.double(), rtol=1e-4, atol=1e-4)
+    assert bool((basis.gather(0, basis.abs().argmax(dim=0, keepdim=True)) > 0).all())
+
+
+@pytest.mark.parametrize("method", ["gram", "randomized"])
+@pytest.mark.parametrize("kind", ["repeated", "zeros among them", "all zeros", "nearly repeated", "huge among small"])
+def test_without_an_order_dependent_rows_still_give_what_they_span(kind, method):
+    rows = torch.randn(12, 400, generator=coins(4))
+    spanned = 12
+    if kind == "repeated":
+        rows[6:], spanned = rows[:6].clone(), 6
+    elif kind == "zeros among them":
+        rows[3:5], spanned = 0.0, 10
+    elif kind == "all zeros":
+        rows[:], spanned = 0.0, 0
+    elif kind == "nearly repeated":
+        rows[6:] = rows[:6] + 1e-3 * rows[6:]
+    else:
+        rows[0] *= 1e3
+    ways = [leading_directions(rows, 12, method=method, generator=coins(), ordered=some) for some in (True, False)]
+    for basis in ways:
+        assert basis.shape == (400, spanned) and orthonormality_error(basis) < 1e-5
+    if spanned:
+        assert smallest_cosine(*ways) > 1 - 1e-4
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("count", [40, 100, 500])
+def test_few_rows_are_iterated_by_their_inner_products_and_many_by_themselves(count, ordered):
+    decay = (0.9 ** torch.arange(count)).unsqueeze(1)
+    rows = decay * torch.linalg.qr(torch.randn(3000, count, generator=coins(5))).Q.T
+    found = leading_directions(
+        rows, 10, method="randomized", generator=coins(6), oversampling=10, passes=2, ordered=ordered
+    )
+    exact = leading_directions(rows, 10)
+    assert found.shape == (3000, 10) and orthonormality_error(found) < 1e-5
+    # By the share of the rows' squares that is caught: no subspace of ten catches more than the exact one.
+    caught, most = ((rows @ basis).double().square().sum() for basis in (found, exact))
+    assert 0.97 * most <= caught <= (1 + 1e-5) * most
