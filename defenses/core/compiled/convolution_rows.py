@@ -25,7 +25,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, compiled, counted, processor
+from .machine_code import INT, LlvmValue, VectorWriter, compiled, counted, processor
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
@@ -143,30 +143,20 @@ class _Tile:
     steps: tuple[int, ...]
 
 
-class _RowWriter:
+class _RowWriter(VectorWriter):
     """Writes one kernel in LLVM's representation."""
 
     def __init__(self, sizes: RowKernel, what: str) -> None:
         host = processor()
         assert host is not None  # noqa: S101  the caller has asked
+        super().__init__("rows", host, wide=sizes.wide)
         self._sizes = sizes
-        self._number = ir.DoubleType() if sizes.wide else ir.FloatType()
-        self._bytes = 8 if sizes.wide else 4
-        self._lanes = host.vector // self._bytes
-        self._vector = ir.VectorType(self._number, self._lanes)
         self._vectors = -(-sizes.leaving // self._lanes)
         _, _, left, right = sizes.padding
         self._line = (sizes.width + left + right) * sizes.entering
-        self.module = ir.Module("rows")
-        self._fma = self._declared("fma", self._vector, [self._vector] * 3)
         self._beside = 3 if self._vectors % 3 == 0 else min(2, self._vectors)
         self._tiles = _tiles(sizes, self._line, host.sums // self._beside)
         self._write(what)
-
-    def _declared(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        kind = f"v{self._lanes}f{8 * self._bytes}"
-        suffix = f"{kind}.p0" if name.startswith("masked") else kind
-        return ir.Function(self.module, ir.FunctionType(gives, takes), f"llvm.{name}.{suffix}")
 
     def _write(self, what: str) -> None:
         s, pointer = self._sizes, self._number.as_pointer()
@@ -240,11 +230,9 @@ class _RowWriter:
         alike: dict[tuple[int, ...], list[_Tile]] = {}
         for tile in self._tiles:
             alike.setdefault(tile.steps, []).append(tile)
-        for number, (steps, tiles) in enumerate(alike.items()):
+        for steps, tiles in alike.items():
             pairs = [value for tile in tiles for value in (tile.first * self._sizes.leaving, tile.place)]
-            kind = ir.ArrayType(INT, len(pairs))
-            table: Any = ir.GlobalVariable(self.module, kind, f"tiles{number}")
-            table.global_constant, table.initializer = True, ir.Constant(kind, pairs)
+            table = self._table(pairs)
             with counted(build, INT(0), INT(len(tiles))) as tile:
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
@@ -340,26 +328,10 @@ class _RowWriter:
             sums = loop.sums
         for offset in range(whole * 4 * lanes, size, lanes):
             sums[0] = add(sums[0], None, offset)
-        total = build.fadd(build.fadd(sums[0], sums[1]), build.fadd(sums[2], sums[3]))
-        parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(lanes)]
-        while len(parts) > 1:
-            parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        return self._total(build.fadd(build.fadd(sums[0], sums[1]), build.fadd(sums[2], sums[3])))
 
     def _load(self, channels: LlvmValue, vector: int) -> LlvmValue:
         return self._at(channels, vector * self._lanes, self._sizes.leaving - vector * self._lanes)
-
-    def _at(self, start: LlvmValue, offset: int, there: int | None = None) -> LlvmValue:
-        """A vector of numbers, filled up with zeros where fewer are there."""
-        build, kind = self._build, self._vector.as_pointer()
-        place = build.bitcast(build.gep(start, [INT(offset)]), kind)
-        if there is None or there >= self._lanes:
-            found = build.load(place)
-            found.align = self._bytes
-            return found
-        mask, zero = self._mask(there), ir.Constant(self._vector, [0.0] * self._lanes)
-        load = self._masked("load", self._vector, [kind, ir.IntType(32), mask.type, self._vector])
-        return build.call(load, [place, ir.IntType(32)(self._bytes), mask, zero])
 
     def _store(self, value: LlvmValue, channels: LlvmValue, vector: int) -> None:
         build, kind = self._build, self._vector.as_pointer()
@@ -371,19 +343,6 @@ class _RowWriter:
         mask = self._mask(there)
         store = self._masked("store", ir.VoidType(), [self._vector, kind, ir.IntType(32), mask.type])
         build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
-
-    def _masked(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        known = self.module.globals.get(f"llvm.masked.{name}.v{self._lanes}f{8 * self._bytes}.p0")
-        return known or self._declared(f"masked.{name}", gives, takes)
-
-    def _mask(self, there: int) -> ir.Constant:
-        return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < there) for i in range(self._lanes)])
-
-    def _spread(self, value: LlvmValue) -> LlvmValue:
-        """A vector of one number."""
-        build, none = self._build, ir.Constant(self._vector, ir.Undefined)
-        one = build.insert_element(none, value, ir.IntType(32)(0))
-        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
 
 
 def _tiles(sizes: RowKernel, line: int, most: int) -> list[_Tile]:

@@ -117,3 +117,67 @@ class Counted:
 
     number: LlvmValue
     sums: list[LlvmValue]
+
+
+class VectorWriter:
+    """What writers of kernels share: vectors of a processor's registers, filled up with zeros where numbers end."""
+
+    def __init__(self, name: str, host: Processor, *, wide: bool) -> None:
+        """Begins a module.
+
+        Args:
+            name: of the module.
+            host: what it is for.
+            wide: whether numbers are float64, not float32.
+        """
+        self._number = ir.DoubleType() if wide else ir.FloatType()
+        self._bytes = 8 if wide else 4
+        self._lanes = host.vector // self._bytes
+        self._vector = ir.VectorType(self._number, self._lanes)
+        self.module = ir.Module(name)
+        self._fma = self._declared("fma", self._vector, [self._vector] * 3)
+        self._build: Any = None  # of the function that is being written
+
+    def _declared(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
+        kind = f"v{self._lanes}f{8 * self._bytes}"
+        suffix = f"{kind}.p0" if name.startswith("masked") else kind
+        return ir.Function(self.module, ir.FunctionType(gives, takes), f"llvm.{name}.{suffix}")
+
+    def _at(self, start: LlvmValue, offset: int, there: int | None = None) -> LlvmValue:
+        """A vector of numbers, filled up with zeros where fewer are there."""
+        build, kind = self._build, self._vector.as_pointer()
+        place = build.bitcast(build.gep(start, [INT(offset)]), kind)
+        if there is None or there >= self._lanes:
+            found = build.load(place)
+            found.align = self._bytes
+            return found
+        mask, zero = self._mask(there), ir.Constant(self._vector, [0.0] * self._lanes)
+        load = self._masked("load", self._vector, [kind, ir.IntType(32), mask.type, self._vector])
+        return build.call(load, [place, ir.IntType(32)(self._bytes), mask, zero])
+
+    def _masked(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
+        known = self.module.globals.get(f"llvm.masked.{name}.v{self._lanes}f{8 * self._bytes}.p0")
+        return known or self._declared(f"masked.{name}", gives, takes)
+
+    def _mask(self, there: int) -> ir.Constant:
+        return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < there) for i in range(self._lanes)])
+
+    def _spread(self, value: LlvmValue) -> LlvmValue:
+        """A vector of one number."""
+        build, none = self._build, ir.Constant(ir.VectorType(value.type, self._lanes), ir.Undefined)
+        one = build.insert_element(none, value, ir.IntType(32)(0))
+        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
+
+    def _total(self, vector: LlvmValue) -> LlvmValue:
+        """The sum of a vector's numbers, of neighbours first."""
+        parts = [self._build.extract_element(vector, ir.IntType(32)(i)) for i in range(self._lanes)]
+        while len(parts) > 1:
+            parts = [self._build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def _table(self, values: Sequence[int]) -> LlvmValue:
+        """A constant array."""
+        kind = ir.ArrayType(INT, len(values))
+        table: Any = ir.GlobalVariable(self.module, kind, self.module.get_unique_name("table"))
+        table.global_constant, table.initializer = True, ir.Constant(kind, list(values))
+        return table
