@@ -8,9 +8,9 @@ Where positions are few and channels many, that is a tenth of the gradient's wor
 Here inner products of pixels and of derivatives are formed in registers, tile by tile, from where the numbers lie, and
 the matrices of both stay in the cache. A pixel of the padding has no products: its places in a matrix stay zero.
 
-At stride s both pixels of a pair have the same remainders (y mod s, x mod s). Pixels of the same remainders are an image
-of their own, a "phase", on which the stride is one: so a sum over k reads vectors at distances that are known when the
-kernel is compiled.
+At stride s both pixels of a pair have the same remainders (y mod s, x mod s). Pixels of the same remainders are an
+image of their own, a "phase", on which the stride is one: so a sum over k reads vectors at distances that are known
+when the kernel is compiled.
 
 Guarantee:
     An example's answer is made of its own numbers alone, by the same operations wherever in a batch it lies.
@@ -36,6 +36,8 @@ _TILE = 4
 _MOST_NUMBERS = 2**18
 # Offsets of a kernel, over which sums are unrolled.
 _MOST_OFFSETS = 160
+# Flops in the time that the sum over a vector's lanes takes, and a number of a sum along the kernel (Zen 5).
+_PER_PAIR, _PER_OFFSET = 64, 4
 # Numbers of the widest vector: rows of the matrices are read in whole vectors.
 _WIDEST = 16
 
@@ -84,9 +86,14 @@ class ProductKernel:
         return self.behind_pixels + self.sizes.rows * self.sizes.columns * self.step
 
     @cached_property
-    def pairs(self) -> tuple[int, int]:
-        """How many inner products of pixels and of derivatives are formed."""
-        return sum(points.pairs for points in self.pixels), self.derivatives.pairs
+    def flops(self) -> float:
+        """Of an example, channels in whole vectors; what is no product counts as the flops that take as long."""
+        host, s = processor(), self.sizes
+        lanes = host.vector // (8 if s.wide else 4) if host else 1
+        pixels, signals = sum(points.pairs for points in self.pixels), self.derivatives.pairs
+        entering, leaving = (-(-channels // lanes) * lanes for channels in (s.entering, s.leaving))
+        along = _PER_OFFSET * signals * s.kernel[0] * s.kernel[1]
+        return 2 * (pixels * entering + signals * leaving) + _PER_PAIR * (pixels + signals) + along
 
     @cached_property
     def measure(self) -> Callable[..., None]:

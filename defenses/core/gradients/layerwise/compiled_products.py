@@ -26,27 +26,36 @@ def product_squares(
     inputs: Float[Tensor, "images channels height width"],
     signals: Float[Tensor, "images out rows columns"],
     geometry: Geometry,
-) -> Squares:
-    """Squared norms of the gradients of images that are an example each, with slack for what cancels.
+) -> Squares | None:
+    """Squared norms of the gradients of images that are an example each; None where the kernel is not right.
 
     Raises:
         ValueError: for tensors that a kernel of this geometry would read past the end of.
     """
-    value, diagonal = _measured(inputs, signals, geometry)
+    refuse_unlike(inputs, signals, geometry, 1)
+    sizes = (geometry, inputs.shape[2:], signals.shape[2:])
+    kernel = product_kernel(*sizes, signals.dtype == torch.float64)
+    if not right(*sizes, signals.dtype):
+        return None
+    value, diagonal = _measured(inputs, signals, kernel)
     return cancelling(value, diagonal, signals.shape[2] * signals.shape[3], signals.dtype)
 
 
-def _measured(inputs: Tensor, signals: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    refuse_unlike(inputs, signals, geometry, 1)
-    wide = signals.dtype == torch.float64
-    kernel = product_kernel(geometry, inputs.shape[2:], signals.shape[2:], wide)
+@lru_cache(maxsize=512)
+def product_flops(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int]) -> float | None:
+    """What an example takes; None where matrices of inner products do not stay in the cache."""
+    kernel = product_kernel(g, inputs, signals, False)
+    return kernel.flops if kernel.fits else None
+
+
+def _measured(inputs: Tensor, signals: Tensor, kernel: ProductKernel) -> tuple[Tensor, Tensor]:
+    """Squared norms, and sums over positions of |x_t|² |s_t|²."""
     value, diagonal = signals.new_empty(2, len(signals), dtype=torch.float64)
 
     def run(*batch: int) -> None:
         kernel.measure(*batch, value.data_ptr(), diagonal.data_ptr())
 
-    flops = 2.0 * sum(pairs * channels for pairs, channels in zip(kernel.pairs, geometry.channels, strict=True))
-    in_threads(run, (inputs, signals), len(signals), numbers=kernel.numbers, flops=flops)
+    in_threads(run, (inputs, signals), len(signals), numbers=kernel.numbers, flops=kernel.flops)
     return value, diagonal
 
 
@@ -75,5 +84,5 @@ def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...],
     expected = reference.squares()[0], (sizes[0] * sizes[1]).sum(dim=1)
     x[1], s[1] = torch.nan, torch.nan
     limit = _TOLERANCE * float(expected[1].max())
-    pairs = zip(_measured(x, s, geometry), expected, strict=True)
-    return all(bool((found[::2] - value).abs().max() <= limit) for found, value in pairs)
+    found = _measured(x, s, product_kernel(geometry, inputs, signals, dtype == torch.float64))
+    return all(bool((a[::2] - b).abs().max() <= limit) for a, b in zip(found, expected, strict=True))

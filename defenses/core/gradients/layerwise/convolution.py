@@ -19,9 +19,9 @@ from torch.nn.grad import conv2d_weight
 
 from ...compiled.convolution_rows import MOST_IN_A_ROW
 from ...plan.bound import row_norms
-from . import compiled_products, compiled_rows
+from . import compiled_rows
 from . import winograd as tiles
-from .compiled_products import product_kernel, product_squares
+from .compiled_products import product_flops, product_squares
 from .compiled_rows import CompiledRows
 from .cost import Shape, Strategy, Summation, cheapest, estimates, made_by_kernel, summation
 from .factors import (
@@ -135,9 +135,9 @@ class Convolution(FactoredGradient):
             return self._kept.squares()
         way = cheapest(self.shape, self.like.device.type)
         if way is Strategy.PAIRS:
-            sizes = (values.shape[2:] for values in (self.inputs, self.signals))
-            if compiled_products.right(self.geometry, *sizes, self.like.dtype):
-                return product_squares(self.inputs, self.signals, self.geometry)
+            found = product_squares(self.inputs, self.signals, self.geometry)
+            if found is not None:
+                return found
             way = Strategy.PIXELS
         if way in (Strategy.GRAM, Strategy.PIXELS):
             return self._by_products(way)
@@ -300,7 +300,6 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
     plain = g.groups == 1 and views == 1
     once = g.stride == (1, 1) and g.dilation == (1, 1)
     tiles = views * ((rows + 1) // 2) * ((columns + 1) // 2)
-    kernel = product_kernel(g, inputs, signals, False) if plain and lanes else None
     return Shape(
         positions=views * rows * columns,
         inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
@@ -312,6 +311,6 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
         kernel=g.kernel,
         tiles=tiles if once and g.groups == 1 and g.kernel == (3, 3) else None,
         lanes=lanes,
-        pairs=kernel.pairs if kernel is not None and kernel.fits else None,
+        products=product_flops(g, inputs, signals) if plain and lanes else None,
         in_one_piece=views == 1 and rows * columns <= MOST_IN_A_ROW,
     )

@@ -22,7 +22,7 @@ class Strategy(Enum):
     FREE = "rows, freed at once"
     GRAM = "inner products of patches"
     PIXELS = "inner products of pixels, summed along the kernel"
-    PAIRS = "the same by our kernel for products"
+    PAIRS = "inner products of pixels, by our kernel for them"
 
 
 class Summation(Enum):
@@ -60,8 +60,6 @@ _WIDE_LANES = 16
 _BYTES = 4
 # Rows are kept where they take at most this many times the memory of what they are made from.
 _ROOM = 5.0
-# Flops in the time that a compiled inner product takes beside its own: for the sum of its lanes, and to its place.
-_PER_PAIR = 64
 # Bytes of the Winograd factors of one image, beyond which they fit neither the cache nor a memory budget.
 _MOST_FACTORS = 16 * 2**20
 
@@ -81,8 +79,8 @@ class Shape:
         patched: whether patches have to be copied out of the input.
         stored: numbers of input and output, which are there anyway.
         tiles: of 2x2 positions, where Winograd's products can form a sum over the batch (`winograd.py`); else None.
-        lanes: channels that our kernels work on at a time (`compiled_rows.py`); 0 where they cannot be used.
-        pairs: inner products of pixels and of derivatives that our kernel forms (`compiled_products.py`); else None.
+        lanes: channels that our kernel for rows works on at a time (`compiled_rows.py`); 0 where it cannot be used.
+        products: flops of our kernel for inner products (`compiled_products.py`); None where it cannot be used.
         in_one_piece: whether the kernel for rows forms a row in one go, so that it can add the same rows up.
     """
 
@@ -97,7 +95,7 @@ class Shape:
     patched: bool = True
     tiles: int | None = None
     lanes: int = 0
-    pairs: tuple[int, int] | None = None
+    products: float | None = None
     in_one_piece: bool = False
 
     @property
@@ -161,16 +159,6 @@ def _by_kernel(s: Shape, device: str) -> float:
     return 2 * s.positions * s.inputs * leaving / speed.compiled + _BYTES * (s.stored + s.row) / (2 * speed.stream)
 
 
-def _by_pairs(s: Shape, pairs: tuple[int, int], device: str) -> float:
-    # Vectors of channels are filled up.
-    filled = (-(-channels // s.lanes) * s.lanes for channels in (s.channels, s.outputs))
-    flops = sum(count * (2 * channels + _PER_PAIR) for count, channels in zip(pairs, filled, strict=True))
-    # A sum along the kernel, and at worst half of its vectors are filled.
-    flops += 4 * pairs[1] * s.kernel[0] * s.kernel[1]
-    speed = _speeds(s, device)
-    return flops / speed.compiled + _BYTES * s.stored / (2 * speed.stream)
-
-
 def _by_tiles(s: Shape, device: str) -> float:
     speed, tiles = _speeds(s, device), s.tiles or 0
     factors = 2 * _BYTES * 16 * tiles * (s.channels + s.outputs) / speed.memory
@@ -188,7 +176,8 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     speed = _speeds(shape, device)
     s, squared = shape, shape.positions**2
     made, redone = min(_by_patches(s, device), _by_kernel(s, device)), min(_summations(s, device).values())
-    read = 2 * _BYTES * s.row / speed.stream
+    # Written and read again; that our kernel writes is in its own cost.
+    read = (1 if made_by_kernel(s, device) else 2) * _BYTES * s.row / speed.stream
     costs = {Strategy.FREE: made + redone}
     if s.row <= _ROOM * s.stored:
         costs[Strategy.KEEP] = made + read
@@ -203,6 +192,6 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
         shifts = 2 * _BYTES * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
         inner = 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
         costs[Strategy.PIXELS] = inner + shifts + elementwise + redone
-    if s.pairs is not None:
-        costs[Strategy.PAIRS] = _by_pairs(s, s.pairs, device) + redone
+    if s.products is not None:
+        costs[Strategy.PAIRS] = s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
     return costs
