@@ -25,7 +25,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, compiled, counted, processor
+from .machine_code import INT, LlvmValue, VectorWriter, compiled, counted, processor
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
@@ -144,23 +144,17 @@ class _Tile:
     steps: tuple[int, ...]
 
 
-class _RowWriter:
+class _RowWriter(VectorWriter):
     """Writes one kernel in LLVM's representation."""
 
     def __init__(self, sizes: RowKernel, what: str) -> None:
         host = processor()
         assert host is not None  # noqa: S101  the caller has asked
+        super().__init__("rows", host, wide=sizes.wide)
         self._sizes = sizes
-        self._number = ir.DoubleType() if sizes.wide else ir.FloatType()
-        self._bytes = 8 if sizes.wide else 4
-        self._lanes = host.vector // self._bytes
-        self._vector = ir.VectorType(self._number, self._lanes)
         self._vectors = -(-sizes.leaving // self._lanes)
         _, _, left, right = sizes.padding
         self._line = (sizes.width + left + right) * sizes.entering
-        self.module = ir.Module("rows")
-        kind = ir.FunctionType(self._vector, [self._vector] * 3)
-        self._fma = ir.Function(self.module, kind, f"llvm.fma.v{self._lanes}f{8 * self._bytes}")
         self._beside = 3 if self._vectors % 3 == 0 else min(2, self._vectors)
         self._tiles = _tiles(sizes, self._line, host.sums // self._beside)
         self._write(what)
@@ -238,11 +232,9 @@ class _RowWriter:
         alike: dict[tuple[int, ...], list[_Tile]] = {}
         for tile in self._tiles:
             alike.setdefault(tile.steps, []).append(tile)
-        for number, (steps, tiles) in enumerate(alike.items()):
+        for steps, tiles in alike.items():
             pairs = [value for tile in tiles for value in (tile.first * self._sizes.leaving, tile.place)]
-            kind = ir.ArrayType(INT, len(pairs))
-            table: Any = ir.GlobalVariable(self.module, kind, f"tiles{number}")
-            table.global_constant, table.initializer = True, ir.Constant(kind, pairs)
+            table = self._table(pairs)
             with counted(build, INT(0), INT(len(tiles))) as tile:
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
@@ -339,32 +331,11 @@ class _RowWriter:
             sums = loop.sums
         for offset in range(whole * 4 * lanes, size, lanes):
             sums[:norms] = grown(sums[:norms], INT(0), offset, size - offset)
-        return [self._added(sums[number::norms]) for number in range(norms)]
-
-    def _added(self, sums: Sequence[LlvmValue]) -> LlvmValue:
-        """The numbers of four vectors, all added up."""
-        build = self._build
-        total = build.fadd(build.fadd(sums[0], sums[1]), build.fadd(sums[2], sums[3]))
-        parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(self._lanes)]
-        while len(parts) > 1:
-            parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        each = [sums[number::norms] for number in range(norms)]
+        return [self._total(build.fadd(build.fadd(a, b), build.fadd(c, d))) for a, b, c, d in each]
 
     def _load(self, channels: LlvmValue, vector: int) -> LlvmValue:
         return self._at(channels, vector * self._lanes, self._sizes.leaving - vector * self._lanes)
-
-    def _at(self, start: LlvmValue, offset: int, there: int | None = None, number: ir.Type | None = None) -> LlvmValue:
-        """A vector of numbers, filled up with zeros where fewer are there."""
-        build, vector = self._build, self._vector if number is None else ir.VectorType(number, self._lanes)
-        kind, align = vector.as_pointer(), self._bytes if number is None else 1
-        place = build.bitcast(build.gep(start, [INT(offset)]), kind)
-        if there is None or there >= self._lanes:
-            found = build.load(place)
-            found.align = align
-            return found
-        mask, zero = self._mask(there), ir.Constant(vector, None)
-        load = self._masked("load", vector, vector, [kind, ir.IntType(32), mask.type, vector])
-        return build.call(load, [place, ir.IntType(32)(align), mask, zero])
 
     def _store(self, value: LlvmValue, channels: LlvmValue, vector: int) -> None:
         build, kind = self._build, self._vector.as_pointer()
@@ -376,20 +347,6 @@ class _RowWriter:
         mask = self._mask(there)
         store = self._masked("store", self._vector, ir.VoidType(), [self._vector, kind, ir.IntType(32), mask.type])
         build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
-
-    def _masked(self, name: str, vector: ir.VectorType, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        kind = "i8" if vector.element == _BYTE else f"f{8 * self._bytes}"
-        full = f"llvm.masked.{name}.v{self._lanes}{kind}.p0"
-        return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
-
-    def _mask(self, there: int) -> ir.Constant:
-        return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < there) for i in range(self._lanes)])
-
-    def _spread(self, value: LlvmValue) -> LlvmValue:
-        """A vector of one number."""
-        build, none = self._build, ir.Constant(self._vector, ir.Undefined)
-        one = build.insert_element(none, value, ir.IntType(32)(0))
-        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
 
 
 def _tiles(sizes: RowKernel, line: int, most: int) -> list[_Tile]:

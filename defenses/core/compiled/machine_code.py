@@ -138,3 +138,72 @@ class Counted:
 
     number: LlvmValue
     sums: list[LlvmValue]
+
+
+class VectorWriter:
+    """What writers of kernels share: vectors of a processor's registers, filled up with zeros where numbers end."""
+
+    def __init__(self, name: str, host: Processor, *, wide: bool) -> None:
+        """Begins a module.
+
+        Args:
+            name: of the module.
+            host: what it is for.
+            wide: whether numbers are float64, not float32.
+        """
+        self._number = ir.DoubleType() if wide else ir.FloatType()
+        self._bytes = 8 if wide else 4
+        self._lanes = host.vector // self._bytes
+        self._vector = ir.VectorType(self._number, self._lanes)
+        self.module = ir.Module(name)
+        kind = ir.FunctionType(self._vector, [self._vector] * 3)
+        self._fma = ir.Function(self.module, kind, f"llvm.fma.v{self._lanes}f{8 * self._bytes}")
+        self._build: Any = None  # of the function that is being written
+
+    def _at(self, start: LlvmValue, offset: int, there: int | None = None, number: ir.Type | None = None) -> LlvmValue:
+        """A vector of numbers, filled up with zeros where fewer are there.
+
+        Args:
+            start: where its first number would be without the offset.
+            offset: in numbers.
+            there: how many are there; a whole vector where None.
+            number: bytes, where they are none of the module's numbers.
+        """
+        build, vector = self._build, self._vector if number is None else ir.VectorType(number, self._lanes)
+        kind, align = vector.as_pointer(), self._bytes if number is None else 1
+        place = build.bitcast(build.gep(start, [INT(offset)]), kind)
+        if there is None or there >= self._lanes:
+            found = build.load(place)
+            found.align = align
+            return found
+        mask, zero = self._mask(there), ir.Constant(vector, None)
+        load = self._masked("load", vector, vector, [kind, ir.IntType(32), mask.type, vector])
+        return build.call(load, [place, ir.IntType(32)(align), mask, zero])
+
+    def _masked(self, name: str, vector: ir.VectorType, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
+        kind = f"f{8 * self._bytes}" if vector.element == self._number else "i8"
+        full = f"llvm.masked.{name}.v{self._lanes}{kind}.p0"
+        return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
+
+    def _mask(self, there: int) -> ir.Constant:
+        return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < there) for i in range(self._lanes)])
+
+    def _spread(self, value: LlvmValue) -> LlvmValue:
+        """A vector of one number."""
+        build, none = self._build, ir.Constant(ir.VectorType(value.type, self._lanes), ir.Undefined)
+        one = build.insert_element(none, value, ir.IntType(32)(0))
+        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
+
+    def _total(self, vector: LlvmValue) -> LlvmValue:
+        """The sum of a vector's numbers, of neighbours first."""
+        parts = [self._build.extract_element(vector, ir.IntType(32)(i)) for i in range(self._lanes)]
+        while len(parts) > 1:
+            parts = [self._build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def _table(self, values: Sequence[int]) -> LlvmValue:
+        """A constant array."""
+        kind = ir.ArrayType(INT, len(values))
+        table: Any = ir.GlobalVariable(self.module, kind, self.module.get_unique_name("table"))
+        table.global_constant, table.initializer = True, ir.Constant(kind, list(values))
+        return table

@@ -45,16 +45,7 @@ class CompiledRows:
         Raises:
             ValueError: for tensors that a kernel of this geometry would read past the end of.
         """
-        count, (entering, leaving) = len(signals), geometry.channels
-        if inputs.shape[:2] != (count, entering) or signals.shape[:2] != (count, leaving) or count % views:
-            raise ValueError(
-                f"inputs and signals must have images of {geometry.channels} channels, {views} for each example, "
-                f"got {tuple(inputs.shape)}, {tuple(signals.shape)}"
-            )
-        if not usable(inputs, signals, geometry):
-            raise ValueError(
-                f"inputs and signals must both be float32 or float64 on the CPU, got {inputs.dtype}, {signals.dtype}"
-            )
+        refuse_unlike(inputs, signals, geometry, views)
         self.inputs, self.signals, self._geometry, self._views = inputs, signals, geometry, views
         self.order, self.scratch = ProductOrder(geometry), 0
         wide = signals.dtype == torch.float64
@@ -132,20 +123,47 @@ class CompiledRows:
         return whole, masked
 
     def _run(self, inputs: Tensor, signals: Tensor, run: Callable[..., None]) -> None:
-        """Calls a kernel with the images, room for a padded one, and the first and last example of each thread."""
-        inputs, signals = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, signals))
-        examples = len(signals) // self._views
-        if not examples:  # a compiled loop takes its first round before it asks
-            return
-        flops = 2.0 * self.size * self._views * signals.shape[1] * signals.shape[2]
-        count = max(1, min(torch.get_num_threads(), int(examples * flops / _WORTH_A_THREAD), examples))
-        edges = [round(examples * i / count) for i in range(count + 1)]
+        flops = 2.0 * self.size * self._views * signals.shape[2] * signals.shape[3]
+        over_images(run, (inputs, signals), len(signals) // self._views, numbers=self.kernel.padded, flops=flops)
 
-        def share(number: int) -> None:
-            zeros = signals.new_zeros(self.kernel.padded)
-            run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
 
-        in_threads(share, count, at_once=count)
+def over_images(
+    run: Callable[..., None], images: tuple[Tensor, Tensor], examples: int, *, numbers: int, flops: float
+) -> None:
+    """Calls a kernel with inputs, signals, memory of its own, and the first and last example of each thread.
+
+    Args:
+        run: takes three addresses and two numbers.
+        images: inputs and signals.
+        examples: how many there are.
+        numbers: zeros in the memory.
+        flops: of an example.
+    """
+    inputs, signals = (values.permute(0, 2, 3, 1).contiguous() for values in images)
+    if not examples:  # a compiled loop takes its first round before it asks
+        return
+    count = max(1, min(torch.get_num_threads(), int(examples * flops / _WORTH_A_THREAD), examples))
+    edges = [round(examples * i / count) for i in range(count + 1)]
+
+    def share(number: int) -> None:
+        zeros = signals.new_zeros(numbers)
+        run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
+
+    in_threads(share, count, at_once=count)
+
+
+def refuse_unlike(inputs: Tensor, signals: Tensor, geometry: Geometry, views: int) -> None:
+    """Refuses tensors that a kernel of this geometry would read past the end of."""
+    count, (entering, leaving) = len(signals), geometry.channels
+    if inputs.shape[:2] != (count, entering) or signals.shape[:2] != (count, leaving) or count % views:
+        raise ValueError(
+            f"inputs and signals must have images of {geometry.channels} channels, {views} for each example, "
+            f"got {tuple(inputs.shape)}, {tuple(signals.shape)}"
+        )
+    if not usable(inputs, signals, geometry):
+        raise ValueError(
+            f"inputs and signals must both be float32 or float64 on the CPU, got {inputs.dtype}, {signals.dtype}"
+        )
 
 
 @lru_cache(maxsize=512)

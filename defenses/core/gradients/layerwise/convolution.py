@@ -1,7 +1,7 @@
-"""Per-example gradients of a convolution's weight: sums over positions of derivative times patch, in four ways.
+"""Per-example gradients of a convolution's weight: sums over positions of derivative times patch, in several ways.
 
 Rows are made by products of patches (`patches.py`) or by compiled kernels (`compiled_rows.py`); norms without rows come
-from inner products between positions.
+from inner products between positions, of which there is a compiled kernel too (`compiled_products.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...compiled.convolution_rows import MOST_IN_A_ROW
 from ...plan.bound import row_norms
 from . import compiled_rows
 from . import winograd as tiles
+from .compiled_products import product_flops, product_squares
 from .compiled_rows import CompiledRows
 from .cost import Shape, Strategy, Summation, cheapest, estimates, made_by_kernel, summation
 from .factors import (
@@ -133,6 +134,11 @@ class Convolution(FactoredGradient):
         if self._kept is not None:
             return self._kept.squares()
         way = cheapest(self.shape, self.like.device.type)
+        if way is Strategy.PAIRS:
+            found = product_squares(self.inputs, self.signals, self.geometry)
+            if found is not None:
+                return found
+            way = Strategy.PIXELS
         if way in (Strategy.GRAM, Strategy.PIXELS):
             return self._by_products(way)
         return self._of_rows(keep=way is Strategy.KEEP)
@@ -308,5 +314,6 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
         kernel=g.kernel,
         tiles=tiles if once and g.groups == 1 and g.kernel == (3, 3) else None,
         lanes=lanes,
+        products=product_flops(g, inputs, signals) if plain and lanes else None,
         in_one_piece=views == 1 and rows * columns <= MOST_IN_A_ROW,
     )

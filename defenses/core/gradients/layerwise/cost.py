@@ -22,6 +22,7 @@ class Strategy(Enum):
     FREE = "rows, freed at once"
     GRAM = "inner products of patches"
     PIXELS = "inner products of pixels, summed along the kernel"
+    PAIRS = "inner products of pixels, by our kernel for them"
 
 
 class Summation(Enum):
@@ -41,7 +42,7 @@ class Speeds:
         whole: the vendor's weight gradient of a whole batch, flop/s.
         memory: bytes/s of copies and element-wise passes.
         stream: bytes/s of reading or writing in long runs.
-        compiled: our kernel for rows, flop/s.
+        compiled: our kernels, flop/s.
     """
 
     batched: float
@@ -79,7 +80,8 @@ class Shape:
         stored: numbers of input and output, which are there anyway.
         tiles: of 2x2 positions, where Winograd's products can form a sum over the batch (`winograd.py`); else None.
         lanes: channels that our kernel for rows works on at a time (`compiled_rows.py`); 0 where it cannot be used.
-        in_one_piece: whether that kernel forms a row in one go, so that it can add the same rows up.
+        products: flops of our kernel for inner products (`compiled_products.py`); None where it cannot be used.
+        in_one_piece: whether the kernel for rows forms a row in one go, so that it can add the same rows up.
     """
 
     positions: int
@@ -93,6 +95,7 @@ class Shape:
     patched: bool = True
     tiles: int | None = None
     lanes: int = 0
+    products: float | None = None
     in_one_piece: bool = False
 
     @property
@@ -173,7 +176,8 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     speed = _speeds(shape, device)
     s, squared = shape, shape.positions**2
     made, redone = min(_by_patches(s, device), _by_kernel(s, device)), min(_summations(s, device).values())
-    read = 2 * _BYTES * s.row / speed.stream
+    # Written and read again; that our kernel writes is in its own cost.
+    read = (1 if made_by_kernel(s, device) else 2) * _BYTES * s.row / speed.stream
     costs = {Strategy.FREE: made + redone}
     if s.row <= _ROOM * s.stored:
         costs[Strategy.KEEP] = made + read
@@ -188,4 +192,6 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
         shifts = 2 * _BYTES * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
         inner = 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
         costs[Strategy.PIXELS] = inner + shifts + elementwise + redone
+    if s.products is not None:
+        costs[Strategy.PAIRS] = s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
     return costs

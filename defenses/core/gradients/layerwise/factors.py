@@ -59,11 +59,22 @@ class Squares:
 def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"]) -> Squares:
     """Squared norms of sum_t s_t x_tᵀ from the inner products <x_t, x_u> and <s_t, s_u>; overwrites `products`."""
     diagonal = products.diagonal(dim1=1, dim2=2) * others.diagonal(dim1=1, dim2=2)
-    # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
-    terms = products.shape[1]
-    slack = diagonal.sum(dim=1).double() * (terms * _ROUNDING * torch.finfo(products.dtype).eps)
-    # |sum_t s_t x_tᵀ|² = sum_tu <x_t, x_u> <s_t, s_u>, whose terms cancel: hence the slack, and no root of a negative.
     value = products.mul_(others).flatten(1).sum(dim=1)
+    return cancelling(value, diagonal.sum(dim=1), products.shape[1], products.dtype)
+
+
+def cancelling(value: Tensor, diagonal: Tensor, terms: int, dtype: torch.dtype) -> Squares:
+    """Squared norms |sum_t s_t x_tᵀ|² = sum_tu <x_t, x_u> <s_t, s_u>, of which much may have cancelled.
+
+    Args:
+        value: that sum, of each example.
+        diagonal: sum_t |x_t|² |s_t|².
+        terms: how many t there are.
+        dtype: of the inner products.
+    """
+    # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
+    slack = diagonal.double() * (terms * _ROUNDING * torch.finfo(dtype).eps)
+    # Terms cancel: hence the slack, and no root of a negative.
     return Squares(value.double().clamp(min=0), slack if terms > 1 else torch.zeros_like(slack))
 
 

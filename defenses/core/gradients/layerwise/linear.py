@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...plan.products import compiled_for, outer_products, product
+from .compiled_products import product_flops, product_squares
+from .compiled_rows import usable
 from .cost import Shape, Strategy, cheapest
 from .factors import (
     BasisPiece,
@@ -26,6 +28,7 @@ from .factors import (
     product_size,
     recomputed,
 )
+from .geometry import Geometry
 
 _MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
 
@@ -141,7 +144,11 @@ class OuterSum(FactoredGradient):
     def squares(self) -> Squares:
         """By the formula that `cost.py` finds the cheapest."""
         way = cheapest(self._shape, self.like.device.type)
-        if way is Strategy.GRAM:
+        if way is Strategy.PAIRS:
+            found = product_squares(*self._images, self._geometry)
+            if found is not None:
+                return found
+        if way in (Strategy.GRAM, Strategy.PAIRS):
             positions = self.inputs.shape[1]
             each = 2 * positions**2 * self.like.element_size()
             pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
@@ -167,4 +174,18 @@ class OuterSum(FactoredGradient):
         _, positions, inputs = self.inputs.shape
         outputs = self.signals.shape[2]
         stored = positions * (inputs + outputs)
-        return Shape(positions=positions, inputs=inputs, outputs=outputs, stored=stored, patched=False)
+        compiled = positions > 0 and usable(*self._images, self._geometry)
+        products = product_flops(self._geometry, (1, positions), (1, positions)) if compiled else None
+        return Shape(
+            positions=positions, inputs=inputs, outputs=outputs, stored=stored, patched=False, products=products
+        )
+
+    @property
+    def _images(self) -> tuple[Tensor, Tensor]:
+        """What went in and the derivatives, as a convolution with a kernel of one pixel would have met them."""
+        return self.inputs.mT.unsqueeze(2), self.signals.mT.unsqueeze(2)
+
+    @property
+    def _geometry(self) -> Geometry:
+        channels, one = (self.inputs.shape[2], self.signals.shape[2]), (1, 1)
+        return Geometry(channels=channels, kernel=one, stride=one, dilation=one, padding=(0, 0, 0, 0), groups=1)
