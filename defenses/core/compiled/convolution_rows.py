@@ -25,7 +25,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .convolution_tiles import Part, Patch, Tile, even, parts, runs
+from .convolution_tiles import ChannelPart, Patch, PatchTile, even, parts, runs
 from .machine_code import INT, LlvmValue, Processor, compiled, counted, processor
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
@@ -90,7 +90,7 @@ class RowKernel:
         return _host().vector // (8 if self.wide else 4)
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ChannelPart]:
         """In which vectors the sums lie."""
         patch = Patch(self.kernel, self.dilation, self.entering, self.line)
         return parts(patch, self.leaving, self.lanes, _host().sums)
@@ -229,7 +229,7 @@ class _RowWriter:
         """All tiles over one block of positions; those of one shape share their code."""
         build = self._build
         for part in self._sizes.parts:
-            alike: dict[tuple[tuple[int, ...], ...], list[Tile]] = {}
+            alike: dict[tuple[tuple[int, ...], ...], list[PatchTile]] = {}
             for tile in part.tiles:
                 alike.setdefault(tile.groups, []).append(tile)
             for groups, tiles in alike.items():
@@ -245,7 +245,7 @@ class _RowWriter:
 
     def _columns(
         self,
-        part: Part,
+        part: ChannelPart,
         pixels: LlvmValue,
         derivatives: LlvmValue,
         into: LlvmValue,

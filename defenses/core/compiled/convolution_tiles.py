@@ -43,7 +43,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Tile:
+class PatchTile:
     """Neighbouring numbers of a patch.
 
     Attributes:
@@ -58,7 +58,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Part:
+class ChannelPart:
     """Channels whose sums lie in vectors of one kind.
 
     Attributes:
@@ -69,7 +69,7 @@ class Part:
 
     channels: range
     beside: int
-    tiles: Sequence[Tile]
+    tiles: Sequence[PatchTile]
 
     @property
     def vectors(self) -> int:
@@ -77,7 +77,7 @@ class Part:
         return len(self.channels) * sum(len(tile.groups) for tile in self.tiles)
 
 
-def parts(patch: Patch, leaving: int, lanes: int, most: int) -> list[Part]:
+def parts(patch: Patch, leaving: int, lanes: int, most: int) -> list[ChannelPart]:
     """The parts of a layer's gradient.
 
     Args:
@@ -95,7 +95,7 @@ def parts(patch: Patch, leaving: int, lanes: int, most: int) -> list[Part]:
         return along
     channels = range(0, leaving - few, lanes)
     beside = 3 if len(channels) % 3 == 0 else min(2, len(channels))
-    return [Part(channels, beside, _tiles(patch, 1, most // beside)), *along]
+    return [ChannelPart(channels, beside, _tiles(patch, 1, most // beside)), *along]
 
 
 def runs(places: Sequence[int]) -> list[range]:
@@ -109,19 +109,19 @@ def even(total: int, most: int) -> int:
     return -(-total // -(-total // max(1, most)))
 
 
-def _along_patch(patch: Patch, channels: range, lanes: int, most: int) -> Part:
+def _along_patch(patch: Patch, channels: range, lanes: int, most: int) -> ChannelPart:
     # Of few channels all loads of the patch serve few products; with many, registers do not suffice for what is spread.
     groups = max(len(tile.groups) for tile in _tiles(patch, lanes, most))
     beside = even(len(channels), max(most // 6, 3 * most // 4 // groups))
-    return Part(channels, beside, _tiles(patch, lanes, most // beside))
+    return ChannelPart(channels, beside, _tiles(patch, lanes, most // beside))
 
 
-def _loads(part: Part) -> int:
+def _loads(part: ChannelPart) -> int:
     each = sum(len(runs(group)) for tile in part.tiles for group in tile.groups)
     return each * -(-len(part.channels) // part.beside)
 
 
-def _tiles(patch: Patch, together: int, most: int) -> list[Tile]:
+def _tiles(patch: Patch, together: int, most: int) -> list[PatchTile]:
     """A patch's numbers in tiles of at most so many groups of so many numbers; tiles are nearly of one size."""
     lines = patch.lines()
     joined = [place for line in lines for place in line]
@@ -138,7 +138,7 @@ def _tiles(patch: Patch, together: int, most: int) -> list[Tile]:
         edges = [round(len(groups) * i / count) for i in range(count + 1)]
         for some in (groups[a:b] for a, b in pairwise(edges)):
             place = some[0][0]
-            tiles.append(Tile(first, place, tuple(tuple(step - place for step in group) for group in some)))
+            tiles.append(PatchTile(first, place, tuple(tuple(step - place for step in group) for group in some)))
             first += sum(map(len, some))
     return tiles
 

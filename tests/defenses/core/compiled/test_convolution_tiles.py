@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core.compiled.convolution_tiles import Part, Patch, parts, runs
+from defenses.core.compiled.convolution_tiles import ChannelPart, Patch, parts, runs
 
 PAIRS = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
@@ -14,7 +14,7 @@ def patch_of(entering, kernel, dilation=(1, 1)):
     return Patch(kernel=kernel, dilation=dilation, entering=entering, line=entering * 40)
 
 
-def places(part: Part, lanes: int):
+def places(part: ChannelPart, lanes: int):
     """(number of the patch, place in the input, channel) of every lane."""
     for tile in part.tiles:
         first = tile.first
