@@ -4,7 +4,8 @@ A gradient is a sum over positions of patch times derivative: a matrix product, 
 patches. Libraries copy these, or take examples for groups of channels, which copies them in and out of such a layout.
 Here a tile of the gradient stays in registers while positions go by; a patch's numbers are read where they lie, at
 distances from the position that are known when the kernel is compiled, and multiply vectors of the derivative's
-channels. That takes as long as the vendor's kernel for the sum over the batch (Zen 5: 240 of 256 Gflop/s).
+channels, or the other way round (`convolution_tiles.py`). That takes as long as the vendor's kernel for the sum over
+the batch, or less (Zen 5: 240 of 256 Gflop/s).
 
 Source: register tiling after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.
 
@@ -20,19 +21,17 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, VectorWriter, compiled, counted, processor
+from .convolution_tiles import ChannelPart, Patch, PatchTile, even, parts, runs
+from .machine_code import INT, LlvmValue, Processor, VectorWriter, compiled, counted, processor
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
 # Positions whose products are added one after another: in float32 such a sum is right to 1e-6 of its terms' lengths.
 MOST_IN_A_ROW = 512
-# Patches of more numbers are walked line by line of the kernel, so that code does not grow with them.
-_MOST_UNROLLED = 160
 _BYTE = ir.IntType(8)  # of a mask
 
 
@@ -81,12 +80,32 @@ class RowKernel:
         return self.kernel[0] * self.kernel[1] * self.entering * self.leaving
 
     @property
+    def line(self) -> int:
+        """Numbers of a line of a padded input."""
+        _, _, left, right = self.padding
+        return (self.width + left + right) * self.entering
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of a vector."""
+        return _host().vector // (8 if self.wide else 4)
+
+    @cached_property
+    def parts(self) -> list[ChannelPart]:
+        """In which vectors the sums lie."""
+        patch = Patch(self.kernel, self.dilation, self.entering, self.line)
+        return parts(patch, self.leaving, self.lanes, _host().sums)
+
+    @cached_property
+    def products(self) -> int:
+        """Multiplications at each position, those of idle lanes among them."""
+        return self.lanes * sum(part.vectors for part in self.parts)
+
+    @property
     def padded(self) -> int:
         """Numbers of a padded input; 0 where none is padded."""
-        top, bottom, left, right = self.padding
-        if not any(self.padding):
-            return 0
-        return (self.height + top + bottom) * (self.width + left + right) * self.entering
+        top, bottom, _, _ = self.padding
+        return (self.height + top + bottom) * self.line if any(self.padding) else 0
 
     @property
     def exact(self) -> bool:
@@ -96,8 +115,8 @@ class RowKernel:
     @property
     def _block(self) -> tuple[int, int]:
         """Rows and columns of the output whose products are added one after another."""
-        columns = _even(self.columns, MOST_IN_A_ROW)
-        return (_even(self.rows, MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
+        columns = even(self.columns, MOST_IN_A_ROW)
+        return (even(self.rows, MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
 
     @cached_property
     def make(self) -> Callable[..., None]:
@@ -124,39 +143,18 @@ class RowKernel:
         return compiled(_RowWriter(self, "weighted").module, "rows", *_BATCH, _POINTER, _POINTER)
 
 
-def _even(total: int, most: int) -> int:
-    """The size of the fewest parts of at most so many, as even as they can be."""
-    return -(-total // -(-total // max(1, most)))
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Neighbouring numbers of a patch.
-
-    Attributes:
-        first: number of the first in a row.
-        place: of the first in the padded input, from the position's first pixel on.
-        steps: of all, from that place on.
-    """
-
-    first: int
-    place: int
-    steps: tuple[int, ...]
+def _host() -> Processor:
+    host = processor()
+    assert host is not None  # noqa: S101  the caller has asked
+    return host
 
 
 class _RowWriter(VectorWriter):
     """Writes one kernel in LLVM's representation."""
 
     def __init__(self, sizes: RowKernel, what: str) -> None:
-        host = processor()
-        assert host is not None  # noqa: S101  the caller has asked
-        super().__init__("rows", host, wide=sizes.wide)
+        super().__init__("rows", _host(), wide=sizes.wide)
         self._sizes = sizes
-        self._vectors = -(-sizes.leaving // self._lanes)
-        _, _, left, right = sizes.padding
-        self._line = (sizes.width + left + right) * sizes.entering
-        self._beside = 3 if self._vectors % 3 == 0 else min(2, self._vectors)
-        self._tiles = _tiles(sizes, self._line, host.sums // self._beside)
         self._write(what)
 
     def _write(self, what: str) -> None:
@@ -181,7 +179,7 @@ class _RowWriter(VectorWriter):
                 factor = build.load(build.gep(own[0], [n]))
                 # Unordered: a factor that is NaN shows in the sum.
                 with build.if_then(build.fcmp_unordered("!=", factor, self._number(0.0))):
-                    self._image(inputs, signals, out, zeros, n, self._spread(factor))
+                    self._image(inputs, signals, out, zeros, n, factor)
             else:
                 row = build.gep(out, [build.mul(n, own[0])])
                 if not s.exact:
@@ -229,58 +227,116 @@ class _RowWriter(VectorWriter):
     ) -> None:
         """All tiles over one block of positions; those of one shape share their code."""
         build = self._build
-        alike: dict[tuple[int, ...], list[_Tile]] = {}
-        for tile in self._tiles:
-            alike.setdefault(tile.steps, []).append(tile)
-        for steps, tiles in alike.items():
-            pairs = [value for tile in tiles for value in (tile.first * self._sizes.leaving, tile.place)]
-            table = self._table(pairs)
-            with counted(build, INT(0), INT(len(tiles))) as tile:
-                at = build.mul(tile.number, INT(2))
-                first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
-                into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                # Channels in a loop, not unrolled: with 2048 of them that would take LLVM seconds.
-                width = self._beside * self._lanes
-                whole = self._sizes.leaving // width
-                if whole:
-                    with counted(build, INT(0), INT(whole)) as some:
-                        to, of = (build.gep(each, [build.mul(some.number, INT(width))]) for each in (into, derivatives))
-                        self._tile(taken, of, to, steps, range(self._beside), edges, factor)
-                if rest := range(whole * self._beside, self._vectors):
-                    self._tile(taken, derivatives, into, steps, rest, edges, factor)
+        for part in self._sizes.parts:
+            alike: dict[tuple[tuple[int, ...], ...], list[PatchTile]] = {}
+            for tile in part.tiles:
+                alike.setdefault(tile.groups, []).append(tile)
+            for groups, tiles in alike.items():
+                pairs = [value for tile in tiles for value in (tile.first * self._sizes.leaving, tile.place)]
+                table = self._table(pairs)
+                with counted(build, INT(0), INT(len(tiles))) as tile:
+                    at = build.mul(tile.number, INT(2))
+                    first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
+                    into, taken = build.gep(row, [first]), build.gep(pixels, [place])
+                    self._columns(part, taken, derivatives, into, groups, edges, factor)
+
+    def _columns(
+        self,
+        part: ChannelPart,
+        pixels: LlvmValue,
+        derivatives: LlvmValue,
+        into: LlvmValue,
+        groups: Sequence[tuple[int, ...]],
+        edges: Sequence[tuple[LlvmValue, LlvmValue]],
+        factor: LlvmValue | None,
+    ) -> None:
+        """Tiles of all channels of a part, in a loop: unrolled, 2048 of them would take LLVM seconds."""
+        build, channels = self._build, part.channels
+        width = part.beside * channels.step
+        whole, rest = divmod(channels.stop - channels.start, width)
+        for start, stop, size in ((0, whole, width), (whole, whole + 1, rest)):
+            if start < stop and size:
+                with counted(build, INT(start), INT(stop)) as some:
+                    channel = build.add(build.mul(some.number, INT(width)), INT(channels.start))
+                    to, of = (build.gep(each, [channel]) for each in (into, derivatives))
+                    self._tile(pixels, of, to, groups, range(0, size, channels.step), edges, factor)
 
     def _tile(
         self,
         pixels: LlvmValue,
         derivatives: LlvmValue,
         into: LlvmValue,
-        steps: Sequence[int],
-        vectors: range,
+        groups: Sequence[tuple[int, ...]],
+        starts: range,
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
         factor: LlvmValue | None,
     ) -> None:
-        """Sums over positions, one vector register for each number of the patch and vector of channels."""
-        s, build = self._sizes, self._build
+        """Sums over positions, one vector register for each group of a patch's numbers and each start of channels.
+
+        Of a number and a vector of channels, or of a channel and a vector of numbers; the single one is spread.
+        """
+        s, build, along_patch = self._sizes, self._build, starts.step == 1
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
-        with counted(build, *edges[0], [zero] * (len(steps) * len(vectors))) as y:
-            line = build.gep(pixels, [build.mul(y.number, INT(s.stride[0] * self._line))])
+        fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
+        with counted(build, *edges[0], [zero] * (len(groups) * len(starts))) as y:
+            line = build.gep(pixels, [build.mul(y.number, INT(s.stride[0] * s.line))])
             signals = build.gep(derivatives, [build.mul(y.number, INT(s.columns * s.leaving))])
             with counted(build, *edges[1], y.sums) as x:
                 pixel = build.gep(line, [build.mul(x.number, INT(s.stride[1] * s.entering))])
                 channels = build.gep(signals, [build.mul(x.number, INT(s.leaving))])
-                factors = [self._load(channels, vector) for vector in vectors]
-                values = (self._spread(build.load(build.gep(pixel, [INT(step)]))) for step in steps)
+                if along_patch:
+                    factors = [self._spread(self._one(channels, start), self._lanes) for start in starts]
+                else:
+                    factors = [self._at(channels, start, starts.stop - start) for start in starts]
+                values = (self._gathered(pixel, group) for group in groups)
                 products = [(value, each) for value in values for each in factors]
-                x.sums = [build.call(self._fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
+                x.sums = [build.call(fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
             y.sums = x.sums
-        for number, value in enumerate(y.sums):
-            place, vector = number // len(vectors), vectors[number % len(vectors)]
-            to = build.gep(into, [INT(place * s.leaving)])
-            if factor is not None:
-                value = build.call(self._fma, [value, factor, self._load(to, vector)])
-            elif not s.exact:
-                value = build.fadd(value, self._load(to, vector))
-            self._store(value, to, vector)
+        first = 0
+        for number, group in enumerate(groups):
+            sums = y.sums[number * len(starts) : (number + 1) * len(starts)]
+            for lane in range(len(group)):
+                to = build.gep(into, [INT((first + lane) * s.leaving)])
+                if along_patch:
+                    self._put(self._lane(sums, lane), to, starts.stop, factor)
+                else:
+                    for start, value in zip(starts, sums, strict=True):
+                        self._put(value, build.gep(to, [INT(start)]), starts.stop - start, factor)
+            first += len(group)
+
+    def _gathered(self, pixel: LlvmValue, places: Sequence[int]) -> LlvmValue:
+        """A vector of a patch's numbers, from where they lie beside one another; of one alone, spread."""
+        if len(places) == 1:
+            return self._spread(self._one(pixel, places[0]), self._lanes)
+        value: LlvmValue = ir.Constant(self._vector, [0.0] * self._lanes)
+        for lanes in runs(places):
+            value = self._at(pixel, places[lanes.start] - lanes.start, lanes, others=value)
+        return value
+
+    def _lane(self, vectors: Sequence[LlvmValue], lane: int) -> LlvmValue:
+        """One number of each of some vectors."""
+        build, number = self._build, ir.IntType(32)
+        value: LlvmValue = ir.Constant(ir.VectorType(self._number, len(vectors)), ir.Undefined)
+        for i, each in enumerate(vectors):
+            value = build.insert_element(value, build.extract_element(each, number(lane)), number(i))
+        return value
+
+    def _put(self, value: LlvmValue, channels: LlvmValue, there: int, factor: LlvmValue | None) -> None:
+        """Numbers of some channels into a row or, times a factor, added to one."""
+        build, vector = self._build, value.type
+        if factor is not None:
+            fma = self._intrinsic("fma", vector, [vector] * 3)
+            known = self._at(channels, 0, there, count=vector.count)
+            value = build.call(fma, [value, self._spread(factor, vector.count), known])
+        elif not self._sizes.exact:
+            value = build.fadd(value, self._at(channels, 0, there, count=vector.count))
+        place = build.bitcast(channels, vector.as_pointer())
+        if there >= vector.count:
+            build.store(value, place).align = self._bytes
+            return
+        mask = self._mask(range(there), vector.count)
+        store = self._intrinsic("masked.store", ir.VoidType(), [vector, place.type, ir.IntType(32), mask.type])
+        build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
 
     def _padded(self, source: LlvmValue, zeros: LlvmValue) -> LlvmValue:
         """The image among zeros."""
@@ -288,7 +344,7 @@ class _RowWriter(VectorWriter):
         top, _, left, _ = s.padding
         line = s.width * s.entering
         with counted(build, INT(0), INT(s.height)) as y:
-            start = build.add(build.mul(y.number, INT(self._line)), INT(top * self._line + left * s.entering))
+            start = build.add(build.mul(y.number, INT(s.line)), INT(top * s.line + left * s.entering))
             self._copy(build.gep(zeros, [start]), build.gep(source, [build.mul(y.number, INT(line))]), line)
         return zeros
 
@@ -307,15 +363,14 @@ class _RowWriter(VectorWriter):
         """Squared norms in float64, where no square of a float32 is lost: of a row, and of what a mask leaves."""
         build, size, lanes = self._build, self._sizes.size, self._lanes
         wide = ir.VectorType(ir.DoubleType(), lanes)
-        name = f"llvm.fma.v{lanes}f64"
-        fma = self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(wide, [wide] * 3), name)
+        fma = self._intrinsic("fma", wide, [wide] * 3)
 
         def grown(sums: Sequence[LlvmValue], start: LlvmValue, offset: int, there: int | None) -> list[LlvmValue]:
             value = self._at(build.gep(row, [start]), offset, there)
             value = value if self._sizes.wide else build.fpext(value, wide)
             found = [build.call(fma, [value, value, sum]) for sum in sums]
             if mask is not None:  # by selection, so that a row is read once for both norms
-                keeps = self._at(build.gep(mask, [start]), offset, there, _BYTE)
+                keeps = self._at(build.gep(mask, [start]), offset, there, number=_BYTE)
                 chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
                 found[1] = build.select(chosen, found[1], sums[1])
             return found
@@ -334,41 +389,5 @@ class _RowWriter(VectorWriter):
         each = [sums[number::norms] for number in range(norms)]
         return [self._total(build.fadd(build.fadd(a, b), build.fadd(c, d))) for a, b, c, d in each]
 
-    def _load(self, channels: LlvmValue, vector: int) -> LlvmValue:
-        return self._at(channels, vector * self._lanes, self._sizes.leaving - vector * self._lanes)
-
-    def _store(self, value: LlvmValue, channels: LlvmValue, vector: int) -> None:
-        build, kind = self._build, self._vector.as_pointer()
-        there = self._sizes.leaving - vector * self._lanes
-        place = build.bitcast(build.gep(channels, [INT(vector * self._lanes)]), kind)
-        if there >= self._lanes:
-            build.store(value, place).align = self._bytes
-            return
-        mask = self._mask(there)
-        store = self._masked("store", self._vector, ir.VoidType(), [self._vector, kind, ir.IntType(32), mask.type])
-        build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
-
-
-def _tiles(sizes: RowKernel, line: int, most: int) -> list[_Tile]:
-    """A patch's numbers in tiles of at most so many, which are nearly of one size.
-
-    Args:
-        sizes: of the layer.
-        line: numbers of a line of the padded input.
-        most: numbers of a tile.
-    """
-    (high, wide), (down, across) = sizes.kernel, sizes.dilation
-    lines = [
-        [y * down * line + x * across * sizes.entering + c for x in range(wide) for c in range(sizes.entering)]
-        for y in range(high)
-    ]
-    # Tiles of a long line have the same steps in every line, and share their code.
-    runs = lines if high * len(lines[0]) > _MOST_UNROLLED else [[place for each in lines for place in each]]
-    tiles, first = [], 0
-    for run in runs:
-        count = -(-len(run) // most)
-        edges = [round(len(run) * i / count) for i in range(count + 1)]
-        for a, b in pairwise(edges):
-            tiles.append(_Tile(first + a, run[a], tuple(place - run[a] for place in run[a:b])))
-        first += len(run)
-    return tiles
+    def _one(self, start: LlvmValue, offset: int) -> LlvmValue:
+        return self._build.load(self._build.gep(start, [INT(offset)]))

@@ -156,43 +156,59 @@ class VectorWriter:
         self._lanes = host.vector // self._bytes
         self._vector = ir.VectorType(self._number, self._lanes)
         self.module = ir.Module(name)
-        kind = ir.FunctionType(self._vector, [self._vector] * 3)
-        self._fma = ir.Function(self.module, kind, f"llvm.fma.v{self._lanes}f{8 * self._bytes}")
+        self._fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
         self._build: Any = None  # of the function that is being written
 
-    def _at(self, start: LlvmValue, offset: int, there: int | None = None, number: ir.Type | None = None) -> LlvmValue:
-        """A vector of numbers, filled up with zeros where fewer are there.
+    def _at(
+        self,
+        start: LlvmValue,
+        offset: int,
+        there: range | int | None = None,
+        *,
+        count: int | None = None,
+        number: ir.Type | None = None,
+        others: LlvmValue | None = None,
+    ) -> LlvmValue:
+        """A vector of numbers, of which only those of some lanes are read.
 
         Args:
             start: where its first number would be without the offset.
             offset: in numbers.
-            there: how many are there; a whole vector where None.
+            there: which lanes, or how many; all where None.
+            count: lanes of the vector; as many as a register has where None.
             number: bytes, where they are none of the module's numbers.
+            others: what the other lanes hold; zeros where None.
         """
-        build, vector = self._build, self._vector if number is None else ir.VectorType(number, self._lanes)
-        kind, align = vector.as_pointer(), self._bytes if number is None else 1
-        place = build.bitcast(build.gep(start, [INT(offset)]), kind)
-        if there is None or there >= self._lanes:
+        build, vector = self._build, ir.VectorType(number or self._number, count or self._lanes)
+        align = self._bytes if number is None else 1
+        place = build.bitcast(build.gep(start, [INT(offset)]), vector.as_pointer())
+        chosen = range(vector.count) if there is None else range(there) if isinstance(there, int) else there
+        lanes = range(chosen.start, min(chosen.stop, vector.count))
+        if len(lanes) == vector.count:
             found = build.load(place)
             found.align = align
             return found
-        mask, zero = self._mask(there), ir.Constant(vector, None)
-        load = self._masked("load", vector, vector, [kind, ir.IntType(32), mask.type, vector])
-        return build.call(load, [place, ir.IntType(32)(align), mask, zero])
+        mask, others = self._mask(lanes, vector.count), others or ir.Constant(vector, None)
+        load = self._intrinsic("masked.load", vector, [place.type, ir.IntType(32), mask.type, vector])
+        return build.call(load, [place, ir.IntType(32)(align), mask, others])
 
-    def _masked(self, name: str, vector: ir.VectorType, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        kind = f"f{8 * self._bytes}" if vector.element == self._number else "i8"
-        full = f"llvm.masked.{name}.v{self._lanes}{kind}.p0"
+    def _intrinsic(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
+        """A function of LLVM's on vectors, declared once."""
+        vector: Any = takes[0] if isinstance(gives, ir.VoidType) else gives
+        element = {ir.DoubleType(): "f64", ir.FloatType(): "f32", ir.IntType(8): "i8"}[vector.element]
+        full = f"llvm.{name}.v{vector.count}{element}{'.p0' if name.startswith('masked') else ''}"
         return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
 
-    def _mask(self, there: int) -> ir.Constant:
-        return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < there) for i in range(self._lanes)])
+    @staticmethod
+    def _mask(lanes: range, count: int) -> ir.Constant:
+        return ir.Constant(ir.VectorType(ir.IntType(1), count), [int(lane in lanes) for lane in range(count)])
 
-    def _spread(self, value: LlvmValue) -> LlvmValue:
+    def _spread(self, value: LlvmValue, count: int | None = None) -> LlvmValue:
         """A vector of one number."""
-        build, none = self._build, ir.Constant(ir.VectorType(value.type, self._lanes), ir.Undefined)
+        count = count or self._lanes
+        build, none = self._build, ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
         one = build.insert_element(none, value, ir.IntType(32)(0))
-        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
+        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), count), None))
 
     def _total(self, vector: LlvmValue) -> LlvmValue:
         """The sum of a vector's numbers, of neighbours first."""

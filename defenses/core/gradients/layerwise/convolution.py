@@ -214,8 +214,11 @@ class Convolution(FactoredGradient):
     @cached_property
     def shape(self) -> Shape:
         """What the cost model looks at."""
-        lanes = compiled_rows.lanes() if compiled_rows.usable(self.inputs, self.signals, self.geometry) else 0
-        return _shape(self.geometry, self.inputs.shape[2:], self.signals.shape[2:], self.views, lanes)
+        sizes = (self.geometry, self.inputs.shape[2:], self.signals.shape[2:], self.views)
+        if not compiled_rows.usable(self.inputs, self.signals, self.geometry):
+            return _shape(*sizes, 0, 0)
+        kernel = compiled_rows.row_kernel(*sizes, self.like.dtype == torch.float64)
+        return _shape(*sizes, compiled_rows.lanes(), kernel.products)
 
     @property
     def _summation(self) -> Summation:
@@ -296,7 +299,9 @@ class Convolution(FactoredGradient):
 
 
 @lru_cache(maxsize=512)
-def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, lanes: int) -> Shape:
+def _shape(
+    g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, lanes: int, multiplied: int
+) -> Shape:
     """What the cost model looks at, of a layer's settings, heights and widths."""
     (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
     # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
@@ -314,6 +319,7 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
         kernel=g.kernel,
         tiles=tiles if once and g.groups == 1 and g.kernel == (3, 3) else None,
         lanes=lanes,
+        multiplied=multiplied,
         products=product_flops(g, inputs, signals) if plain and lanes else None,
         in_one_piece=views == 1 and rows * columns <= MOST_IN_A_ROW,
     )

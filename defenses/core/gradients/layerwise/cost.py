@@ -79,7 +79,8 @@ class Shape:
         patched: whether patches have to be copied out of the input.
         stored: numbers of input and output, which are there anyway.
         tiles: of 2x2 positions, where Winograd's products can form a sum over the batch (`winograd.py`); else None.
-        lanes: channels that our kernel for rows works on at a time (`compiled_rows.py`); 0 where it cannot be used.
+        lanes: numbers that our kernel for rows works on at a time (`compiled_rows.py`); 0 where it cannot be used.
+        multiplied: multiplications of that kernel at each position, those of idle lanes among them.
         products: flops of our kernel for inner products (`compiled_products.py`); None where it cannot be used.
         in_one_piece: whether the kernel for rows forms a row in one go, so that it can add the same rows up.
     """
@@ -95,6 +96,7 @@ class Shape:
     patched: bool = True
     tiles: int | None = None
     lanes: int = 0
+    multiplied: int = 0
     products: float | None = None
     in_one_piece: bool = False
 
@@ -153,10 +155,9 @@ def _copied(s: Shape, speed: Speeds) -> float:
 def _by_kernel(s: Shape, device: str) -> float:
     if not s.lanes:
         return inf
-    # Vectors of channels are filled up. Inputs are padded and rows written in the cache, at twice the speed.
-    leaving = -(-s.outputs // s.lanes) * s.lanes
+    # Inputs are padded and rows written in the cache, at twice the speed.
     speed = _speeds(s, device)
-    return 2 * s.positions * s.inputs * leaving / speed.compiled + _BYTES * (s.stored + s.row) / (2 * speed.stream)
+    return 2 * s.positions * s.multiplied / speed.compiled + _BYTES * (s.stored + s.row) / (2 * speed.stream)
 
 
 def _by_tiles(s: Shape, device: str) -> float:

@@ -100,8 +100,8 @@ def test_only_kernels_of_three_by_three_and_stride_one_have_tiles():
             "channels": (4, 4), "kernel": (3, 3), "stride": (1, 1), "dilation": (1, 1), "padding": (1,) * 4, "groups": 1
         }  # fmt: skip
         g, inputs = Geometry(**{**settings, **changes}), piece(2, 4, 4, (6, 6)).inputs
-        weight = torch.zeros(g.weight_shape, dtype=inputs.dtype)
-        return Convolution(inputs, F.conv2d(inputs, weight, None, g.stride, 1, g.dilation, g.groups), g).shape
+        signals = F.conv2d(inputs, inputs.new_zeros(g.weight_shape), None, g.stride, 1, g.dilation, g.groups)
+        return Convolution(inputs, signals, g).shape
 
     assert shape().tiles == 9
     for change in ({"kernel": (3, 1)}, {"stride": (2, 1)}, {"dilation": (1, 2)}, {"groups": 2}):
