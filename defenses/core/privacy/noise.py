@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Literal, NoReturn, Protocol, SupportsIndex, runtime_checkable
 
@@ -32,6 +31,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ..compiled.machine_code import in_threads
 from ..compiled.normals import GROUP, normals
 from . import discrete_gaussian
 
@@ -131,16 +131,13 @@ class CipherNoise:
         with self._drawing:  # two threads that draw at once must not have one number
             draw, self._draws = self._draws, self._draws + 1
         starts = range(0, len(values), _PART)
-        if len(starts) == 1:
-            self._change(values, 0, draw, std, unit)
-        elif starts:
-            with ThreadPoolExecutor(min(torch.get_num_threads(), len(starts))) as pool:
-                waiting = [
-                    pool.submit(self._change, values[start : start + _PART], start // GROUP, draw, std, unit)
-                    for start in starts
-                ]
-            for one in waiting:
-                one.result()  # so that what a thread raises is raised here
+
+        def change(number: int) -> None:
+            start = starts[number]
+            self._change(values[start : start + _PART], start // GROUP, draw, std, unit)
+
+        if starts:
+            in_threads(change, len(starts), at_once=min(torch.get_num_threads(), len(starts)))
 
     def _change(self, part: np.ndarray, first: int, draw: int, std: float, unit: float | None) -> None:
         """Adds noise to one part in place, from a group of the stream on, and rounds it where there is a unit."""

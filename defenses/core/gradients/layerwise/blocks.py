@@ -310,7 +310,7 @@ class BatchGradients:
         flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
         for spans, term in terms:
             if len(spans) == 1:  # straight to its place
-                ((start, stop),) = spans
+                start, stop = spans[0]
                 term.weighted_into(flat[start:stop], factors)
             else:
                 for (start, stop), part in _split(spans, term.weighted(factors).unsqueeze(0)):

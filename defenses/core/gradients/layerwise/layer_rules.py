@@ -7,7 +7,7 @@ as one of their architectures has it. Types are matched exactly: a subclass may 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -53,14 +53,8 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     if isinstance(layer, nn.Conv1d):
         inputs, signals = inputs.unsqueeze(2), signals.unsqueeze(2)
         kernel, stride, dilation, padding = (1, *kernel), (1, *stride), (1, *dilation), [(0, 0), *padding]
-    geometry = Geometry(
-        channels=(layer.in_channels, layer.out_channels),
-        kernel=(kernel[0], kernel[1]),
-        stride=(stride[0], stride[1]),
-        dilation=(dilation[0], dilation[1]),
-        padding=(*padding[0], *padding[1]),
-        groups=layer.groups,
-    )
+    settings = (kernel, stride, dilation, (*padding[0], *padding[1]))
+    geometry = _geometry((layer.in_channels, layer.out_channels), *settings, layer.groups)
     views = len(inputs) // examples
     buffers = None if use.buffers is None else partial(use.buffers, layer)
     factored = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
@@ -68,6 +62,25 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     if layer.bias is None:
         return {"weight": weight}
     return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
+
+
+@lru_cache(maxsize=512)  # of which caches behind it know the very same object again
+def _geometry(
+    channels: tuple[int, int],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, int, int, int],
+    groups: int,
+) -> Geometry:
+    return Geometry(
+        channels=channels,
+        kernel=(kernel[0], kernel[1]),
+        stride=(stride[0], stride[1]),
+        dilation=(dilation[0], dilation[1]),
+        padding=padding,
+        groups=groups,
+    )
 
 
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
