@@ -203,9 +203,10 @@ class OngoingRun:
         factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        for parameter, gradient in zip(self.parameters, self.runner.layout.unflatten(update).values(), strict=True):
-            # A copy, because an optimizer may change gradients in place, and these are views of the context's update.
-            parameter.grad = gradient.clone()
+        # A copy, because an optimizer may change gradients in place, and the context has the update.
+        gradients = self.runner.layout.unflatten(update.clone())
+        for parameter, gradient in zip(self.parameters, gradients.values(), strict=True):
+            parameter.grad = gradient
         self.optimizer.step()
         if self.stepper.moves is not None:
             self.stepper.hold(self.runner.layout.read(self.model))
