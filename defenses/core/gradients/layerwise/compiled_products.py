@@ -34,17 +34,17 @@ def product_squares(
     """
     refuse_unlike(inputs, signals, geometry, 1)
     sizes = (geometry, inputs.shape[2:], signals.shape[2:])
-    kernel = product_kernel(*sizes, signals.dtype == torch.float64)
-    if not right(*sizes, signals.dtype):
+    kernel = product_kernel(*sizes, True)  # in float64, as `gram_squares`
+    if not right(*sizes, torch.float64):
         return None
-    value, diagonal = _measured(inputs, signals, kernel)
+    value, diagonal = _measured(inputs.double(), signals.double(), kernel)
     return cancelling(value, diagonal, signals.shape[2] * signals.shape[3], signals.dtype)
 
 
 @lru_cache(maxsize=512)
 def product_flops(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int]) -> float | None:
     """What an example takes; None where matrices of inner products do not stay in the cache."""
-    kernel = product_kernel(g, inputs, signals, False)
+    kernel = product_kernel(g, inputs, signals, True)
     return kernel.flops if kernel.fits else None
 
 

@@ -28,6 +28,7 @@ from .factors import (
     BasisPiece,
     FactoredGradient,
     Squares,
+    gram,
     gram_squares,
     joined,
     parts,
@@ -247,19 +248,19 @@ class Convolution(FactoredGradient):
             numbers += 2 * (self.shape.pixels or 0) ** 2
         else:
             numbers += positions * self.shape.inputs * self.geometry.groups
-        each = numbers * self.like.element_size()
+        each = 8 * numbers
         found = []
         for part in parts(self.examples, each, self.like):
             inputs, signals = self._patches.images(part)
             if way is Strategy.PIXELS:
-                flat = signals.flatten(1, 2)
-                found.append(gram_squares(self._pixel_products(inputs, signals), torch.bmm(flat, flat.mT)))
+                both = self._pixel_products(inputs, signals), gram(signals.flatten(1, 2))
+                found.append(gram_squares(*both, self.like.dtype))
             else:
                 patches, grouped = (
                     self._by_example(values)
                     for values in (self._patches.unfolded(inputs, signals), self._patches.by_group(signals))
                 )
-                one = gram_squares(torch.bmm(patches, patches.mT), torch.bmm(grouped, grouped.mT))
+                one = gram_squares(gram(patches), gram(grouped), self.like.dtype)
                 # Groups fill different entries of the weight, so their squares add up.
                 groups = (-1, self.geometry.groups)
                 found.append(Squares(one.value.view(groups).sum(dim=1), one.slack.view(groups).sum(dim=1)))
@@ -279,8 +280,7 @@ class Convolution(FactoredGradient):
         """
         g, (_, high, wide, _) = self.geometry, inputs.shape
         _, rows, columns, _ = signals.shape
-        pixels = inputs.flatten(1, 2)
-        products = torch.bmm(pixels, pixels.mT).unflatten(2, (high, wide)).unflatten(1, (high, wide))
+        products = gram(inputs.flatten(1, 2)).unflatten(2, (high, wide)).unflatten(1, (high, wide))
 
         def along(values: Tensor, first: int, count: int, size: int, stride: int, dilation: int) -> Tensor:
             total: Tensor | None = None

@@ -56,11 +56,28 @@ class Squares:
         return Squares(value, self.rounding + other.rounding)
 
 
-def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"]) -> Squares:
-    """Squared norms of sum_t s_t x_tᵀ from the inner products <x_t, x_u> and <s_t, s_u>; overwrites `products`."""
+def gram_squares(
+    products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"], dtype: torch.dtype
+) -> Squares:
+    """Squared norms of sum_t s_t x_tᵀ from inner products <x_t, x_u> and <s_t, s_u> in float64; overwrites `products`.
+
+    In float64: where positions cancel, float32 leaves the rounding of long sums, which numbers that are alike add up to
+    many times what `cancelling` allows for; and a product of numbers below 1e-22 vanishes, however large the others.
+
+    Args:
+        products: of the one factor.
+        others: of the other.
+        dtype: of the factors, and of the weighted sum.
+    """
     diagonal = products.diagonal(dim1=1, dim2=2) * others.diagonal(dim1=1, dim2=2)
     value = products.mul_(others).flatten(1).sum(dim=1)
-    return cancelling(value, diagonal.sum(dim=1), products.shape[1], products.dtype)
+    return cancelling(value, diagonal.sum(dim=1), products.shape[1], dtype)
+
+
+def gram(values: Float[Tensor, "rows t width"]) -> Float[Tensor, "rows t t"]:
+    """Inner products between positions, in float64."""
+    wide = values.double()
+    return torch.bmm(wide, wide.mT)
 
 
 def cancelling(value: Tensor, diagonal: Tensor, terms: int, dtype: torch.dtype) -> Squares:
@@ -70,7 +87,7 @@ def cancelling(value: Tensor, diagonal: Tensor, terms: int, dtype: torch.dtype) 
         value: that sum, of each example.
         diagonal: sum_t |x_t|² |s_t|².
         terms: how many t there are.
-        dtype: of the inner products.
+        dtype: of what the inner products are of, which are in float64 themselves.
     """
     # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
     slack = diagonal.double() * (terms * _ROUNDING * torch.finfo(dtype).eps)
@@ -322,16 +339,58 @@ class Lookup(FactoredGradient):
     def squares(self) -> Squares:
         """By inner products between positions: no row of the vocabulary's length is formed."""
         found = []
-        each = 3 * self.entries.shape[1] ** 2 * self.like.element_size()
+        each = 3 * self.entries.shape[1] ** 2 * 8
         for part in parts(self.examples, each, self.like):
             entries, signals = self.entries[part], self.signals[part]
             # sum_tu [entry_t = entry_u] <s_t, s_u>: the Gram formula of a linear layer whose inputs are one-hot.
-            same = (entries.unsqueeze(1) == entries.unsqueeze(2)).to(signals.dtype)
-            found.append(gram_squares(signals @ signals.mT, same))
+            same = (entries.unsqueeze(1) == entries.unsqueeze(2)).double()
+            found.append(gram_squares(gram(signals), same, signals.dtype))
         return joined(found)
 
 
-class Summed(FactoredGradient):
+class FromRows(FactoredGradient):
+    """Gradients that are small where larger ones cancel.
+
+    Of a weighted sum of those that cancel, rounding may be longer than what is left. So where norms have been taken, of
+    rows, it is rows that are added up.
+    """
+
+    _bounded: bool = False
+
+    def squares(self) -> Squares:
+        """Of rows."""
+        self._bounded = True
+        return Squares.exact(torch.cat([squared_lengths(rows) for _, rows in self.chunks()]))
+
+    def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
+        """Of what a mask leaves of rows."""
+        self._bounded = True
+        kept = mask.to(self.like)
+        return Squares.exact(torch.cat([squared_lengths(rows * kept) for _, rows in self.chunks()]))
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """Of rows, or of what they are made from where nothing bounds them."""
+        if not self._bounded:
+            return self._at_once(factors)
+        total = self.like.new_zeros(self.size)
+        for part, rows in self.chunks():
+            total += factors[part] @ rows
+        return total
+
+    def without(self, bad: Tensor) -> FromRows:
+        """The same with zeros for some examples."""
+        rest = self._rest(bad)
+        rest._bounded = self._bounded
+        return rest
+
+    def _at_once(self, factors: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _rest(self, bad: Tensor) -> FromRows:
+        raise NotImplementedError
+
+
+class Summed(FromRows):
     """Gradients of a parameter that is used several times: their sum, whose norm is taken of rows.
 
     Norms of the uses do not add up to it; the cross terms would need every pair of uses.
@@ -347,7 +406,7 @@ class Summed(FactoredGradient):
         """Sums of the uses' rows."""
         return torch.stack([term.rows(which) for term in self.terms]).sum(dim=0)
 
-    def weighted(self, factors: Tensor) -> Tensor:
+    def _at_once(self, factors: Tensor) -> Tensor:
         """Sums of the uses' weighted sums."""
         return torch.stack([term.weighted(factors).reshape(-1) for term in self.terms]).sum(dim=0)
 
@@ -359,12 +418,12 @@ class Summed(FactoredGradient):
         """Sums of the uses' bounds."""
         return torch.stack([term.largest() for term in self.terms]).sum(dim=0)
 
-    def without(self, bad: Tensor) -> Summed:
-        """The same with zeros for some examples, in every use."""
+    def _rest(self, bad: Tensor) -> Summed:
+        """Zeros in every use."""
         return Summed([term.without(bad) for term in self.terms])
 
 
-class Mapped(FactoredGradient):
+class Mapped(FromRows):
     """Gradients by the parameters that a weight is computed from (weight norm, standardisation), by the chain rule."""
 
     def __init__(self, base: FactoredGradient, pull: Callable[[Tensor], Tensor], size: int) -> None:
@@ -385,12 +444,12 @@ class Mapped(FactoredGradient):
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
             return torch.vmap(self.pull)(self.base.rows(which))
 
-    def weighted(self, factors: Tensor) -> Tensor:
+    def _at_once(self, factors: Tensor) -> Tensor:
         """One pull of the weighted sum, because the chain rule is linear."""
         return self.pull(self.base.weighted(factors).reshape(-1))
 
-    def without(self, bad: Tensor) -> Mapped:
-        """The same with zeros for some examples of the weight's gradients; the chain rule maps zero to zero."""
+    def _rest(self, bad: Tensor) -> Mapped:
+        """Zeros for the weight's gradients, which the chain rule maps to zero."""
         return Mapped(self.base.without(bad), self.pull, self.size)
 
 

