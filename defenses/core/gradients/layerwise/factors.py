@@ -56,9 +56,7 @@ class Squares:
         return Squares(value, self.rounding + other.rounding)
 
 
-def gram_squares(
-    products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"], dtype: torch.dtype
-) -> Squares:
+def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"], dtype: torch.dtype) -> Squares:
     """Squared norms of sum_t s_t x_tᵀ from inner products <x_t, x_u> and <s_t, s_u> in float64; overwrites `products`.
 
     In float64: where positions cancel, float32 leaves the rounding of long sums, which numbers that are alike add up to
