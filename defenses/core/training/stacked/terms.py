@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...gradients.layerwise.cost import Shape, Strategy, cheapest, estimates
-from ...gradients.layerwise.factors import Squares, gram_squares
+from ...gradients.layerwise.factors import Squares, gram, gram_squares
 from ...plan.bound import Bound
 
 _TRUSTED = 1e-3
@@ -162,14 +162,16 @@ class ProductSum:
     def numbers(self) -> int:
         """What is held, with as much again for what scales it, and the larger of gradients and inner products."""
         shape = self._shape
-        formed = 2 * max(shape.row, shape.groups * shape.positions**2 if self._by_positions else 0)
+        # Inner products and what they are of count twice, in float64.
+        inner = shape.stored + 2 * shape.groups * shape.positions**2
+        formed = 2 * max(shape.row, inner if self._by_positions else 0)
         return self.inputs.shape[2] * (2 * shape.stored + formed)
 
     def squares(self, kept: Tensor | None) -> Squares:
         """By gradients, or by inner products; of all groups."""
         if kept is None and self._by_positions:
-            products, others = (one.flatten(0, 2) @ one.flatten(0, 2).mT for one in (self.inputs, self.signals))
-            by_group = gram_squares(products, others)
+            products, others = (gram(one.flatten(0, 2)) for one in (self.inputs, self.signals))
+            by_group = gram_squares(products, others, self.signals.dtype)
             shape = self.inputs.shape[:3]
             return Squares(by_group.value.view(shape).sum(1), by_group.slack.view(shape).sum(1))
         gradients = self._gradients
