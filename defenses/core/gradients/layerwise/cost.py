@@ -183,16 +183,17 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     if s.row <= _ROOM * s.stored:
         costs[Strategy.KEEP] = made + read
     # Two Gram matrices are read, their product is written.
-    elementwise = 3 * _BYTES * s.groups * squared / speed.memory
+    elementwise = 3 * 8 * s.groups * squared / speed.memory
     # Quadratic in positions: 90 times as fast as rows at 4x4 and 512 channels, 4 times as slow at 16x16 and 64.
-    products = 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
+    # Inner products are in float64, at half the rate.
+    products = 2 * 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
     costs[Strategy.GRAM] = _copied(s, speed) + products + elementwise + redone
     if s.pixels is not None:
         # Short strided runs: the shorter a line of the output, the dearer each copied number.
         line = max(1.0, s.positions**0.5)
-        shifts = 2 * _BYTES * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
-        inner = 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
+        shifts = 2 * 8 * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
+        inner = 2 * 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
         costs[Strategy.PIXELS] = inner + shifts + elementwise + redone
     if s.products is not None:
-        costs[Strategy.PAIRS] = s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
+        costs[Strategy.PAIRS] = 2 * s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
     return costs
