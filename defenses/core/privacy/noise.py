@@ -48,6 +48,18 @@ _PART = 1600 * GROUP  # numbers that a thread adds at a time
 _KEY_BYTES, _STATE_WORDS = 32, 5  # of ChaCha20; of a saved stream
 
 
+_forks = 0  # between the first process and this one; not its number, which another may have had
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 @runtime_checkable
 class Noise(Protocol):
     """A source of independent Gaussians.
@@ -92,7 +104,7 @@ class CipherNoise:
         if len(key) != _KEY_BYTES:
             raise ValueError(f"the key of noise must have {_KEY_BYTES} bytes, got {len(key)}")
         self.kind: NoiseSource = kind
-        self._key, self._draws, self._drawing, self._process = key, 0, Lock(), os.getpid()
+        self._key, self._draws, self._drawing, self._process = key, 0, Lock(), _forks
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuses to be copied or pickled: both copies would add the same noise, which cancels between their releases.
@@ -123,10 +135,10 @@ class CipherNoise:
 
     def _visit(self, values: np.ndarray, std: float, unit: float | None) -> None:
         """Adds one draw to a vector, in parts that are the same on any number of threads."""
-        if os.getpid() != self._process:
+        if self._process != _forks:
             raise ValueError(
-                f"noise must be drawn by the process that made it, {self._process}, got its fork {os.getpid()}: parent "
-                "and fork would draw the same numbers, which cancel between their releases; make noise after the fork"
+                f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
+                "draw the same numbers, which cancel between their releases; make noise after the fork"
             )
         with self._drawing:  # two threads that draw at once must not have one number
             draw, self._draws = self._draws, self._draws + 1
@@ -168,7 +180,7 @@ class CipherNoise:
             )
         words = state.contiguous().view(torch.uint8).numpy().tobytes()
         self._key, self._draws = words[:_KEY_BYTES], int.from_bytes(words[_KEY_BYTES:], "little")
-        self._process = os.getpid()  # whoever loads a state says that this process goes on
+        self._process = _forks  # whoever loads a state says that this process goes on
 
 
 class SecureNoise:
