@@ -35,7 +35,7 @@ from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
 from .engines.interface import PerExample
 from .exact_sums import exact_sums
-from .full_precision import full_precision, refuse_autocast
+from .full_precision import ONE_PASS, full_precision, refuse_autocast
 from .model_checks import refuse_model
 from .normalisation import refuse_batch_norm
 from .record_draws import entries, entry_keys
@@ -220,16 +220,17 @@ class Engine:
         # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode. And the
         # modules themselves, 0.4 us each: one that came later is unchecked, and its dropout would go by places.
         kind = (exact, *shapes, *((id(module), module.training) for module in self.model.modules()))
-        if kind not in self._checked:
-            self._checked[kind] = choose(
-                "one_by_one" if exact else self._asked,
-                self.model,
-                self.loss,
-                self.layout,
-                inputs,
-                targets,
-                batches=self._batches(self._first()),
-            )
+        with ONE_PASS:
+            if kind not in self._checked:
+                self._checked[kind] = choose(
+                    "one_by_one" if exact else self._asked,
+                    self.model,
+                    self.loss,
+                    self.layout,
+                    inputs,
+                    targets,
+                    batches=self._batches(self._first()),
+                )
         choice = self._checked[kind]
         self.name, self.unverified = choice.note, choice.unverified
         return choice
@@ -425,7 +426,8 @@ class Engine:
 
     def _first(self) -> Tensor:
         """A trained parameter as it is now: another one may stand in its place since the engine was made."""
-        return next(p for p in self.model.parameters() if p.requires_grad)
+        with ONE_PASS:  # during which a model's parameters are others
+            return next(p for p in self.model.parameters() if p.requires_grad)
 
     def _batches(self, like: Tensor) -> Batches:
         """What is known of the run's batches, given a trained parameter."""

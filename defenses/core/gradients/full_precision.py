@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import nn
 
 _EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
 backends: Any = torch.backends  # whose switches the type checker does not know
+ONE_PASS = RLock()
+"""Held by the thread that computes gradients."""
 _SWITCHES = (
     backends.cuda.matmul,
     backends.cudnn.conv,
@@ -28,15 +31,20 @@ _SWITCHES = (
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of float32 matrices and convolutions are computed in float32 meanwhile, whatever was set before."""
-    before = [switch.fp32_precision for switch in _SWITCHES]
-    for switch in _SWITCHES:
-        switch.fp32_precision = _EXACT
-    try:
-        yield
-    finally:
-        for switch, value in zip(_SWITCHES, before, strict=True):
-            switch.fp32_precision = value
+    """Products of float32 matrices and convolutions are computed in float32 meanwhile, whatever was set before.
+
+    By one thread of Python at a time: the switches are the process's, and a pass puts other parameters and hooks into
+    its model, where a second thread's pass would meet them.
+    """
+    with ONE_PASS:
+        before = [switch.fp32_precision for switch in _SWITCHES]
+        for switch in _SWITCHES:
+            switch.fp32_precision = _EXACT
+        try:
+            yield
+        finally:
+            for switch, value in zip(_SWITCHES, before, strict=True):
+                switch.fp32_precision = value
 
 
 def refuse_autocast(device: torch.device) -> None:

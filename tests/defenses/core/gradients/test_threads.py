@@ -1,0 +1,40 @@
+"""Threads of Python that compute gradients at once, of one model or with one engine, do not meet in it."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from defenses.core import Block, Engine, Everything, StepPlan, clip
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sums_of_one_model_are_the_same_whichever_thread_is_beside(shared):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 36, 64), nn.Tanh(), nn.Linear(64, 4)
+    )
+    batches = [(torch.randn(12, 3, 8, 8), torch.arange(12) % 4) for _ in range(2)]
+    engines = [Engine(model)] * 2 if shared else [Engine(model), Engine(model)]
+    plan = StepPlan(Block(codec=Everything(engines[0].layout.dim), bound=clip(0.1)))
+    alone = [engine.clipped_sums(plan, *batch)[0] for engine, batch in zip(engines, batches, strict=True)]
+    failed, start = [], threading.Barrier(2)
+
+    def work(number):
+        start.wait()
+        for _ in range(30):
+            try:
+                found = engines[number].clipped_sums(plan, *batches[number])[0]
+            except BaseException as error:
+                failed.append(repr(error))
+                return
+            if not torch.allclose(found, alone[number], rtol=1e-5, atol=1e-6):
+                failed.append(float((found - alone[number]).norm()))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
