@@ -176,7 +176,7 @@ class VectorWriter:
             offset: in numbers.
             there: which lanes, or how many; all where None.
             count: lanes of the vector; as many as a register has where None.
-            number: bytes, where they are none of the module's numbers.
+            number: of what type they are, where they are none of the module's numbers.
             others: what the other lanes hold; zeros where None.
         """
         build, vector = self._build, ir.VectorType(number or self._number, count or self._lanes)

@@ -8,6 +8,9 @@ Where positions are few and channels many, that is a tenth of the gradient's wor
 Here inner products of pixels and of derivatives are formed in registers, tile by tile, from where the numbers lie, and
 the matrices of both stay in the cache. A pixel of the padding has no products: its places in a matrix stay zero.
 
+Products are in float64 of numbers in float32 or float64: where positions cancel, float32 leaves the rounding of long
+sums, which numbers that are alike add up to many times what independent signs would.
+
 At stride s both pixels of a pair have the same remainders (y mod s, x mod s). Pixels of the same remainders are an
 image of their own, a "phase", on which the stride is one: so a sum over k reads vectors at distances that are known
 when the kernel is compiled.
@@ -32,14 +35,14 @@ from .machine_code import INT, LlvmValue, VectorWriter, compiled, counted, proce
 
 # Points on a side of a tile; with few registers half as many on the other.
 _TILE = 4
-# Numbers of the matrices, beyond which they leave a core's second cache.
+# Numbers of the matrices, half of which are used; beyond it these leave a core's second cache.
 _MOST_NUMBERS = 2**18
 # Offsets of a kernel, over which sums are unrolled.
 _MOST_OFFSETS = 160
 # Flops in the time that the sum over a vector's lanes takes, and a number of a sum along the kernel (Zen 5).
 _PER_PAIR, _PER_OFFSET = 64, 4
 # Numbers of the widest vector: rows of the matrices are read in whole vectors.
-_WIDEST = 16
+_WIDEST = 8
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class ProductKernel:
     def flops(self) -> float:
         """Of an example, channels in whole vectors; what is no product counts as the flops that take as long."""
         host, s = processor(), self.sizes
-        lanes = host.vector // (8 if s.wide else 4) if host else 1
+        lanes = host.vector // 8 if host else 1
         pixels, signals = sum(points.pairs for points in self.pixels), self.derivatives.pairs
         entering, leaving = (-(-channels // lanes) * lanes for channels in (s.entering, s.leaving))
         along = _PER_OFFSET * signals * s.kernel[0] * s.kernel[1]
@@ -99,8 +102,9 @@ class ProductKernel:
     def measure(self) -> Callable[..., None]:
         """Measures rows without forming them.
 
-        Arguments: inputs [n, height, width, entering], derivatives [n, rows, columns, leaving], zeros [numbers] that
-        are overwritten, first and last example, in float64 squared norms [n] and sums over t of |x_t|² |s_t|² [n].
+        Arguments: inputs [n, height, width, entering], derivatives [n, rows, columns, leaving], and in float64 zeros
+        [numbers] that are overwritten; first and last example; in float64 squared norms [n] and sums over t of
+        |x_t|² |s_t|² [n].
         """
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         types = (pointer, pointer, pointer, size, size, pointer, pointer)
@@ -175,11 +179,12 @@ class _ProductWriter(VectorWriter):
     def __init__(self, kernel: ProductKernel) -> None:
         host = processor()
         assert host is not None  # noqa: S101  the caller has asked
-        super().__init__("products", host, wide=kernel.sizes.wide)
+        super().__init__("products", host, wide=True)
         self._kernel, self._sizes = kernel, kernel.sizes
+        self._given = self._number if kernel.sizes.wide else ir.FloatType()
         self._others = _TILE if host.sums >= _TILE**2 else _TILE // 2
-        pointer, double = self._number.as_pointer(), ir.DoubleType().as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, double, double])
+        given, double = self._given.as_pointer(), self._number.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [given, given, double, INT, INT, double, double])
         function = ir.Function(self.module, kind, "products")
         for argument in function.args:
             if isinstance(argument.type, ir.PointerType):
@@ -233,7 +238,7 @@ class _ProductWriter(VectorWriter):
         sums: list[LlvmValue] = [ir.Constant(self._vector, [0.0] * self._lanes)] * (len(left) * len(right))
 
         def added(at: LlvmValue, there: int | None, sums: Sequence[LlvmValue]) -> list[LlvmValue]:
-            one, other = ([self._at(build.gep(each, [at]), 0, there) for each in side] for side in (left, right))
+            one, other = ([self._read(build.gep(each, [at]), there) for each in side] for side in (left, right))
             return [build.call(self._fma, [*pair, sum]) for pair, sum in zip(product(one, other), sums, strict=True)]
 
         if whole:
@@ -243,6 +248,12 @@ class _ProductWriter(VectorWriter):
         if rest := channels % self._lanes:
             sums = added(INT(whole * self._lanes), rest, sums)
         return sums
+
+    def _read(self, start: LlvmValue, there: int | None) -> LlvmValue:
+        """A vector of channels, in float64."""
+        if self._sizes.wide:
+            return self._at(start, 0, there)
+        return self._build.fpext(self._at(start, 0, there, number=self._given), self._vector)
 
     def _totals(self, vectors: Sequence[LlvmValue]) -> LlvmValue:
         """A vector of the sums of as many vectors as it has lanes."""
@@ -260,11 +271,10 @@ class _ProductWriter(VectorWriter):
         return vectors[0]
 
     def _summed(self, matrices: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-        """Products of both matrices' entries, over all pairs and over each position with itself, in float64."""
+        """Products of both matrices' entries, over all pairs and over each position with itself."""
         build, k = self._build, self._kernel
-        double, lanes = ir.DoubleType(), self._lanes
-        wide = ir.VectorType(double, lanes)
-        zero = ir.Constant(wide, [0.0] * lanes)
+        double, lanes = self._number, self._lanes
+        zero = ir.Constant(self._vector, [0.0] * lanes)
         # Both pixels of a pair move by one offset: that is along a diagonal.
         moves = [
             number * k.area**2 + (line * k.grid[1] + column) * (k.area + 1)
@@ -286,8 +296,7 @@ class _ProductWriter(VectorWriter):
                     while len(parts) > 1:
                         pairs = zip(parts[::2], parts[1::2], strict=False)
                         parts = [build.fadd(*pair) for pair in pairs] + parts[len(parts) // 2 * 2 :]
-                    pair = (parts[0], self._at(build.gep(signals, [start]), 0))
-                    found = build.fmul(*(value if k.sizes.wide else build.fpext(value, wide) for value in pair))
+                    found = build.fmul(parts[0], self._at(build.gep(signals, [start]), 0))
                     before = build.icmp_signed("<=", build.add(places, self._spread(start)), self._spread(at))
                     found = build.select(before, found, zero)
                     run.sums = [build.fadd(run.sums[0], found), found]

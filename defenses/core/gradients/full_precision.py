@@ -7,6 +7,7 @@ GPU unless told otherwise.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
@@ -19,6 +20,11 @@ _EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
 backends: Any = torch.backends  # whose switches the type checker does not know
 ONE_PASS = RLock()
 """Held by the thread that computes gradients."""
+
+if hasattr(os, "register_at_fork"):
+    # A fork waits for it: in the new process nobody would let go of what another thread held.
+    os.register_at_fork(before=ONE_PASS.acquire, after_in_parent=ONE_PASS.release, after_in_child=ONE_PASS.release)
+
 _SWITCHES = (
     backends.cuda.matmul,
     backends.cudnn.conv,

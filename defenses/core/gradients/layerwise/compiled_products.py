@@ -34,17 +34,17 @@ def product_squares(
     """
     refuse_unlike(inputs, signals, geometry, 1)
     sizes = (geometry, inputs.shape[2:], signals.shape[2:])
-    kernel = product_kernel(*sizes, True)  # in float64, as `gram_squares`
-    if not right(*sizes, torch.float64):
+    kernel = product_kernel(*sizes, signals.dtype == torch.float64)
+    if not right(*sizes, signals.dtype):
         return None
-    value, diagonal = _measured(inputs.double(), signals.double(), kernel)
+    value, diagonal = _measured(inputs, signals, kernel)
     return cancelling(value, diagonal, signals.shape[2] * signals.shape[3], signals.dtype)
 
 
 @lru_cache(maxsize=512)
 def product_flops(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int]) -> float | None:
     """What an example takes; None where matrices of inner products do not stay in the cache."""
-    kernel = product_kernel(g, inputs, signals, True)
+    kernel = product_kernel(g, inputs, signals, False)
     return kernel.flops if kernel.fits else None
 
 
@@ -55,7 +55,7 @@ def _measured(inputs: Tensor, signals: Tensor, kernel: ProductKernel) -> tuple[T
     def run(*batch: int) -> None:
         kernel.measure(*batch, value.data_ptr(), diagonal.data_ptr())
 
-    over_images(run, (inputs, signals), len(signals), numbers=kernel.numbers, flops=kernel.flops)
+    over_images(run, (inputs, signals), len(signals), numbers=kernel.numbers, flops=kernel.flops, memory=torch.float64)
     return value, diagonal
 
 

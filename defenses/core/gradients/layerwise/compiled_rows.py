@@ -128,7 +128,13 @@ class CompiledRows:
 
 
 def over_images(
-    run: Callable[..., None], images: tuple[Tensor, Tensor], examples: int, *, numbers: int, flops: float
+    run: Callable[..., None],
+    images: tuple[Tensor, Tensor],
+    examples: int,
+    *,
+    numbers: int,
+    flops: float,
+    memory: torch.dtype | None = None,
 ) -> None:
     """Calls a kernel with inputs, signals, memory of its own, and the first and last example of each thread.
 
@@ -138,6 +144,7 @@ def over_images(
         examples: how many there are.
         numbers: zeros in the memory.
         flops: of an example.
+        memory: of what numbers it is; of the images' where None.
     """
     inputs, signals = (values.permute(0, 2, 3, 1).contiguous() for values in images)
     if not examples:  # a compiled loop takes its first round before it asks
@@ -146,7 +153,7 @@ def over_images(
     edges = [round(examples * i / count) for i in range(count + 1)]
 
     def share(number: int) -> None:
-        zeros = signals.new_zeros(numbers)
+        zeros = signals.new_zeros(numbers, dtype=memory)
         run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
 
     in_threads(share, count, at_once=count)

@@ -1,5 +1,6 @@
 """Threads of Python that compute gradients at once, of one model or with one engine, do not meet in it."""
 
+import multiprocessing
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from defenses.core import Block, Engine, Everything, StepPlan, clip
+from defenses.core.gradients.full_precision import full_precision
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -38,3 +40,29 @@ def test_sums_of_one_model_are_the_same_whichever_thread_is_beside(shared):
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_a_fork_computes_gradients_whatever_other_threads_were_at():
+    held, forked = threading.Event(), threading.Event()
+
+    def beside():
+        with full_precision():
+            held.set()
+            forked.wait(0.5)  # the fork waits for this pass to end
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    held.wait()
+    child = multiprocessing.get_context("fork").Process(target=_one_pass)
+    child.start()
+    forked.set()
+    child.join(60)
+    found = child.exitcode
+    child.kill()
+    thread.join()
+    assert found == 0
+
+
+def _one_pass():
+    with full_precision():
+        pass
