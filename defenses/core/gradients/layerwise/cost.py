@@ -185,15 +185,17 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     # Two Gram matrices are read, their product is written.
     elementwise = 3 * 8 * s.groups * squared / speed.memory
     # Quadratic in positions: 90 times as fast as rows at 4x4 and 512 channels, 4 times as slow at 16x16 and 64.
-    # Inner products are in float64, at half the rate.
+    # Inner products are in float64, at half the rate, of factors that are read, written and read again for it.
     products = 2 * 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
-    costs[Strategy.GRAM] = _copied(s, speed) + products + elementwise + redone
+    widened = (_BYTES + 2 * 8) / speed.memory
+    patches = s.groups * s.positions * (s.inputs + s.outputs)
+    costs[Strategy.GRAM] = _copied(s, speed) + widened * patches + products + elementwise + redone
     if s.pixels is not None:
         # Short strided runs: the shorter a line of the output, the dearer each copied number.
         line = max(1.0, s.positions**0.5)
         shifts = 2 * 8 * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
         inner = 2 * 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
-        costs[Strategy.PIXELS] = inner + shifts + elementwise + redone
+        costs[Strategy.PIXELS] = widened * s.stored + inner + shifts + elementwise + redone
     if s.products is not None:
         costs[Strategy.PAIRS] = 2 * s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
     return costs

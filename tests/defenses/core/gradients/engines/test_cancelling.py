@@ -103,8 +103,8 @@ def test_uses_of_a_weight_that_cancel(size, layer):
 def test_what_a_parametrisation_takes_away(size):
     torch.manual_seed(0)
     model = parametrizations.weight_norm(nn.Linear(64, 8, bias=False))
-    model.parametrizations.weight.original0.requires_grad_(False)
-    inputs = (nn.functional.normalize(model.weight[:1]) * size).detach()
+    model.get_parameter("parametrizations.weight.original0").requires_grad_(False)
+    inputs = (nn.functional.normalize(torch.as_tensor(model.weight)[:1]) * size).detach()
     signals = torch.eye(8)[:1]
     for norm in (1e-7, 1e-8):
         assert moved(model, (inputs, signals), norm * size) <= LARGEST
