@@ -74,12 +74,21 @@ class Convolution(FactoredGradient):
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
         """What makes rows."""
-        sizes = (values.shape[2:] for values in (self.inputs, self.signals))
-        if made_by_kernel(self.shape, self.like.device.type) and compiled_rows.right(
-            self.geometry, *sizes, self.views, self.like.dtype
-        ):
+        if made_by_kernel(self.shape, self.like.device.type) and self._right("rows"):
             return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
+
+    @cached_property
+    def _summing(self) -> CompiledRows | None:
+        """What adds rows up that are made anew, where our kernel does."""
+        maker = self._maker
+        if self._summation is Summation.KERNEL and isinstance(maker, CompiledRows) and self._right("sums"):
+            return maker
+        return None
+
+    def _right(self, use: compiled_rows.Use) -> bool:
+        sizes = (values.shape[2:] for values in (self.inputs, self.signals))
+        return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype, use)
 
     @property
     def scratch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  that of what makes the rows
@@ -100,8 +109,8 @@ class Convolution(FactoredGradient):
         g = self.geometry
         if self._kept is not None:
             return self._kept.weighted(factors)
-        if self._summation is Summation.KERNEL and isinstance(self._maker, CompiledRows):
-            return self._maker.order.restored(self._maker.weighted(factors))
+        if self._summing is not None:
+            return self._summing.order.restored(self._summing.weighted(factors))
         factors = factors.repeat_interleave(self.views)
         _, _, rows, columns = self.signals.shape
         if self._summation is Summation.TILES:
@@ -194,6 +203,9 @@ class Convolution(FactoredGradient):
     def _of_rows(self, *, keep: bool, mask: Bool[Tensor, " size"] | None = None) -> Squares:
         """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
+        if mask is not None and isinstance(self._maker, CompiledRows) and not self._right("masked"):
+            # What is added up must be what was measured.
+            self._maker, self._summing = self._patches, None
         order = self._maker.order
         whole, masked = self._maker.squares(kept, None if mask is None else order.ordered(mask))
         if kept is not None:
@@ -202,7 +214,7 @@ class Convolution(FactoredGradient):
         return self._recomputed(masked)
 
     def _recomputed(self, value: Tensor) -> Squares:
-        if self._summation is Summation.KERNEL and isinstance(self._maker, CompiledRows):
+        if self._summing is not None:
             return Squares.exact(value)  # of the very rows that are added up
         # In the order in which they lie in memory: a view, no copy.
         inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)

@@ -52,11 +52,11 @@ def test_norms_are_as_right_as_they_say_where_positions_cancel(monkeypatch, posi
         rows = (inputs.double() * signals[:, :, :1]).sum(dim=1)
         squares = Lookup(torch.full((count, positions), 7), inputs * signals[:, :, :1], vocabulary=9).squares()
     else:
-        images = (values.mT.unflatten(2, (2, -1)).contiguous() for values in (inputs, signals))
+        pixels, derivatives = (values.mT.unflatten(2, (2, -1)).contiguous() for values in (inputs, signals))
         geometry = geometry_of(
             channels=(width, out), kernel=(1, 1), stride=(1, 1), dilation=(1, 1), padding=(0, 0, 0, 0)
         )
-        squares = Convolution(*images, geometry).squares()
+        squares = Convolution(pixels, derivatives, geometry).squares()
     assert bool(((squares.value - rows.square().sum(dim=1)).abs() <= squares.slack).all())
 
 

@@ -247,24 +247,48 @@ def test_an_engine_has_the_same_rows_in_float32(name, everywhere):
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-@pytest.mark.parametrize("what", ["made", "squares", "weighted"])
-def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, what):
+@pytest.mark.parametrize("use", ["rows", "masked", "sums"])
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, use):
     g = geometry_of()
     inputs, signals = images(4, g, (7, 6))
-    assert isinstance(Convolution(inputs, signals, g)._maker, CompiledRows)
-    real = getattr(CompiledRows, what)
+    mask, factors = torch.rand(g.weight_shape).flatten() > 0.5, torch.rand(4)
+    monkeypatch.setattr("defenses.core.gradients.layerwise.convolution.cheapest", lambda *_: Strategy.FREE)
+    monkeypatch.setattr("defenses.core.gradients.layerwise.convolution.summation", lambda *_: Summation.KERNEL)
+    monkeypatch.setattr(Convolution, "_worth_keeping", False)
 
-    def wrong(self, *arguments):
-        if isinstance(answer := real(self, *arguments), tuple):
-            if arguments:
-                arguments[0].mul_(1.001)
-            return answer
-        return answer * 1.001
+    def found():
+        term = Convolution(inputs, signals, g)
+        whole, masked = term.squares(), term.masked_squares(mask)
+        return term, masked.slack, whole, masked, term.weighted(factors).flatten()
 
-    if what != "made":
-        monkeypatch.setattr(CompiledRows, what, wrong)
-        compiled_rows.right.cache_clear()
-        assert isinstance(Convolution(inputs, signals, g)._maker, PatchProducts)
+    expected = exact(inputs, signals, g)
+
+    def assert_right(whole, masked, total):
+        assert_close(whole.value.sqrt(), expected.norm(dim=1))
+        assert_close(masked.value.sqrt(), (expected * mask).norm(dim=1))
+        assert_close(total, factors.double() @ expected)
+
+    term, slack, *answers = found()
+    assert isinstance(term._maker, CompiledRows)
+    assert term._summing is term._maker
+    assert not bool(slack.any())
+    assert_right(*answers)
+    squares, weighted = CompiledRows.squares, CompiledRows.weighted
+
+    def wrong(self, out=None, mask=None):
+        whole, masked = squares(self, out, mask)
+        return (whole, masked * 1.001) if (mask is not None) == (use == "masked") else (whole, masked)
+
+    if use == "sums":
+        monkeypatch.setattr(CompiledRows, "weighted", lambda self, factors: 1.001 * weighted(self, factors))
+    else:
+        monkeypatch.setattr(CompiledRows, "squares", wrong)
+    compiled_rows.right.cache_clear()
+    term, slack, *answers = found()
+    assert isinstance(term._maker, CompiledRows if use == "sums" else PatchProducts)
+    assert term._summing is None
+    assert bool((slack > 0).all())  # of rows that are added up in another way
+    assert_right(*answers)
     compiled_rows.right.cache_clear()
 
 
