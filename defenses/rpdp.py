@@ -11,7 +11,7 @@ Guarantee: one Gaussian a step at the defense's multiplier; the subspace never l
 
 from __future__ import annotations
 
-from .core import BoundKind, Defense, Projected, RandomSubspace, Scope, bounded
+from .core import BoundKind, Defense, Projected, RandomKind, RandomSubspace, Scope, bounded
 
 
 def rpdp(
@@ -20,6 +20,7 @@ def rpdp(
     rank: int = 800,
     scope: Scope = "tensor",
     interval: int = 1,
+    directions: RandomKind = "gaussian",
     clip_first: bool = False,
     rescale: bool = False,
     bound: BoundKind = "clip",
@@ -32,7 +33,10 @@ def rpdp(
         clip_norm: C, largest norm of what an example contributes, L2, in gradient units.
         rank: k, directions of a basis.
         scope: "tensor" for a basis per parameter tensor, "global" for one over all parameters.
-        interval: steps that a basis is used for; drawing one costs far more than a step.
+        interval: steps that a basis is used for; drawing a Gaussian one costs far more than a step.
+        directions: "gaussian" for orthonormalised Gaussian vectors, as in the paper, whose products with every gradient
+            take ten times as long as a step; "sketch" for sums of disjoint coordinates with random signs (a count
+            sketch), as orthonormal and as unbiased, at the cost of one pass over the gradients.
         clip_first: whether the whole gradient is clipped and the noisy update projected, as in PDP.
         rescale: whether the update of a tensor is multiplied by its size / k, which makes its expectation that of the
             clipped gradient.
@@ -43,7 +47,7 @@ def rpdp(
     """
     method = Projected(
         bound=bounded(clip_norm, bound, regulariser),
-        subspace=RandomSubspace(rank=rank, scope=scope, interval=interval),
+        subspace=RandomSubspace(rank=rank, scope=scope, interval=interval, directions=directions),
         where="after the noise" if clip_first else "before the bound",
         rescale=rescale,
     )

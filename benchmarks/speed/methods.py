@@ -1,7 +1,8 @@
 """Ten training steps of every defense: what they cost beside those of plain DP-SGD, sampling and optimizer included.
 
 Methods are found by their files and run at their default settings. Of one that keeps its directions for some steps, a
-second way keeps them for ten, so that one refresh has its share in the time.
+second way keeps them for ten, so that one refresh has its share in the time; where they may be drawn in two ways, both
+are there.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ PLAIN = "plain DP-SGD"
 KEPT = 10
 """Steps of a call, for which directions are kept in the second way of a method that has some."""
 AFTER = f", kept {KEPT} steps"
+SKETCHED = ", sketch"
+"""Behind a method with random directions: those of a count sketch, in place of Gaussian ones."""
 
 CASES = (Workload("dp_cnn_small", 256),)
 QUICK_CASES = (Workload("dp_cnn_small", 32),)
@@ -59,16 +62,17 @@ def names() -> list[str]:
 
 
 def ways() -> list[str]:
-    """Plain DP-SGD, every method, and again those that keep directions."""
-    return [PLAIN, *(way for name in names() for way in ([name, name + AFTER] if _keeps(name) else [name]))]
+    """Plain DP-SGD, every method, and again those that keep directions, or draw them in two ways."""
+    found = []
+    for name in names():
+        options = inspect.signature(_function(name)).parameters
+        of_name = [name, *([name + SKETCHED] if "directions" in options else [])]
+        found += sorted(way + after for way in of_name for after in (("", AFTER) if "interval" in options else ("",)))
+    return [PLAIN, *found]
 
 
 def _function(name: str) -> Callable[..., Defense]:
     return getattr(importlib.import_module(f"defenses.{name}"), name)
-
-
-def _keeps(name: str) -> bool:
-    return "interval" in inspect.signature(_function(name)).parameters
 
 
 def refuse_unknown(only: Sequence[str], rounds: int | None) -> None:
@@ -83,8 +87,11 @@ def defense_of(way: str) -> Defense:
     """The defense that a way trains under, at noise multiplier 1 where it has one."""
     if way == PLAIN:
         return Defense(Whole(bound=clip(1.0)), 1.0, name=PLAIN)
-    function = _function(way.removesuffix(AFTER))
+    name, *options = way.split(", ")
+    function = _function(name)
     given: dict[str, Any] = {"interval": KEPT} if way.endswith(AFTER) else {}
+    if SKETCHED[2:] in options:
+        given["directions"] = "sketch"
     if "noise_multiplier" in inspect.signature(function).parameters:
         given["noise_multiplier"] = 1.0
     return function(**given)
@@ -137,7 +144,7 @@ def targets(case: str) -> list[SpeedTarget]:
     for way in ways()[1:]:
         if way.endswith(AFTER):
             limits[way] = PROJECTED
-        elif "auxiliary" in inspect.signature(_function(way)).parameters:
+        elif "auxiliary" in inspect.signature(_function(way.split(", ")[0])).parameters:
             limits[way] = PROJECTED_ANEW
         elif _is_sparse(way):
             limits[way] = SPARSE

@@ -36,7 +36,7 @@ from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.streamed import Streamed
-from .plan.subspaces import Bases, PublicSubspace, RandomSubspace, Scope, SubspaceMemory, Subspaces
+from .plan.subspaces import Bases, PublicSubspace, RandomKind, RandomSubspace, Scope, SubspaceMemory, Subspaces
 from .privacy.calibration import (
     TOY_DIM,
     MembershipLimit,
@@ -133,6 +133,7 @@ __all__ = [
     "PublicRows",
     "PublicSubspace",
     "Query",
+    "RandomKind",
     "RandomMasks",
     "RandomSubspace",
     "Recipe",

@@ -503,6 +503,8 @@ def test_a_step_of_every_method_is_compared_with_plain_dp_sgd():
     assert "pdp" + methods.AFTER in kept
     kept_for: Any = methods.defense_of("pdp" + methods.AFTER).method
     assert kept_for.subspace.interval == methods.KEPT
+    sketched: Any = methods.defense_of("rpdp" + methods.SKETCHED + methods.AFTER).method
+    assert (sketched.subspace.interval, sketched.subspace.directions) == (methods.KEPT, "sketch")
     assert {t.limit for t in methods.targets("x")} == {1.1, 1.6, 2.5}
 
 

@@ -1,10 +1,10 @@
-"""Subspaces of which a part of the basis is never formed: combinations of public gradients that are outer products.
+"""Subspaces of which a part of the basis is never formed: sketches, and combinations of outer products.
 
-A linear layer's gradient is s xᵀ, the derivatives of its outputs times its inputs. Directions are V = Pᵀ W, with public
-gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of outer products are
-products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so that P Pᵀ and the coefficients Wᵀ P g of a batch of such
-gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one product. A basis that
-serves a single step costs more to form than all that is done with it.
+A linear layer's gradient is such a product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
+V = Pᵀ W, with public gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
+outer products are products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so that P Pᵀ and the coefficients Wᵀ P g
+of a batch of such gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one
+product. A basis that serves a single step costs more to form than all that is done with it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .basis import leading_eigenvectors, whitening
 from .codec import Subspace
 from .memo import Memo
 from .products import exact_products, inner_products
+from .sketch import SketchDirections
 
 # Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
 # already decides nothing: the last digit of an update would depend on who looked at the step before.
@@ -122,7 +123,7 @@ class OuterDirections:
         return torch.matmul(scaled, self.inputs.to(coefficients)).flatten(1)
 
 
-Directions = Tensor | OuterDirections
+Directions = Tensor | OuterDirections | SketchDirections
 """An orthonormal basis [span, k], or directions that stand for one."""
 
 
@@ -143,8 +144,10 @@ class ImplicitSubspace(Subspace):
             ValueError: for directions that compute something of their own, of which no claim could hold.
         """
         for part in parts:
-            if isinstance(part, OuterDirections) and type(part) is not OuterDirections:
-                raise ValueError(f"directions must be OuterDirections itself, got its subclass {type(part).__name__}")
+            if not isinstance(part, Tensor) and type(part) not in (OuterDirections, SketchDirections):
+                raise ValueError(
+                    f"directions must be OuterDirections or SketchDirections itself, got {type(part).__name__}"
+                )
         # A frozen dataclass can only be filled this way.
         for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim), ("_moments", Memo())):
             object.__setattr__(self, name, value)
@@ -152,7 +155,7 @@ class ImplicitSubspace(Subspace):
     @property
     def bases(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """All of them, formed."""
-        return tuple(part.basis if isinstance(part, OuterDirections) else part for part in self.parts)
+        return tuple(part if isinstance(part, Tensor) else part.basis for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies without bases that were formed."""
@@ -161,20 +164,29 @@ class ImplicitSubspace(Subspace):
     @property
     def ranks(self) -> list[int]:
         """Number of directions of each span."""
-        return [part.rank if isinstance(part, OuterDirections) else part.shape[1] for part in self.parts]
+        return [part.shape[1] if isinstance(part, Tensor) else part.rank for part in self.parts]
 
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
         """As of `Subspace`; computed once for the steps that keep the bases."""
         return self._moments.of(self.bases, super().moments)
 
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
+        """Inner products with the directions."""
+        found = [rows.new_zeros(len(rows), 0)]
+        for part, (start, stop) in zip(self.parts, self.spans, strict=True):
+            some = rows[:, start:stop]
+            if isinstance(part, SketchDirections):
+                found.append(part.of_rows(some))
+            else:
+                found.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))
+        return torch.cat(found, dim=1)
+
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """The combination of directions that has these coefficients."""
         decoded = values.new_zeros(self.dim)
         for part, (start, stop), c in zip(self.parts, self.spans, values.split(self.ranks), strict=True):
-            if isinstance(part, OuterDirections):
-                decoded[start:stop] = part.combined(c.unsqueeze(0))[0]
-            else:
-                decoded[start:stop] = part.to(values) @ c
+            along = part.to(values) @ c if isinstance(part, Tensor) else part.combined(c.unsqueeze(0))[0]
+            decoded[start:stop] = along
         return decoded
 
     def project(
@@ -184,9 +196,9 @@ class ImplicitSubspace(Subspace):
         inside = torch.zeros_like(rows)
         shares = [None] * len(self.parts) if weights is None else weights.split(self.ranks)
         for part, (start, stop), share in zip(self.parts, self.spans, shares, strict=True):
-            if isinstance(part, OuterDirections):
+            if isinstance(part, Tensor):
+                inside[:, start:stop] = self._along(rows[:, start:stop], part.to(rows), share)
+            else:
                 along = part.of_rows(rows[:, start:stop])
                 inside[:, start:stop] = part.combined(along if share is None else along * share.to(along))
-            else:
-                inside[:, start:stop] = self._along(rows[:, start:stop], part.to(rows), share)
         return inside

@@ -16,17 +16,21 @@ from torch import Tensor
 from .basis import gram, leading_directions
 from .codec import Subspace
 from .defense import Context
-from .implicit import ImplicitSubspace, OuterDirections
+from .implicit import Directions, ImplicitSubspace, OuterDirections
 from .public import GradientBatch
 from .refusals import refuse_count, refuse_unknown
+from .sketch import SketchDirections
 
 _MANY = 1024  # numbers of a Gaussian vector, from which on half as many vectors are never nearly parallel
 
 Scope = Literal["tensor", "global"]
 """Whether every parameter tensor has a basis of its own, or all of them have one together."""
 
-Remembered = Tensor | tuple[Tensor, Tensor, Tensor]
-"""Of a span: a basis, or signals, inputs and weights of `OuterDirections`; tensors alone, as checkpoints hold them."""
+Remembered = Tensor | tuple[Tensor, ...]
+"""Of a span: a basis, or what `OuterDirections` or `SketchDirections` are made of; tensors, as in checkpoints."""
+
+RandomKind = Literal["gaussian", "sketch"]
+"""How random directions are drawn."""
 
 Bases = tuple[Remembered, ...] | None
 """What a method remembers of a subspace between two refreshes; None before the first."""
@@ -58,8 +62,7 @@ class SubspaceMemory:
         last = self._last
         # By identity: comparing values would cost what is to be saved.
         if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
-            parts = tuple(OuterDirections(*basis) if isinstance(basis, tuple) else basis for basis in bases)
-            last = self._last = (bases, ImplicitSubspace(parts, spans, dim))
+            last = self._last = (bases, ImplicitSubspace([_directions_of(basis) for basis in bases], spans, dim))
         return last[1]
 
 
@@ -146,21 +149,25 @@ class PublicSubspace:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSubspace:
-    """A uniformly random subspace: orthonormalised Gaussian vectors.
+    """A random subspace.
 
     Attributes:
         rank: number of directions, of each tensor or of all together.
         scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
         interval: steps that a basis is used for.
+        directions: `gaussian` for orthonormalised Gaussian vectors, which span a uniformly random subspace, or `sketch`
+            for coordinates that are dealt out and added up with random signs, at the cost of one direction.
     """
 
     rank: int
     scope: Scope = "tensor"
     interval: int = 1
+    directions: RandomKind = "gaussian"
     _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.rank, self.scope, self.interval)
+        refuse_unknown("directions", self.directions, ("gaussian", "sketch"))
 
     def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
         """The bases to remember, the subspace of a step, and nothing to remark on it."""
@@ -168,8 +175,25 @@ class RandomSubspace:
         if bases is None or context.step % self.interval == 0:
             # By number of the refresh: the basis is a function of seed and step, whoever computes it.
             coins = context.coins(f"subspace {context.step // self.interval}")
-            bases = tuple(_random_basis(b - a, min(self.rank, b - a), coins).to(context.device) for a, b in spans)
+            drawn = [self._drawn(b - a, min(self.rank, b - a), coins, context.device) for a, b in spans]
+            bases = tuple(drawn)
         return bases, self._memory.subspace(bases, spans, context.dim), ()
+
+    def _drawn(self, span: int, rank: int, coins: torch.Generator, device: torch.device) -> Remembered:
+        if self.directions == "gaussian":
+            return _random_basis(span, rank, coins).to(device)
+        sketch = SketchDirections.drawn(span, rank, coins)
+        return sketch.factors.to(device), torch.tensor([sketch.rank, sketch.turn])
+
+
+def _directions_of(remembered: Remembered) -> Directions:
+    """Three tensors make combinations of outer products, two a sketch."""
+    if isinstance(remembered, Tensor):
+        return remembered
+    if len(remembered) == 3:
+        return OuterDirections(*remembered)
+    factors, numbers = remembered
+    return SketchDirections(factors, *numbers.tolist())
 
 
 def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remembered:

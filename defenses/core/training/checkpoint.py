@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..plan import adapted, bound, codec, composed, defense, implicit, post, query
+from ..plan import adapted, bound, codec, composed, defense, implicit, post, query, sketch
 from ..privacy import ledger, strategies
 from . import sampling, transcript
 
@@ -43,6 +43,7 @@ _OURS = [
     defense.Trial,
     implicit.ImplicitSubspace,
     implicit.OuterDirections,
+    sketch.SketchDirections,
     ledger.Entry,
     post.Identity,
     post.Project,

@@ -23,6 +23,7 @@ from ...plan.defense import Block
 from ...plan.implicit import ImplicitSubspace, OuterDirections
 from ...plan.query import Gradient, Gradients, NormWithin
 from ...plan.rounding import LEAST_SHARE
+from ...plan.sketch import SketchDirections
 from .factors import BasisPiece, FactoredGradient, Squares, parts
 from .linear import Outer
 from .masks import SpanMasks, Spans
@@ -239,12 +240,16 @@ class BatchGradients:
         parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
         found: list[Tensor] = []
         bases: dict[int, BasisPiece] = {}  # by number of the part, in flat coordinates
+        sketches: dict[int, SketchDirections] = {}
         for number, (part, span) in enumerate(zip(parts_of, subspace.spans, strict=True)):
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 found.append(part.of_products(*factors))
                 continue
-            bases[number] = (span[0], (part.basis if isinstance(part, OuterDirections) else part).to(self.like))
-            found.append(self.like.new_zeros(self.examples, bases[number][1].shape[1]))
+            found.append(self.like.new_zeros(self.examples, subspace.ranks[number]))
+            if isinstance(part, SketchDirections):
+                sketches[number] = part
+            else:
+                bases[number] = (span[0], (part.basis if isinstance(part, OuterDirections) else part).to(self.like))
         norms: dict[int, Tensor] = {}  # by number of the term
         for number, (spans, term) in enumerate(self.terms):
             # All directions at once: a layer's rows, where it needs some, are formed once.
@@ -253,6 +258,12 @@ class BatchGradients:
                 products, norms[number] = term.along([piece for pieces in shared.values() for piece in pieces])
                 for of, product in zip((of for of, pieces in shared.items() for _ in pieces), products, strict=True):
                     found[of] = found[of] + product
+            for of, sketch in sketches.items():
+                first = subspace.spans[of][0]
+                overlaps = list(_overlaps(first, subspace.spans[of][1], spans))
+                for which, rows in term.chunks() if overlaps else ():
+                    for place, low, high in overlaps:
+                        found[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
         self.known[key] = (
             torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),
@@ -382,10 +393,15 @@ def _split(spans: Spans, rows: Tensor) -> Iterator[tuple[tuple[int, int], Tensor
 def _within(part: BasisPiece, spans: Spans) -> list[BasisPiece]:
     """What of a basis, given in flat coordinates, belongs to these spans, by its places in their term's rows."""
     first, basis = part
-    last, behind, found = first + len(basis), 0, []
+    overlaps = _overlaps(first, first + len(basis), spans)
+    return [(place, basis[low - first : high - first]) for place, low, high in overlaps]
+
+
+def _overlaps(first: int, last: int, spans: Spans) -> Iterator[tuple[int, int, int]]:
+    """What of [first, last) lies in these spans: its place in their term's rows, and where it begins and ends."""
+    behind = 0
     for start, stop in spans:
         low, high = max(start, first), min(stop, last)
         if low < high:
-            found.append((behind + low - start, basis[low - first : high - first]))
+            yield behind + low - start, low, high
         behind += stop - start
-    return found
