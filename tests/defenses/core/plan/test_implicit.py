@@ -13,6 +13,7 @@ from torch import nn
 from defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
 from defenses.core.plan.basis import leading_directions, orthonormality_error
 from defenses.core.plan.implicit import ImplicitSubspace, OuterDirections
+from defenses.core.plan.sketch import SketchDirections
 from defenses.core.training.transcript import storages
 from defenses.pcdp import pcdp
 
@@ -81,17 +82,18 @@ def test_coefficients_combinations_and_projections_are_those_of_the_basis():
     assert not found._formed.empty
 
 
-def subspaces():
+def subspaces(kind="outer products"):
     """One of two spans, the first implicit, beside the same with its bases formed; 4 coordinates are in none."""
-    first = leading(*factors(10, 6, 20), 7)
+    first = leading(*factors(10, 6, 20), 7) if kind == "outer products" else SketchDirections.drawn(120, 7, coins())
     second = torch.linalg.qr(torch.randn(15, 4, generator=coins(3))).Q
     spans = ((0, 120), (124, 139))
     return ImplicitSubspace((first, second), spans, 139), Subspace((first.basis.clone(), second), spans, 139)
 
 
-@pytest.mark.parametrize("count", [1, 40])
-def test_a_subspace_of_them_is_the_subspace_with_their_bases(count):
-    implicit, formed = subspaces()
+@pytest.mark.parametrize("kind", ["outer products", "sketch"])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_a_subspace_of_them_is_the_subspace_with_their_bases(count, kind):
+    implicit, formed = subspaces(kind)
     rows = torch.randn(count, 139, generator=coins(4))
     weights = torch.rand(11, generator=coins(5))
     assert implicit.size == formed.size == 11 and implicit.ranks == formed.ranks == [7, 4]
@@ -99,6 +101,8 @@ def test_a_subspace_of_them_is_the_subspace_with_their_bases(count):
     for share in (None, weights):
         close(implicit.project(rows, share), formed.project(rows, share))
     close(implicit.encode(rows), formed.encode(rows))
+    for one, other in zip(implicit.moments(), formed.moments(), strict=True):
+        close(one, other)
 
 
 def test_in_a_file_it_has_no_basis_and_does_the_same_to_the_last_digit():

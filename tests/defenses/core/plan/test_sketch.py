@@ -94,27 +94,6 @@ def test_directions_of_anothers_making_are_refused():
         ImplicitSubspace((Counting(torch.ones(7), 2),), ((0, 7),), 7)
 
 
-def subspaces():
-    """One of two spans, the first a sketch, beside the same with its basis formed; 4 coordinates are in none."""
-    first, second = drawn(120, 7), torch.linalg.qr(torch.randn(15, 4, generator=coins(3))).Q
-    spans = ((0, 120), (124, 139))
-    return ImplicitSubspace((first, second), spans, 139), Subspace((first.basis.clone(), second), spans, 139)
-
-
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_a_subspace_of_them_is_the_subspace_with_their_bases(count):
-    implicit, formed = subspaces()
-    rows = torch.randn(count, 139, generator=coins(4))
-    weights = torch.rand(11, generator=coins(5))
-    assert implicit.size == formed.size == 11 and implicit.ranks == formed.ranks == [7, 4]
-    close(implicit.decode(weights), formed.decode(weights))
-    for share in (None, weights):
-        close(implicit.project(rows, share), formed.project(rows, share))
-    close(implicit.encode(rows), formed.encode(rows))
-    for one, other in zip(implicit.moments(), formed.moments(), strict=True):
-        close(one, other)
-
-
 def test_in_a_file_they_are_what_they_are_made_of():
     sketch = drawn(1000, 7)
     before = len(pickle.dumps(sketch))
