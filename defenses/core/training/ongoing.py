@@ -342,6 +342,8 @@ class OngoingRun:
         self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
         self.account.remarks |= saved["remarks"]
+        # A run that is finished executes no plan any more, by which the engine would say it again.
+        self.runner.name, self.runner.unverified = saved["engine"]
         self.transcript.load(saved["transcript"])
         self.average.value = _to(saved["average"], self.device)
         if self.settings.recording.meter is not None:
@@ -372,6 +374,7 @@ class OngoingRun:
             "average": self.average.value,
             "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
             "remarks": dict(self.account.remarks),
+            "engine": (self.runner.name, self.runner.unverified),
             "public_used": self._public_used,
             "update": self.stepper.context.update,
         }

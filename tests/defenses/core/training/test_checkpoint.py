@@ -187,6 +187,27 @@ def test_a_finished_run_is_given_back_without_doing_it_again(halfway):
     again = duties.trained(DEFENSE, checkpoint=halfway, progress=lambda done, total: steps.append(done))
     assert steps == []
     duties.check_same_run(again, whole)
+    assert again.engine == whole.engine
+
+
+class OfPixels(nn.Linear):
+    """Refuses what is negative, as made-up examples are, so that it cannot be checked."""
+
+    def forward(self, input):
+        if input.min() < 0:
+            raise ValueError("pixels must be at least 0")
+        return super().forward(input)
+
+
+def test_a_finished_run_is_given_back_with_all_that_its_claim_says(tmp_path):
+    def claim():
+        recording = Recording(checkpoint=tmp_path / "run.checkpoint")
+        data = (duties.DATA[0].abs(), duties.DATA[1])
+        return train(OfPixels(6, 3), data, DEFENSE, sampling=poisson(0.5), steps=2, recording=recording).claim(1e-5)
+
+    first = claim()
+    assert first.unverified == ("the model fails on made-up examples: pixels must be at least 0",)
+    assert claim() == first
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
