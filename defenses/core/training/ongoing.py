@@ -32,7 +32,7 @@ from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.keys import global_coins, key_from, seed_from
 from ..privacy.ledger import Ledger
-from ..privacy.noise import Noise
+from ..privacy.noise import Noise, of_one_run
 from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
 from .augment import draws, draws_at_start, global_draws
@@ -89,10 +89,11 @@ class OngoingRun:
         self.features = None
         if s.recipe.statistics is not None:
             self.features = standardised(model, s.recipe.statistics, self.inputs)
+        self.noise = of_one_run(s.noise)
         self.runner = Engine(
             model,
             loss=s.recipe.loss,
-            noise=s.noise,
+            noise=self.noise,
             microbatch=s.execution.microbatch,
             memory_budget=s.execution.memory_budget,
             engine=s.execution.engine,
@@ -272,7 +273,7 @@ class OngoingRun:
             self.features,
             s.recipe.statistics,
             execute,
-            noise=s.noise,
+            noise=self.noise,
             count=count,
             at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
             memory_budget=s.execution.memory_budget,
@@ -338,7 +339,7 @@ class OngoingRun:
         self.key, self.coins = saved["sampler_key"], saved["seed"]
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.settings.noise.load(saved["noise"])
+        self.noise.load(saved["noise"])
         self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
         self.account.remarks |= saved["remarks"]
@@ -367,7 +368,7 @@ class OngoingRun:
             "seed": self.coins,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "noise": self.settings.noise.state(),
+            "noise": self.noise.state(),
             "noise_memory": self.runner.memory.state(),
             "entries": self.account.ledger.entries,
             "transcript": self.transcript.state(),
@@ -402,7 +403,7 @@ class OngoingRun:
             seed=self.coins,
             sampler_key=self.key,
             engine=self.runner.name,
-            noise=self.account.drew(self.settings.noise, self.sigma, self.transcript.one_offs),
+            noise=self.account.drew(self.noise, self.sigma, self.transcript.one_offs),
             public_used=self._public_used,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),

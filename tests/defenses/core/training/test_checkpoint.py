@@ -24,9 +24,11 @@ from defenses.core import (
     Offset,
     Recording,
     StepPlan,
+    from_os,
     partition,
     poisson,
     secure,
+    seeded,
     shuffle,
     train,
 )
@@ -208,6 +210,24 @@ def test_a_finished_run_is_given_back_with_all_that_its_claim_says(tmp_path):
     first = claim()
     assert first.unverified == ("the model fails on made-up examples: pixels must be at least 0",)
     assert claim() == first
+
+
+@pytest.mark.parametrize("source", [functools.partial(seeded, 1), from_os])
+def test_what_another_run_drew_of_the_same_noise_meanwhile_is_not_drawn_again(tmp_path, source):
+    path, noise = tmp_path / "run.checkpoint", source()
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=path, noise=noise, progress=duties._Stop(3))
+    # Of the same data, coins and almost the same parameters: what differs is the noise.
+    other = duties.trained(DEFENSE, noise=noise, lr=1e-9)
+    resumed = duties.trained(DEFENSE, checkpoint=path, noise=source())
+    spread = {
+        (one.step, two.step): float((one.noisy[0] - two.noisy[0]).std())
+        for one in resumed.transcript.steps[3:]
+        for two in other.transcript.steps
+        if one.noisy and two.noisy
+    }
+    # Sums of clipped gradients lie closer together than that; the difference of two draws has a deviation of sqrt(2).
+    assert min(spread.values()) > 0.9, spread
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
