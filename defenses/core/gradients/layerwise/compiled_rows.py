@@ -209,13 +209,18 @@ def lanes() -> int:
     return 0 if host is None else host.vector // 4
 
 
-Use = Literal["rows", "masked", "sums"]
+KernelUse = Literal["rows", "masked", "sums"]
 """What a kernel is for: rows and their norms, norms of what a mask leaves too, or sums."""
 
 
 @lru_cache(maxsize=1024)
 def right(
-    geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...], views: int, dtype: torch.dtype, use: Use
+    geometry: Geometry,
+    inputs: tuple[int, ...],
+    signals: tuple[int, ...],
+    views: int,
+    dtype: torch.dtype,
+    use: KernelUse,
 ) -> bool:
     """Whether rows, norms and sums are those of patches, next to an example that is NaN.
 

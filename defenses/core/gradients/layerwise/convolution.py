@@ -86,7 +86,7 @@ class Convolution(FactoredGradient):
             return maker
         return None
 
-    def _right(self, use: compiled_rows.Use) -> bool:
+    def _right(self, use: compiled_rows.KernelUse) -> bool:
         sizes = (values.shape[2:] for values in (self.inputs, self.signals))
         return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype, use)
 
