@@ -7,8 +7,10 @@ Guarantee:
     `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
     `sampling.py`; released: every noisy block of every step, and of the model its trained parameters alone (what
     forward passes change besides is refused). A step interrupted halfway is done again from the last checkpoint: with
-    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw. Whether it
-    would be the same release is known from a digest of all that it depends on (`fingerprint.py`).
+    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw, as the claim
+    then says. Whether it would be the same release is known from a digest of all that it depends on (`fingerprint.py`),
+    but for the machine: another device, number of threads or version of PyTorch rounds some last digits otherwise, so
+    that between two of them nobody may have seen the first release.
 """
 
 from __future__ import annotations
@@ -114,6 +116,7 @@ class OngoingRun:
         # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
+        self.resumed = False
         self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
@@ -337,6 +340,7 @@ class OngoingRun:
             return 0
         saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
         self.key, self.coins = saved["sampler_key"], saved["seed"]
+        self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.noise.load(saved["noise"])
@@ -366,6 +370,7 @@ class OngoingRun:
             "state": self.stepper.state,
             "sampler_key": self.key,
             "seed": self.coins,
+            "resumed": self.resumed,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "noise": self.noise.state(),
@@ -410,6 +415,7 @@ class OngoingRun:
             key_given=self.settings.sampler_key is not None,
             last=last,
             augmentation=self.settings.recipe.augmentation,
+            resumed=self.resumed,
         )
 
 

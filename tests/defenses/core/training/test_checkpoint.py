@@ -386,6 +386,13 @@ def test_with_secure_noise_a_resumed_run_goes_on_with_fresh_noise(tmp_path):
     run = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
     assert run.noise == "secure"
     assert run.ledger.steps == len(run.transcript.steps) == 4
+    # Whoever goes on twice from one file has two releases of a step, of which each ledger has one.
+    once = "the run went on once from its checkpoint"
+    assert any(sentence.startswith(once) for sentence in run.claim(1e-5).assumes)
+    again = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
+    assert again.claim(1e-5) == run.claim(1e-5)
+    whole = duties.trained(DEFENSE, noise=secure(), **settings)
+    assert not any(sentence.startswith(once) for sentence in whole.claim(1e-5).assumes)
 
 
 def test_a_resumed_run_with_another_lambda_is_another_run(tmp_path):
