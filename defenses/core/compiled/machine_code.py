@@ -20,7 +20,8 @@ from llvmlite import binding, ir
 
 INT = ir.IntType(64)
 LlvmValue = Any  # of LLVM: llvmlite's classes are typed too narrowly for a type checker
-_COMPILING = Lock()  # LLVM's global state is not for two threads
+COMPILING = Lock()
+"""Held by the thread that compiles: LLVM's global state is not for two."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,27 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
         name: of a function that returns nothing.
         arguments: their types, of `ctypes`.
     """
-    with _COMPILING:
-        machine = _machine()
-        parsed = binding.parse_assembly(str(module))
-        parsed.verify()
-        # Tiles are unrolled as far as they should be.
-        tuning = binding.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_unrolling = False
-        passes = binding.create_pass_builder(machine, tuning)
-        passes.getModulePassManager().run(parsed, passes)
-        engine = binding.create_mcjit_compiler(parsed, machine)
-        engine.finalize_object()
-    function = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(name))
+    with COMPILING:
+        engine = _engine(str(module))
+        address = engine.get_function_address(name)
+    function = ctypes.CFUNCTYPE(None, *arguments)(address)
     function.engine = engine  # type: ignore[attr-defined]  owns the code, which must live as long
     return function
+
+
+def _engine(text: str) -> binding.ExecutionEngine:
+    """Owns the code of a module; what it was made with is freed at its return, which LLVM counts as work too."""
+    machine = _machine()
+    parsed = binding.parse_assembly(text)
+    parsed.verify()
+    # Tiles are unrolled as far as they should be.
+    tuning = binding.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_unrolling = False
+    passes = binding.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(parsed, passes)
+    engine = binding.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    return engine
 
 
 def in_threads(work: Callable[[int], None], count: int, *, at_once: int) -> None:

@@ -19,6 +19,8 @@ import hashlib
 import io
 import logging
 import pathlib
+import random
+import struct
 import sys
 import types
 from collections.abc import Iterator, Mapping, Set
@@ -45,6 +47,8 @@ _PLAIN = (
     range,
     type(...),
 )
+_BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, np.ufunc)
+_MANAGED_DICT, _WORD = 1 << 4, struct.calcsize("P")
 
 
 class UnknownContent(ValueError):
@@ -179,8 +183,12 @@ class _Walker:
             return self.add(value.__self__, f"{place}.__self__")
         if isinstance(value, functools.partial):
             return self.add((value.func, value.args, value.keywords), f"{place}.partial")
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)):
-            return self._say("builtin", getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value)))
+        if isinstance(value, np.ufunc) and all(set(kinds) <= set("O->") for kinds in value.types):
+            return self._opaque(value, place)  # of `np.frompyfunc`, which shows nothing of its function
+        if isinstance(value, _BUILTIN):
+            self._say("builtin", getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value)))
+            # What a method is bound to is as much of it as its name: `rates.get`, `weights.mul`.
+            return self.add(_bound_to(value), f"{place}.__self__")
         if isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
             inner = [getattr(value, key, None) for key in ("fget", "fset", "__func__", "func")]
             return self.add(inner, place)
@@ -209,17 +217,22 @@ class _Walker:
         content |= getattr(value, "__dict__", {})
         content = {name: one for name, one in content.items() if name not in left_out}
         # What is written in Python keeps all it has in these two places; what is not may have more, behind them.
-        if isinstance(value, io.IOBase) or (
-            not content and not hasattr(value, "__dict__") and type(value) is not object
-        ):
-            if self._strict:
-                raise UnknownContent(
-                    f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
-                    "tell whether a resumed run computes the same; use plain values, or train without a checkpoint"
-                )
-            return self._say("opaque", _name(type(value)))
+        empty = not content and not hasattr(value, "__dict__") and type(value) is not object
+        if isinstance(value, io.IOBase) or empty or _extends_native(type(value)):
+            return self._opaque(value, place)
+        if isinstance(value, random.Random) and type(value).getstate is random.Random.getstate:
+            self.add(value.getstate(), f"{place}.getstate()")
         self.add(type(value), f"{place}:class")
         return self.add(content, place)
+
+    def _opaque(self, value: object, place: str) -> None:
+        """Refuses what nothing can look into; where that is allowed, its type stands for it."""
+        if self._strict:
+            raise UnknownContent(
+                f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
+                "tell whether a resumed run computes the same; use plain values, or train without a checkpoint"
+            )
+        self._say("opaque", _name(type(value)))
 
     def _tensor(self, value: Tensor) -> None:
         plain = value.detach()
@@ -300,6 +313,25 @@ class _Walker:
             # The length first, so that no two sequences of words run together into the same bytes.
             content = word if isinstance(word, bytes) else repr(word).encode()
             self.found.update(f"{len(content)}:".encode() + content)
+
+
+def _bound_to(value: Any) -> object:
+    """What a built-in method is a method of; a function's module; None for neither."""
+    owner = getattr(value, "__self__", None)
+    # Functions of pybind11 are bound to a record of themselves.
+    record = type(owner).__name__ == "PyCapsule" or type(owner).__module__.startswith("pybind11")
+    return None if record else owner
+
+
+def _extends_native(kind: type) -> bool:
+    """Whether a class that is looked into has memory which is neither its attributes' nor its slots': a base's in C."""
+    if _by_name(kind) or kind is object:
+        return False
+    # As Python counts when it pickles (`object_getstate_default`): a word for each slot, for weak references, and for
+    # the attributes, unless these are managed before the object, which a flag says.
+    words = sum(name not in ("__dict__", "__weakref__") for name in _slots(kind))
+    words += (kind.__dictoffset__ != 0 and not kind.__flags__ & _MANAGED_DICT) + (kind.__weakrefoffset__ > 0)
+    return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + words * _WORD
 
 
 def _slots(kind: type) -> list[str]:

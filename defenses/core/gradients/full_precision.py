@@ -16,14 +16,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiled.machine_code import COMPILING
+
 _EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
 backends: Any = torch.backends  # whose switches the type checker does not know
 ONE_PASS = RLock()
 """Held by the thread that computes gradients."""
 
+
+def _wait() -> None:
+    # In this order, in which a pass takes them.
+    ONE_PASS.acquire()
+    COMPILING.acquire()
+
+
+def _go_on() -> None:
+    COMPILING.release()
+    ONE_PASS.release()
+
+
 if hasattr(os, "register_at_fork"):
-    # A fork waits for it: in the new process nobody would let go of what another thread held.
-    os.register_at_fork(before=ONE_PASS.acquire, after_in_parent=ONE_PASS.release, after_in_child=ONE_PASS.release)
+    # A fork waits for both: in the new process nobody would let go of what another thread held.
+    os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on)
 
 _SWITCHES = (
     backends.cuda.matmul,

@@ -114,6 +114,14 @@ class CipherNoise:
         """
         raise TypeError("noise must not be copied, because copies draw the same; keep its `state()`, or make another")
 
+    def handed_over(self) -> CipherNoise:
+        """The stream from here on, for somebody who may go back in it; this object goes on with another stream."""
+        with self._drawing:
+            taken = CipherNoise(self._key, self.kind)
+            taken._draws, taken._process = self._draws, self._process
+            self._key, self._draws = hashlib.sha256(b"noise/next/" + self._key).digest(), 0
+        return taken
+
     def unit(self, std: float) -> float:
         """A power of two."""
         return 2.0 ** (math.frexp(_checked(std))[1] - 1 - _FINE)
@@ -240,6 +248,17 @@ def from_os() -> Noise:
 def secure() -> Noise:
     """Exact noise from the operating system's cryptographic generator."""
     return SecureNoise()
+
+
+def of_one_run(noise: Noise) -> Noise:
+    """Noise that nobody but one run draws: its checkpoint puts it back to where that was written.
+
+    Were one stream for several runs, what another had drawn meanwhile would be drawn again, and cancel between the two.
+
+    Args:
+        noise: given to the run, and maybe to others; of a type that is none of ours it is taken as it is.
+    """
+    return noise.handed_over() if type(noise) is CipherNoise else noise
 
 
 def _checked(std: float) -> float:

@@ -58,7 +58,9 @@ _OF_NOISE = {
 }
 
 
-def assumptions(noise: str, sampling: Sampling, *, key_given: bool, public_used: bool) -> tuple[str, ...]:
+def assumptions(
+    noise: str, sampling: Sampling, *, key_given: bool, public_used: bool, resumed: bool = False
+) -> tuple[str, ...]:
     """What the guarantee of a run assumes, a sentence each.
 
     Args:
@@ -66,8 +68,14 @@ def assumptions(noise: str, sampling: Sampling, *, key_given: bool, public_used:
         sampling: the sampler.
         key_given: whether its key was given, and not drawn from the operating system.
         public_used: whether public examples were read.
+        resumed: whether the run went on from a checkpoint.
     """
     found = [_OF_NOISE[noise]] if noise != "none" else []
+    if resumed and noise == "secure":
+        found.append(
+            "the run went on once from its checkpoint, and nobody saw steps that it had taken after that was written: "
+            "they were taken again with other noise"
+        )
     if sampling.amplifies:
         found.append(
             "the sampler's key was given: amplification protects from nobody who knows it"

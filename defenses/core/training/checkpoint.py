@@ -23,7 +23,7 @@ from ..privacy import ledger, strategies
 from . import sampling, transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"6\n"
+_MAGIC = _KIND + b"7\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
     adapted.EncodedNormWithin,

@@ -7,8 +7,10 @@ Guarantee:
     `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
     `sampling.py`; released: every noisy block of every step, and of the model its trained parameters alone (what
     forward passes change besides is refused). A step interrupted halfway is done again from the last checkpoint: with
-    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw. Whether it
-    would be the same release is known from a digest of all that it depends on (`fingerprint.py`).
+    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw, as the claim
+    then says. Whether it would be the same release is known from a digest of all that it depends on (`fingerprint.py`),
+    but for the machine: another device, number of threads or version of PyTorch rounds some last digits otherwise, so
+    that between two of them nobody may have seen the first release.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.keys import global_coins, key_from, seed_from
 from ..privacy.ledger import Ledger
-from ..privacy.noise import Noise
+from ..privacy.noise import Noise, of_one_run
 from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
 from .augment import draws, draws_at_start, global_draws
@@ -89,10 +91,11 @@ class OngoingRun:
         self.features = None
         if s.recipe.statistics is not None:
             self.features = standardised(model, s.recipe.statistics, self.inputs)
+        self.noise = of_one_run(s.noise)
         self.runner = Engine(
             model,
             loss=s.recipe.loss,
-            noise=s.noise,
+            noise=self.noise,
             microbatch=s.execution.microbatch,
             memory_budget=s.execution.memory_budget,
             engine=s.execution.engine,
@@ -113,6 +116,7 @@ class OngoingRun:
         # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
+        self.resumed = False
         self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
@@ -272,7 +276,7 @@ class OngoingRun:
             self.features,
             s.recipe.statistics,
             execute,
-            noise=s.noise,
+            noise=self.noise,
             count=count,
             at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
             memory_budget=s.execution.memory_budget,
@@ -336,12 +340,15 @@ class OngoingRun:
             return 0
         saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
         self.key, self.coins = saved["sampler_key"], saved["seed"]
+        self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.settings.noise.load(saved["noise"])
+        self.noise.load(saved["noise"])
         self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
         self.account.remarks |= saved["remarks"]
+        # A run that is finished executes no plan any more, by which the engine would say it again.
+        self.runner.name, self.runner.unverified = saved["engine"]
         self.transcript.load(saved["transcript"])
         self.average.value = _to(saved["average"], self.device)
         if self.settings.recording.meter is not None:
@@ -363,15 +370,17 @@ class OngoingRun:
             "state": self.stepper.state,
             "sampler_key": self.key,
             "seed": self.coins,
+            "resumed": self.resumed,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "noise": self.settings.noise.state(),
+            "noise": self.noise.state(),
             "noise_memory": self.runner.memory.state(),
             "entries": self.account.ledger.entries,
             "transcript": self.transcript.state(),
             "average": self.average.value,
             "meter": None if self.settings.recording.meter is None else self.settings.recording.meter.state(),
             "remarks": dict(self.account.remarks),
+            "engine": (self.runner.name, self.runner.unverified),
             "public_used": self._public_used,
             "update": self.stepper.context.update,
         }
@@ -399,13 +408,14 @@ class OngoingRun:
             seed=self.coins,
             sampler_key=self.key,
             engine=self.runner.name,
-            noise=self.account.drew(self.settings.noise, self.sigma, self.transcript.one_offs),
+            noise=self.account.drew(self.noise, self.sigma, self.transcript.one_offs),
             public_used=self._public_used,
             remarks=tuple(remarks),
             unverified=tuple(sentence for sentence in remarks.values() if sentence),
             key_given=self.settings.sampler_key is not None,
             last=last,
             augmentation=self.settings.recipe.augmentation,
+            resumed=self.resumed,
         )
 
 

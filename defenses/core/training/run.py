@@ -40,6 +40,7 @@ class Run:
         key_given: whether the sampler's key was given, and not drawn from the operating system.
         last: the parameters [dim] that the last step left, where the model has the average; None where it has these.
         augmentation: which views of an example its gradients were averaged over; None for the example itself.
+        resumed: whether it went on from a checkpoint.
     """
 
     model: nn.Module
@@ -56,6 +57,7 @@ class Run:
     key_given: bool = False
     last: Float[Tensor, " dim"] | None = None
     augmentation: Augmentation | None = None
+    resumed: bool = False
 
     def views(self, step: int) -> Views | None:
         """What made the views of examples in a step, of public coins alone; None where there were none.
@@ -76,5 +78,6 @@ class Run:
     def claim(self, delta: float) -> Claim:
         """The guarantee of the run at `delta`, with what it assumes."""
         sampling = self.ledger.sampling
-        assumes = assumptions(self.noise, sampling, key_given=self.key_given, public_used=self.public_used)
+        known = {"key_given": self.key_given, "public_used": self.public_used, "resumed": self.resumed}
+        assumes = assumptions(self.noise, sampling, **known)
         return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)

@@ -52,7 +52,7 @@ class ProductOrder:
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
-        directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), groups * patch, -1)
+        directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), groups * patch, (last - first) // groups)
         some = made
         if last - first < out:
             some = made.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(made), -1)

@@ -3,6 +3,7 @@
 import collections
 import enum
 import functools
+import random
 import runpy
 import subprocess
 import sys
@@ -96,6 +97,10 @@ class Hiding:
         self.__value = value
 
 
+class Queue(collections.deque):
+    """Keeps what it holds where no attribute is."""
+
+
 class Number(float):
     """A number of another type."""
 
@@ -123,6 +128,10 @@ def class_of(content):
 
 def missing(value):
     return collections.defaultdict(lambda: value)
+
+
+def twister(seed):
+    return random.Random(seed)  # noqa: S311  a value to be told from another, no secret
 
 
 WHITE = torch.zeros(2)
@@ -179,6 +188,11 @@ DIFFERENT = {
     "defenses": (dp_sgd(clip_norm=1.0), dp_sgd(clip_norm=2.0)),
     "generators": (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
     "functions of a library": (torch.relu, torch.tanh),
+    "what a built-in method is bound to": ({0: 1.0}.get, {0: 2.0}.get),
+    "a tensor's methods": (torch.ones(2).mul, torch.zeros(2).mul),
+    "a number's methods": ((1.0).__mul__, (2.0).__mul__),
+    "Python's generators": (twister(1), twister(2)),
+    "their methods": (twister(1).random, twister(2).random),
     "classes": (torch.optim.SGD, torch.optim.Adam),
 }
 
@@ -276,6 +290,9 @@ def test_it_is_the_same_in_every_process(tmp_path, capsys):
         ({"a": [iter([1])]}, r"\[0\]\['a'\]\[0\] is of type builtins.list_iterator"),
         (closed_over(threading.Lock()), "variable 'value' is of type _thread.lock"),
         ((i for i in range(3)), "is of type builtins.generator"),
+        (np.frompyfunc(abs, 1, 1), "is of type numpy.ufunc"),
+        (Queue([1]), "is of type .*Queue"),
+        ([1].__iter__().__next__, r"__self__ is of type builtins.list_iterator"),
     ],
 )
 def test_what_cannot_be_looked_into_is_refused_by_place_and_type(value, what):

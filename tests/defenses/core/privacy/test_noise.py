@@ -15,7 +15,7 @@ from scipy import stats
 
 from defenses.core import from_generator, from_os, secure, seeded
 from defenses.core.compiled.normals import GROUP, normals
-from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise
+from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
 
 ALARM = 1e-8
 PART = 1600 * GROUP  # numbers that one thread draws at a time
@@ -146,6 +146,21 @@ def test_a_stream_is_taken_up_where_its_state_was_saved(kind):
     other = from_os()
     other.load(state)
     assert all(torch.equal(drawn(other, len(e)), e) for e in expected)
+
+
+def test_a_stream_that_is_handed_over_goes_on_as_it_was_and_leaves_another():
+    def some(source):
+        return source.add(torch.zeros(9, dtype=torch.float64), 1.0)
+
+    whole = seeded(1)
+    expected = [some(whole) for _ in range(3)]
+    noise = seeded(1)
+    assert torch.equal(some(noise), expected[0])
+    first, second = of_one_run(noise), of_one_run(noise)
+    drawn = [some(source) for source in (first, first, second, second, noise, noise)]
+    assert torch.equal(drawn[0], expected[1]) and torch.equal(drawn[1], expected[2])
+    assert len(torch.cat([*drawn, expected[0]]).unique()) == 7 * 9
+    assert first.kind == second.kind == "seeded"
 
 
 @pytest.mark.parametrize("size", [7, GROUP, LONG])

@@ -24,9 +24,11 @@ from defenses.core import (
     Offset,
     Recording,
     StepPlan,
+    from_os,
     partition,
     poisson,
     secure,
+    seeded,
     shuffle,
     train,
 )
@@ -187,6 +189,45 @@ def test_a_finished_run_is_given_back_without_doing_it_again(halfway):
     again = duties.trained(DEFENSE, checkpoint=halfway, progress=lambda done, total: steps.append(done))
     assert steps == []
     duties.check_same_run(again, whole)
+    assert again.engine == whole.engine
+
+
+class OfPixels(nn.Linear):
+    """Refuses what is negative, as made-up examples are, so that it cannot be checked."""
+
+    def forward(self, input):
+        if input.min() < 0:
+            raise ValueError("pixels must be at least 0")
+        return super().forward(input)
+
+
+def test_a_finished_run_is_given_back_with_all_that_its_claim_says(tmp_path):
+    def claim():
+        recording = Recording(checkpoint=tmp_path / "run.checkpoint")
+        data = (duties.DATA[0].abs(), duties.DATA[1])
+        return train(OfPixels(6, 3), data, DEFENSE, sampling=poisson(0.5), steps=2, recording=recording).claim(1e-5)
+
+    first = claim()
+    assert first.unverified == ("the model fails on made-up examples: pixels must be at least 0",)
+    assert claim() == first
+
+
+@pytest.mark.parametrize("source", [functools.partial(seeded, 1), from_os])
+def test_what_another_run_drew_of_the_same_noise_meanwhile_is_not_drawn_again(tmp_path, source):
+    path, noise = tmp_path / "run.checkpoint", source()
+    with pytest.raises(KeyboardInterrupt):
+        duties.trained(DEFENSE, checkpoint=path, noise=noise, progress=duties._Stop(3))
+    # Of the same data, coins and almost the same parameters: what differs is the noise.
+    other = duties.trained(DEFENSE, noise=noise, lr=1e-9)
+    resumed = duties.trained(DEFENSE, checkpoint=path, noise=source())
+    spread = {
+        (one.step, two.step): float((one.noisy[0] - two.noisy[0]).std())
+        for one in resumed.transcript.steps[3:]
+        for two in other.transcript.steps
+        if one.noisy and two.noisy
+    }
+    # Sums of clipped gradients lie closer together than that; the difference of two draws has a deviation of sqrt(2).
+    assert min(spread.values()) > 0.9, spread
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
@@ -345,6 +386,13 @@ def test_with_secure_noise_a_resumed_run_goes_on_with_fresh_noise(tmp_path):
     run = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
     assert run.noise == "secure"
     assert run.ledger.steps == len(run.transcript.steps) == 4
+    # Whoever goes on twice from one file has two releases of a step, of which each ledger has one.
+    once = "the run went on once from its checkpoint"
+    assert any(sentence.startswith(once) for sentence in run.claim(1e-5).assumes)
+    again = duties.trained(DEFENSE, checkpoint=path, noise=secure(), **settings)
+    assert again.claim(1e-5) == run.claim(1e-5)
+    whole = duties.trained(DEFENSE, noise=secure(), **settings)
+    assert not any(sentence.startswith(once) for sentence in whole.claim(1e-5).assumes)
 
 
 def test_a_resumed_run_with_another_lambda_is_another_run(tmp_path):

@@ -438,3 +438,17 @@ def test_an_example_that_is_nan_in_a_batch_is_nan_alone(channels):
     inputs[1, 0, 2, 3] = 1e30
     (both,), (rest,) = engine.sums(plan, inputs, targets), engine.sums(plan, inputs[1:], targets[1:])
     assert float((both.double() - rest.double()).norm()) <= 1 + 1e-5
+
+
+def test_a_subspace_without_directions_in_a_convolution_has_coefficients_of_the_others():
+    """As of public gradients that are zero there."""
+    coins = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3))
+    layout, inputs, targets = Layout.of(model), torch.rand(6, 2, 5, 5, generator=coins), torch.arange(6) % 3
+    spans = ((0, 36), (36, 72), (76, 184))
+    subspace = Subspace((torch.zeros(36, 0), torch.zeros(36, 0), torch.eye(108)[:, :2]), spans, layout.dim)
+    plan = StepPlan(Block(codec=subspace, bound=clip(0.1)))
+    found, wanted = (
+        kind(model, cross_entropy, layout).sums(plan, inputs, targets)[0] for kind in (Layerwise, TorchFunc)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
