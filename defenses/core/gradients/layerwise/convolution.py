@@ -203,18 +203,18 @@ class Convolution(FactoredGradient):
     def _of_rows(self, *, keep: bool, mask: Bool[Tensor, " size"] | None = None) -> Squares:
         """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
-        if mask is not None and isinstance(self._maker, CompiledRows) and not self._right("masked"):
-            # What is added up must be what was measured.
-            self._maker, self._summing = self._patches, None
-        order = self._maker.order
-        whole, masked = self._maker.squares(kept, None if mask is None else order.ordered(mask))
+        maker = self._maker
+        if mask is not None and isinstance(maker, CompiledRows) and not self._right("masked"):
+            maker = self._patches
+        order = maker.order
+        whole, masked = maker.squares(kept, None if mask is None else order.ordered(mask))
         if kept is not None:
             self._kept = KeptRows(kept, order, whole, None if mask is None else (mask, masked))
             return Squares.exact(masked)
-        return self._recomputed(masked)
+        return self._recomputed(masked, maker)
 
-    def _recomputed(self, value: Tensor) -> Squares:
-        if self._summing is not None:
+    def _recomputed(self, value: Tensor, maker: PatchProducts | CompiledRows) -> Squares:
+        if maker is self._summing:
             return Squares.exact(value)  # of the very rows that are added up
         # In the order in which they lie in memory: a view, no copy.
         inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
