@@ -3,8 +3,9 @@
 Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
 NeurIPS 2023: C g / ||g||, and zero for a zero gradient, which has no direction. Kept beside AUTO-S, whose
 authors show with it what the stabiliser is for: without one, training may stand still where gradients do not vanish.
-Guarantee: as of DP-SGD at clip norm C, one Gaussian a step. Assumes that no gradient is rounding alone, as of a saturated
-loss may be: here it counts as much as any, and rounding differs with who else is in the batch (docs/limits.md).
+Guarantee: as of DP-SGD at clip norm C, one Gaussian a step. Assumes that no gradient is rounding alone, as of a
+saturated loss may be: here it counts as much as any, and rounding differs with who else is in the batch
+(docs/limits.md).
 """
 
 from .core import Defense, Whole, normalize

@@ -32,6 +32,8 @@ from .factors import (
 from .geometry import Geometry
 
 _MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
+# How many times what may have vanished a sum of squares is at least, where it is believed.
+_CERTAIN = 1e6
 
 
 class Outer(FactoredGradient):
@@ -79,10 +81,18 @@ class Outer(FactoredGradient):
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
-        # In float64: a square below 1e-38 vanishes in float32, whatever it is multiplied by.
-        kept = mask.view(self.signals.shape[1], self.inputs.shape[1]).double()
-        squares = (values.double().square() for values in (self.signals, self.inputs))
-        return Squares.exact((next(squares) @ kept).mul_(next(squares)).sum(dim=1))
+        out, entering = self.signals.shape[1], self.inputs.shape[1]
+        kept = mask.view(out, entering)
+        if self.like.device.type != "cpu":  # where an answer that is waited for takes longer than float64
+            return Squares.exact(_masked(self.signals, self.inputs, kept, torch.float64))
+        found = _masked(self.signals, self.inputs, kept, self.like.dtype).double()
+        # A square that the format does not hold vanishes, whatever it is multiplied by. All that vanish are at most:
+        x, s = (side.norms().square() for side in self._sides)
+        lost = torch.finfo(self.like.dtype).tiny * (out * x + entering * (s + 1))
+        doubtful = ~((found >= _CERTAIN * lost) & (found <= torch.finfo(self.like.dtype).max))
+        if bool(doubtful.any()):
+            found[doubtful] = _masked(self.signals[doubtful], self.inputs[doubtful], kept, torch.float64)
+        return Squares.exact(found)
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """sᵀ U x: what goes in through the direction in the weight's place, with the signals."""
@@ -111,6 +121,16 @@ class Outer(FactoredGradient):
             inner = product(self.inputs, wide).unflatten(1, (-1, outputs))
             found.append(torch.bmm(inner, signals).squeeze(2))
         return torch.cat(found, dim=1)
+
+
+def _masked(
+    signals: Float[Tensor, "rows out"],
+    inputs: Float[Tensor, "rows in"],
+    kept: Bool[Tensor, "out in"],
+    within: torch.dtype,
+) -> Float[Tensor, " rows"]:
+    energies = (values.to(within).square() for values in (signals, inputs))
+    return (next(energies) @ kept.to(within)).mul_(next(energies)).sum(dim=1)
 
 
 class OuterSum(FactoredGradient):

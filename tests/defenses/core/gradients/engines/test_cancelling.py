@@ -10,7 +10,7 @@ from defenses.core.gradients.layerwise import convolution, linear
 from defenses.core.gradients.layerwise.convolution import Convolution
 from defenses.core.gradients.layerwise.cost import Strategy
 from defenses.core.gradients.layerwise.factors import Lookup
-from defenses.core.gradients.layerwise.linear import OuterSum
+from defenses.core.gradients.layerwise.linear import Outer, OuterSum
 from defenses.core.plan.codec import Everything
 
 from .convolutions import geometry_of
@@ -108,3 +108,20 @@ def test_what_a_parametrisation_takes_away(size):
     signals = torch.eye(8)[:1]
     for norm in (1e-7, 1e-8):
         assert moved(model, (inputs, signals), norm * size) <= LARGEST
+
+
+@pytest.mark.parametrize("spread", [0.5, 8.0, 18.0])
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+def test_masked_norms_of_linear_layers_are_right_whatever_the_sizes_of_factors(spread, share):
+    coins = torch.Generator().manual_seed(0)
+
+    def sizes(width):
+        return torch.randn(400, width, generator=coins) * 10.0 ** (spread * torch.randn(400, width, generator=coins))
+
+    inputs, signals = (sizes(width).clamp(-1e18, 1e18) for width in (9, 7))
+    mask = torch.rand(63, generator=coins) < share
+    mask[5] = True
+    wide = (signals.double().unsqueeze(2) * inputs.double().unsqueeze(1)).flatten(1) * mask
+    expected = wide.square().sum(dim=1)
+    found = Outer(inputs, signals).masked_squares(mask).value
+    assert bool(((found - expected).abs() <= 2e-6 * expected).all())
