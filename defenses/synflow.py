@@ -91,8 +91,15 @@ def _flow(model: nn.Module, layout: Layout, image: Tensor) -> Tensor:
     """The score |weight dR/dweight| of every coordinate, R the sum of the outputs for an image of ones."""
     named = dict(model.named_parameters())
     parameters = [named[name] for name in layout.names]
-    with _Linearised():
-        total = model(image).sum()
+    try:
+        with _Linearised():
+            total = model(image).sum()
+    # What a stranger's forward pass raises on numbers that it does not take, as of tokens.
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the model must take an image of ones for synflow, got {type(error).__name__}: "
+            f"{str(error).splitlines()[0][:200]}; take random_pruning, which needs none"
+        ) from error
     found = torch.autograd.grad(total, parameters, allow_unused=True)
     # The gain of a standardised convolution is bypassed, and has no gradient.
     scores = [torch.zeros_like(p) if g is None else p * g for p, g in zip(parameters, found, strict=True)]

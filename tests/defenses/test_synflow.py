@@ -97,3 +97,11 @@ def test_nothing_of_the_model_that_is_trained_changes():
 def test_no_rounds_are_refused():
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         synflow(rounds=0)
+
+
+def test_a_model_of_tokens_is_refused():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    defense = synflow(rounds=2, noise_multiplier=1.0)
+    context = context_of(model, (3,))
+    with pytest.raises(ValueError, match="the model must take an image of ones for synflow, got RuntimeError: "):
+        defense.plan(defense.start(context), context)
