@@ -148,32 +148,36 @@ class CipherNoise:
                 f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
                 "draw the same numbers, which cancel between their releases; make noise after the fork"
             )
-        with self._drawing:  # two threads that draw at once must not have one number
-            draw, self._draws = self._draws, self._draws + 1
+        # Two threads that draw at once must not have one number, nor one that draws the key of a stream to come.
+        with self._drawing:
+            stream = self._key, self._draws
+            self._draws += 1
         starts = range(0, len(values), _PART)
 
         def change(number: int) -> None:
             start = starts[number]
-            self._change(values[start : start + _PART], start // GROUP, draw, std, unit)
+            self._change(values[start : start + _PART], start // GROUP, stream, std, unit)
 
         if starts:
             in_threads(change, len(starts), at_once=min(torch.get_num_threads(), len(starts)))
 
-    def _change(self, part: np.ndarray, first: int, draw: int, std: float, unit: float | None) -> None:
+    def _change(self, part: np.ndarray, first: int, stream: tuple[bytes, int], std: float, unit: float | None) -> None:
         """Adds noise to one part in place, from a group of the stream on, and rounds it where there is a unit."""
         change = normals(rounded=unit is not None, wide=part.dtype == np.float64)
         whole, rest = divmod(len(part), GROUP)
         if whole:
-            change(self._key, draw, first, whole, _address(part), std, unit or 1.0)
+            change(*stream, first, whole, _address(part), std, unit or 1.0)
         if rest:  # a last group, of which the end is not used
             filled = np.zeros(GROUP, part.dtype)
             filled[:rest] = part[-rest:]
-            change(self._key, draw, first + whole, 1, _address(filled), std, unit or 1.0)
+            change(*stream, first + whole, 1, _address(filled), std, unit or 1.0)
             part[-rest:] = filled[:rest]
 
     def state(self) -> Tensor | None:
         """Key and number of draws."""
-        return torch.frombuffer(bytearray(self._key + self._draws.to_bytes(8, "little")), dtype=torch.int64)
+        with self._drawing:
+            words = self._key + self._draws.to_bytes(8, "little")
+        return torch.frombuffer(bytearray(words), dtype=torch.int64)
 
     def load(self, state: Tensor | None) -> None:
         """Takes key and number of draws."""
@@ -187,8 +191,9 @@ class CipherNoise:
                 "it was drawn by another generator; start the run again"
             )
         words = state.contiguous().view(torch.uint8).numpy().tobytes()
-        self._key, self._draws = words[:_KEY_BYTES], int.from_bytes(words[_KEY_BYTES:], "little")
-        self._process = _forks  # whoever loads a state says that this process goes on
+        with self._drawing:
+            self._key, self._draws = words[:_KEY_BYTES], int.from_bytes(words[_KEY_BYTES:], "little")
+            self._process = _forks  # whoever loads a state says that this process goes on
 
 
 class SecureNoise:

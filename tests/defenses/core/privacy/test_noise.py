@@ -15,6 +15,7 @@ from scipy import stats
 
 from defenses.core import from_generator, from_os, secure, seeded
 from defenses.core.compiled.normals import GROUP, normals
+from defenses.core.privacy import noise as noise_module
 from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
 
 ALARM = 1e-8
@@ -161,6 +162,20 @@ def test_a_stream_that_is_handed_over_goes_on_as_it_was_and_leaves_another():
     assert torch.equal(drawn[0], expected[1]) and torch.equal(drawn[1], expected[2])
     assert len(torch.cat([*drawn, expected[0]]).unique()) == 7 * 9
     assert first.kind == second.kind == "seeded"
+
+
+def test_a_stream_that_is_handed_over_while_another_thread_draws_of_it_gives_no_number_twice(monkeypatch):
+    noise, taken, real = seeded(1), [], noise_module.in_threads
+
+    def meanwhile(*args, **settings):
+        if not taken:
+            taken.append(of_one_run(noise))
+        real(*args, **settings)
+
+    monkeypatch.setattr(noise_module, "in_threads", meanwhile)
+    found = [drawn(noise, 9) for _ in range(2)]
+    assert torch.equal(found[0], drawn(seeded(1), 9))
+    assert len(torch.cat([*found, drawn(taken[0], 9)]).unique()) == 3 * 9
 
 
 @pytest.mark.parametrize("size", [7, GROUP, LONG])
