@@ -125,3 +125,16 @@ def test_masked_norms_of_linear_layers_are_right_whatever_the_sizes_of_factors(s
     expected = wide.square().sum(dim=1)
     found = Outer(inputs, signals).masked_squares(mask).value
     assert bool(((found - expected).abs() <= 2e-6 * expected).all())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("width", [8, 64])
+def test_masked_norms_of_many_outputs_that_are_alike_do_not_drift(rows, width):
+    for size in (1.0001, 1.3, 1.7):
+        inputs, signals = torch.full((rows, width), 1.37), torch.full((rows, 50_000), size)
+        mask = torch.ones(width * 50_000, dtype=torch.bool)
+        mask[::7] = False
+        squares = signals.double().square() @ mask.view(50_000, width).double()
+        expected = (squares * inputs.double().square()).sum(dim=1)
+        found = Outer(inputs, signals).masked_squares(mask).value
+        assert bool(((found - expected).abs() <= 1e-5 * expected).all())
