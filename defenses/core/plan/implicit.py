@@ -141,13 +141,16 @@ class ImplicitSubspace(Subspace):
         """Takes what was orthonormal when it was made, as leading directions are; it is not measured again.
 
         Raises:
-            ValueError: for directions that compute something of their own, of which no claim could hold.
+            ValueError: for directions that compute something of their own, of which no claim could hold, or a sketch
+                of another length than its span.
         """
-        for part in parts:
+        for part, (start, stop) in zip(parts, spans, strict=True):
             if not isinstance(part, Tensor) and type(part) not in (OuterDirections, SketchDirections):
                 raise ValueError(
                     f"directions must be OuterDirections or SketchDirections itself, got {type(part).__name__}"
                 )
+            if isinstance(part, SketchDirections) and len(part.factors) != stop - start:
+                raise ValueError(f"factors must be {stop - start}, one for each of a span, got {len(part.factors)}")
         # A frozen dataclass can only be filled this way.
         for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim), ("_moments", Memo())):
             object.__setattr__(self, name, value)

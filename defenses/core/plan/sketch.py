@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+_MOST_OFF = 1e-4  # as elsewhere of a basis (`codec.py`)
+
 
 @dataclass(frozen=True, eq=False)
 class SketchDirections:
@@ -42,6 +44,10 @@ class SketchDirections:
             raise ValueError(f"rank must be between 1 and {len(self.factors)}, the coordinates, got {self.rank}")
         if not 0 <= self.turn < len(self.factors):
             raise ValueError(f"turn must be between 0 and {len(self.factors) - 1}, got {self.turn}")
+        # Longer directions would lengthen the rounding of a row at a right angle to them (`rounding.py`).
+        error = float((self.of_rows(self.factors.detach().unsqueeze(0)) - 1).abs().max())
+        if not error < _MOST_OFF:  # NaN is refused too
+            raise ValueError(f"factors must make directions of length 1, got squared ones that are off by {error:.1e}")
 
     @classmethod
     def drawn(cls, span: int, rank: int, coins: torch.Generator) -> SketchDirections:

@@ -83,15 +83,29 @@ def test_settings_out_of_range_are_refused():
         SketchDirections(torch.ones(7), 2, 7)
 
 
+@pytest.mark.parametrize("factor", [0.0, 1.01, 1e6, math.inf, math.nan])
+def test_factors_that_lengthen_or_shorten_a_direction_are_refused(factor):
+    sketch = drawn(13, 4)
+    factors = torch.where(torch.arange(13) == 5, factor * sketch.factors, sketch.factors)
+    with pytest.raises(ValueError, match="must make directions of length 1, got squared ones that are off by"):
+        SketchDirections(factors, sketch.rank, sketch.turn)
+
+
+@pytest.mark.parametrize("span", [6, 8])
+def test_a_sketch_of_another_length_than_its_span_is_refused(span):
+    with pytest.raises(ValueError, match=f"factors must be {span}, one for each of a span, got 7"):
+        ImplicitSubspace((drawn(7, 2),), ((0, span),), 9)
+
+
 def test_directions_of_anothers_making_are_refused():
     class Counting(SketchDirections):
         """Its coefficients tell how many rows there are."""
 
         def of_rows(self, rows, first=0):
-            return super().of_rows(rows, first) + len(rows)
+            return super().of_rows(rows, first) + len(rows) - 1
 
     with pytest.raises(ValueError, match="itself, got Counting"):
-        ImplicitSubspace((Counting(torch.ones(7), 2),), ((0, 7),), 7)
+        ImplicitSubspace((Counting(torch.ones(7), 7),), ((0, 7),), 7)
 
 
 def test_in_a_file_they_are_what_they_are_made_of():
