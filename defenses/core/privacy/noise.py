@@ -119,7 +119,9 @@ class CipherNoise:
         with self._drawing:
             taken = CipherNoise(self._key, self.kind)
             taken._draws, taken._process = self._draws, self._process
-            self._key, self._draws = hashlib.sha256(b"noise/next/" + self._key).digest(), 0
+            # A seed must decide what comes next; else nothing in the checkpoint of a run tells the noise of another.
+            fresh = os.urandom(_KEY_BYTES) if self.kind == "os" else hashlib.sha256(b"noise/next/" + self._key).digest()
+            self._key, self._draws = fresh, 0
         return taken
 
     def unit(self, std: float) -> float:

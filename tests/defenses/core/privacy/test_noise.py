@@ -164,6 +164,16 @@ def test_a_stream_that_is_handed_over_goes_on_as_it_was_and_leaves_another():
     assert first.kind == second.kind == "seeded"
 
 
+def test_what_a_run_keeps_of_noise_from_the_operating_system_tells_nothing_of_the_next_run():
+    noise = from_os()
+    state = noise.state()
+    again = from_os()
+    again.load(state)
+    for source in (noise, again):
+        assert torch.equal(torch.as_tensor(of_one_run(source).state()), torch.as_tensor(state))
+    assert not torch.equal(drawn(noise, 9), drawn(again, 9))
+
+
 def test_a_stream_that_is_handed_over_while_another_thread_draws_of_it_gives_no_number_twice(monkeypatch):
     noise, taken, real = seeded(1), [], noise_module.in_threads
 
