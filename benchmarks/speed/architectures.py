@@ -47,9 +47,11 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
         device: "cpu" or "cuda".
     """
     natural, coins = models.natural(network), torch.Generator().manual_seed(0)
-    model = models.build(network, input_shape=natural.input_shape, classes=natural.classes, seed=0)
+    # Of one logit cross-entropy is zero, whatever the input.
+    classes = max(2, natural.classes)
+    model = models.build(network, input_shape=natural.input_shape, classes=classes, seed=0)
     inputs = torch.randn(batch, *natural.input_shape, generator=coins).to(device)
-    labels = torch.randint(0, natural.classes, (batch,), generator=coins).to(device)
+    labels = torch.randint(0, classes, (batch,), generator=coins).to(device)
     return WAYS[way](model.to(device).train(), inputs, labels, NOISE_MULTIPLIER)
 
 

@@ -109,6 +109,13 @@ def _machine() -> binding.TargetMachine:
     return target.create_target_machine(cpu=name, features=features, opt=3)
 
 
+def fused(module: ir.Module, of: ir.Type) -> ir.Function:
+    """LLVM's fused multiply-add of a module, of numbers or vectors of them, declared once."""
+    element, lanes = (of.element, f"v{of.count}") if isinstance(of, ir.VectorType) else (of, "")
+    name = f"llvm.fma.{lanes}{'f64' if element == ir.DoubleType() else 'f32'}"
+    return module.globals.get(name) or ir.Function(module, ir.FunctionType(of, [of] * 3), name)
+
+
 @contextmanager
 def counted(
     build: ir.IRBuilder, start: LlvmValue, stop: LlvmValue, sums: Sequence[LlvmValue] = ()

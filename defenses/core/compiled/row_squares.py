@@ -13,20 +13,21 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, compiled, counted
+from .machine_code import INT, LlvmValue, compiled, counted, fused
 
 _LANES, _BESIDE = 8, 4  # numbers of a vector of float64; sums, so that none waits for the last
+_BYTE = ir.IntType(8)
 
 
 @cache
 def row_squares(*, wide: bool, masked: bool = False) -> Callable[..., None]:
     """A function that measures rows.
 
-    Arguments: rows, numbers from one row to the next, where `masked` the mask [size] of zeros and ones, squares [rows]
-    in float64, number of rows, at least one, and size.
+    Arguments: rows, numbers from one row to the next, where `masked` the mask [size] of bytes that are 0 or 1, squares
+    [rows] in float64, number of rows, at least one, and size.
 
     Args:
-        wide: whether rows and mask are float64, not float32.
+        wide: whether rows are float64, not float32.
         masked: whether there is a mask.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -35,43 +36,77 @@ def row_squares(*, wide: bool, masked: bool = False) -> Callable[..., None]:
 
 def _module(wide: bool, masked: bool) -> ir.Module:
     module, double = ir.Module("row_squares"), ir.DoubleType()
-    number = double if wide else ir.FloatType()
-    vector, sums = ir.VectorType(number, _LANES), ir.VectorType(double, _LANES)
-    fma = ir.Function(module, ir.FunctionType(sums, [sums] * 3), f"llvm.fma.v{_LANES}f64")
-    single = ir.Function(module, ir.FunctionType(double, [double] * 3), "llvm.fma.f64")
-    kind = [number.as_pointer(), INT, *[number.as_pointer()] * masked, double.as_pointer(), INT, INT]
+    one_row = squared_row(module, wide=wide, masked=masked)
+    place, *marks = one_row.function_type.args[:-1]
+    kind = [place, INT, *marks, double.as_pointer(), INT, INT]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), "row_squares")
     rows, step, *mask, squares, count, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
-    width = INT(_BESIDE * _LANES)
-    whole = build.sdiv(size, width)
-    done = build.mul(whole, width)
-
-    def product(row: LlvmValue, place: LlvmValue, of: ir.Type) -> LlvmValue:
-        pointers = (build.bitcast(build.gep(each, [place]), of.as_pointer()) for each in (row, *mask))
-        values = [build.load(pointer) for pointer in pointers]
-        for value in values:
-            value.align = 8 if wide else 4
-        found = build.fmul(*values) if masked else values[0]
-        return found if wide else build.fpext(found, sums if of is vector else double)
-
     with counted(build, INT(0), count) as one:
-        row, to = build.gep(rows, [build.mul(one.number, step)]), build.gep(squares, [one.number])
-        build.store(double(0.0), to)
-        with build.if_then(build.icmp_signed(">", whole, INT(0))):
-            with counted(build, INT(0), whole, [ir.Constant(sums, [0.0] * _LANES)] * _BESIDE) as long:
-                start = build.mul(long.number, width)
-                values = [product(row, build.add(start, INT(i * _LANES)), vector) for i in range(_BESIDE)]
-                long.sums = [build.call(fma, [v, v, total]) for v, total in zip(values, long.sums, strict=True)]
-            total = build.fadd(build.fadd(*long.sums[:2]), build.fadd(*long.sums[2:]))
-            parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(_LANES)]
-            while len(parts) > 1:
-                parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            build.store(parts[0], to)
-        with build.if_then(build.icmp_signed("<", done, size)):
-            with counted(build, done, size, [build.load(to)]) as short:
-                value = product(row, short.number, number)
-                short.sums = [build.call(single, [value, value, short.sums[0]])]
-            build.store(short.sums[0], to)
+        row = build.gep(rows, [build.mul(one.number, step)])
+        build.store(build.call(one_row, [row, *mask, size]), build.gep(squares, [one.number]))
     build.ret_void()
     return module
+
+
+def squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted: bool = False) -> ir.Function:
+    """Adds a function to a module: a row, a mask of bytes or weights if any, size -> the sum of (weighted) squares.
+
+    Args:
+        module: where.
+        wide: whether the row and its weights are of float64, not float32.
+        masked: whether there is a mask.
+        weighted: whether there are weights, in its place.
+    """
+    double = ir.DoubleType()
+    number = double if wide else ir.FloatType()
+    vector, sums, bytes_ = (ir.VectorType(each, _LANES) for each in (number, double, _BYTE))
+    kind = [number.as_pointer(), *[_BYTE.as_pointer()] * masked, *[number.as_pointer()] * weighted, INT]
+    name = f"squared_{'masked' if masked else 'weighted' if weighted else 'whole'}_row"
+    function = ir.Function(module, ir.FunctionType(double, kind), name)
+    function.linkage = "internal"
+    row, *beside, size = function.args
+    build: Any = ir.IRBuilder(function.append_basic_block())
+    width = INT(_BESIDE * _LANES)
+    whole = build.sdiv(size, width)
+    done, found = build.mul(whole, width), build.alloca(double)
+    build.store(double(0.0), found)
+
+    def read(pointer: LlvmValue, place: LlvmValue, of: ir.Type, align: int) -> LlvmValue:
+        value = build.load(build.bitcast(build.gep(pointer, [place]), of.as_pointer()))
+        value.align = align
+        return value
+
+    def numbers(pointer: LlvmValue, place: LlvmValue, vectors: bool) -> LlvmValue:
+        value = read(pointer, place, vector if vectors else number, 8 if wide else 4)
+        return value if wide else build.fpext(value, sums if vectors else double)
+
+    def factors(place: LlvmValue, vectors: bool) -> tuple[LlvmValue, LlvmValue]:
+        value = numbers(row, place, vectors)
+        if weighted:
+            return value, build.fmul(value, numbers(beside[0], place, vectors))
+        if masked:
+            marks = read(beside[0], place, bytes_ if vectors else _BYTE, 1)
+            # Times 0 or 1, not a choice: what is not finite must show wherever it is.
+            value = build.fmul(value, build.uitofp(marks, value.type))
+        return value, value
+
+    with build.if_then(build.icmp_signed(">", whole, INT(0))):
+        with counted(build, INT(0), whole, [ir.Constant(sums, [0.0] * _LANES)] * _BESIDE) as long:
+            start = build.mul(long.number, width)
+            pairs = [factors(build.add(start, INT(i * _LANES)), vectors=True) for i in range(_BESIDE)]
+            long.sums = [
+                build.call(fused(module, sums), [*pair, total]) for pair, total in zip(pairs, long.sums, strict=True)
+            ]
+        total = build.fadd(build.fadd(*long.sums[:2]), build.fadd(*long.sums[2:]))
+        parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(_LANES)]
+        while len(parts) > 1:
+            parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        build.store(parts[0], found)
+    with build.if_then(build.icmp_signed("<", done, size)):
+        with counted(build, done, size, [build.load(found)]) as short:
+            pair = factors(short.number, vectors=False)
+            short.sums = [build.call(fused(module, double), [*pair, short.sums[0]])]
+        build.store(short.sums[0], found)
+    build.ret(build.load(found))
+    return function

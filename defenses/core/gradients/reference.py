@@ -171,20 +171,19 @@ class ModelFunction:
 
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
         """The outputs; the model is as it was when they are returned, in its buffers too."""
-        own, buffers = [dict(table) for table, _ in self._tables], [dict(table) for table in self._buffers]
+        before = [(table, key, value) for table in self._buffers for key, value in table.items()]
         try:
-            for before, (table, names) in zip(own, self._tables, strict=True):
-                for key, p in before.items():
-                    value = at.get(names[key]) if key in names else None
+            for table, names in self._tables:
+                for key, p in list(table.items()):
                     if p is not None:
+                        value = at.get(names[key]) if key in names else None
+                        before.append((table, key, p))
                         table[key] = p.detach().contiguous() if value is None else value
             return self._model(batch)
         finally:
             # Entry by entry: the tables of a scripted module know no `update`.
-            tables = [*(table for table, _ in self._tables), *self._buffers]
-            for before, table in zip((*own, *buffers), tables, strict=True):
-                for key, value in before.items():
-                    table[key] = value
+            for table, key, value in before:
+                table[key] = value
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:

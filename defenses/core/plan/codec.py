@@ -107,7 +107,11 @@ class Coordinates:
     @classmethod
     def of(cls, mask: Bool[Tensor, " dim"]) -> Coordinates:
         """Those that a mask keeps."""
-        return cls(marked(mask), dim=mask.numel())
+        found = object.__new__(cls)
+        # Distinct, in order and within the mask as they are found.
+        for name, value in (("kept", marked(mask)), ("dim", mask.numel())):
+            object.__setattr__(found, name, value)
+        return found
 
     @property
     def size(self) -> int:

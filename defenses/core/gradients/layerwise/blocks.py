@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ...compiled.bound_factors import KINDS, SMALL
 from ...plan.bound import Bound, finite_rows, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed import Masked, spread
@@ -27,11 +28,10 @@ from ...plan.sketch import SketchDirections
 from .factors import BasisPiece, FactoredGradient, Squares, parts
 from .linear import Outer
 from .masks import SpanMasks, Spans
+from .tables import NormTable, SumTable
 
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
-# Squared norms between this and its inverse are sums of squares that no float32 loses.
-_SMALL = 1e-20
 # The same of what a subspace leaves over, where it is itself the answer: a difference loses its own last digits.
 _TRUSTED_REST = 1e-5
 
@@ -124,9 +124,11 @@ class BatchGradients:
         if block.bound.kind == "unbounded":
             # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
+        if (certain := self._certain_factors(block)) is not None:
+            return self._weighted(block, certain, None)
         squares = self._encoded(block)
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
-        return self._weighted(block, factors, None if _certain(squares) else _doubtful(block.bound, squares))
+        return self._weighted(block, factors, _doubtful(block.bound, squares))
 
     def matched(
         self, block: Block, direction: Float[Tensor, " size"]
@@ -160,6 +162,17 @@ class BatchGradients:
             inner[which], lengths_squared[which] = _compared(block.contributions(_given(rows)), direction)
         return inner, lengths_squared
 
+    def _certain_factors(self, block: Block) -> Float[Tensor, " rows"] | None:
+        """The factors of all examples, by one call; None where a norm takes more than sums of squares in range."""
+        codec = block.codec
+        if block.bound.kind not in KINDS or not self.like.is_cpu or type(codec) not in (Everything, Coordinates):
+            return None
+        table, mask = NormTable(self.examples, self.like), self._mask(codec) if type(codec) is Coordinates else None
+        for spans, term in self.terms:
+            if not term.enter(table, True if mask is None else mask.share(spans)):
+                return None
+        return table.factors(block.bound)
+
     def _encoded(self, block: Block) -> Squares:
         """Squared norms of encoded rows."""
         kept, codec = _unmasked(block.codec)
@@ -190,9 +203,12 @@ class BatchGradients:
             return self._squares
         # By identity, which holds while the plan is alive: both blocks of GEP share one mask.
         if id(kept) not in self.known_squares:
-            mask = self.masks[id(kept)] if id(kept) in self.masks else self._by_parameter(kept, inside=True)
-            self.known_squares[id(kept)] = self._masked(mask)
+            self.known_squares[id(kept)] = self._masked(self._mask(kept))
         return self.known_squares[id(kept)]
+
+    def _mask(self, kept: Coordinates) -> SpanMasks:
+        """A mask of the plan by parameter: the one that terms were told of, or another."""
+        return self.masks[id(kept)] if id(kept) in self.masks else self._by_parameter(kept, inside=True)
 
     def _by_parameter(self, named: Coordinates, *, inside: bool) -> SpanMasks:
         """A mask of the coordinates named, or of all others."""
@@ -310,8 +326,10 @@ class BatchGradients:
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
                 total += block.contributions(_given(rows)).sum(dim=0, dtype=torch.float64)
-        # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of one row.
-        encoded = block.codec.encode(self._sum(terms, factors).unsqueeze(0))[0]
+        encoded = self._sum(terms, factors)
+        if type(block.codec) is not Everything:
+            # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of one row.
+            encoded = block.codec.encode(encoded.unsqueeze(0))[0]
         return encoded if total is None else total + encoded
 
     def _sum(self, terms: tuple[tuple[Spans, FactoredGradient], ...], factors: Tensor) -> Float[Tensor, " dim"]:
@@ -319,13 +337,16 @@ class BatchGradients:
         # A parameter that the loss does not depend on has no term, and its gradient is zero.
         covered = sum(term.size for _, term in terms) == self.dim
         flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
+        table = SumTable(factors, flat)
         for spans, term in terms:
             if len(spans) == 1:  # straight to its place
                 start, stop = spans[0]
-                term.weighted_into(flat[start:stop], factors)
+                if not term.enter_sum(table, start):
+                    term.weighted_into(flat[start:stop], factors)
             else:
                 for (start, stop), part in _split(spans, term.weighted(factors).unsqueeze(0)):
                     flat[start:stop] = part[0]
+        table.run()
         return flat
 
     def _by_norm(self, block: Block, query: NormWithin) -> Float[Tensor, " size"]:
@@ -362,16 +383,7 @@ def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"
 
 
 def _in_range(squares: Tensor) -> Tensor:
-    return (squares >= _SMALL) & (squares <= 1 / _SMALL)
-
-
-def _certain(squares: Squares) -> bool:
-    """Whether all norms are sums of squares in range, as is usual: found by one operation in place of ten."""
-    # Elsewhere than on the CPU each answer that is waited for takes longer than the operations.
-    if squares.rounding is not None or squares.value.device.type != "cpu" or not squares.value.numel():
-        return False
-    least, most = squares.value.aminmax()
-    return float(least) >= _SMALL and float(most) <= 1 / _SMALL  # false for NaN
+    return (squares >= SMALL) & (squares <= 1 / SMALL)
 
 
 def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:
@@ -381,7 +393,7 @@ def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:
     uncertain = ~(slack <= _TRUSTED * value) | ~_in_range(value)
     if bound.kind == "clip":
         # Below the clip norm the factor is 1 whatever the norm is.
-        short = (value + slack) * (1 + _TRUSTED) + _SMALL < bound.norm**2
+        short = (value + slack) * (1 + _TRUSTED) + SMALL < bound.norm**2
         return uncertain & ~short
     return uncertain
 

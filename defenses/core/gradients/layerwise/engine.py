@@ -141,7 +141,7 @@ class Layerwise(PerExample):
 
             like, found = self._forward.value(self.layout.names[0]), None
             each = 4 * self.layout.dim * like.element_size()  # rows, and what is made of them
-            for part in parts(len(inputs) // views, each, like, wide=True):
+            for part in parts(inputs.shape[0] // views, each, like, wide=True):
                 some = added_up(
                     plan,
                     lambda point, part=part: gradients(point).rows(part),
@@ -187,7 +187,7 @@ class Layerwise(PerExample):
         trained = self._values() if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
-        examples, forward = len(inputs) // views, self._forward
+        examples, forward = inputs.shape[0] // views, self._forward
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         masks = {} if masks is None else masks
         found: dict[tuple[str, ...], list[FactoredGradient]] = {}
@@ -195,9 +195,9 @@ class Layerwise(PerExample):
         def take(use: Use) -> None:
             # `layer_rules.py` takes an example's entries to lie side by side. A model with time first, [t, n, ...], may
             # pass here, where t is a multiple of n, and fails the check against the reference (`choose.py`).
-            if len(use.inputs) % examples:
+            if use.inputs.shape[0] % examples:
                 raise Unsupported(
-                    f"layer '{use.name}' must have the batch as its first dimension, got {len(use.inputs)} entries "
+                    f"layer '{use.name}' must have the batch as its first dimension, got {use.inputs.shape[0]} entries "
                     f"for {examples} examples"
                 )
             _refuse_rounding(use, values[self.layout.names[0]].dtype)
@@ -234,11 +234,11 @@ class Layerwise(PerExample):
         return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}
 
     def _arranged(self, inputs: Tensor) -> Tensor:
-        return channels_last(inputs) if len(inputs) > 1 or self._single else inputs.contiguous()
+        return channels_last(inputs) if inputs.shape[0] > 1 or self._single else inputs.contiguous()
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         """Weights of convolutions with their channels last: once, for the pass forward and the one back."""
-        if inputs.dim() != 4 or (len(inputs) == 1 and not self._single):
+        if inputs.dim() != 4 or (inputs.shape[0] == 1 and not self._single):
             return {}
         weights = {name: trained[name] for name in self._kernels}
         # With one input channel both orders are the same numbers.

@@ -20,6 +20,7 @@ from ...compiled.row_squares import row_squares
 from ...plan.bound import row_norms
 from ...plan.lengths import lengths
 from ...plan.products import product
+from .tables import NormTable, SumTable, measurable
 
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -127,12 +128,6 @@ def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
     return found
 
 
-def measurable(values: Tensor) -> bool:
-    """Whether compiled code can read numbers where they lie: in rows that are each in one piece, on the CPU."""
-    plain = type(values) is Tensor and values.is_cpu and values.dtype in (torch.float32, torch.float64)
-    return plain and values.stride(-1) == 1
-
-
 BasisPiece = tuple[int, Tensor]
 """Where in a row a piece of a basis begins, and its rows there [span, k]."""
 
@@ -173,6 +168,24 @@ class FactoredGradient:
     def without(self, bad: Bool[Tensor, " rows"]) -> FactoredGradient:
         """The same with zeros for some examples, whatever they hold (0 times infinity is not 0)."""
         raise NotImplementedError
+
+    def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
+        """Enters what the norms are made of in a table; False, for a norm by `squares`, where that is no rows.
+
+        Args:
+            norms: the table.
+            mask: of what the norms are taken; True for all, False for none of it, which must be finite alone.
+        """
+        return False
+
+    def enter_sum(self, sums: SumTable, start: int) -> bool:
+        """Enters rows whose weighted sum is wanted in a table; False where there are none, or another way is faster.
+
+        Args:
+            sums: the table.
+            start: where in the vector of sums theirs begins.
+        """
+        return False
 
     def largest(self) -> Float[Tensor, " rows"]:
         """At least the size of each row's largest entry, in float64; infinite or NaN where a factor is not finite."""
@@ -252,6 +265,19 @@ class GradientRows(FactoredGradient):
         """One matrix-vector product, written where it belongs."""
         torch.mv(self.values.T, factors, out=place)
 
+    def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
+        """The rows, and what the mask leaves of them."""
+        under = -1 if isinstance(mask, bool) else norms.rows(self.values, mask)
+        return norms.add(self.side(norms), counts=mask is not False, under=under)
+
+    def side(self, norms: NormTable) -> int | None:
+        """The rows as a side of a table, or their squared norms where somebody has measured them."""
+        return norms.rows(self.values) if self._measured is None else norms.squares(self._measured)
+
+    def enter_sum(self, sums: SumTable, start: int) -> bool:
+        """The rows."""
+        return sums.add(self.values, start)
+
     def without(self, bad: Tensor) -> GradientRows:
         """The same with zero rows for some examples."""
         return GradientRows(torch.where(bad.unsqueeze(1), 0.0, self.values))
@@ -262,12 +288,12 @@ class GradientRows(FactoredGradient):
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms of the kept columns, in one pass where that is compiled, else a few rows at a time."""
-        kept = mask.to(self.like)
-        if self.values.numel() and measurable(self.values) and measurable(kept):
+        if self.values.numel() and measurable(self.values) and mask.is_cpu and mask.is_contiguous():
             found = self.like.new_empty(self.examples, dtype=torch.float64)
-            places = (self.values.data_ptr(), self.values.stride(0), kept.data_ptr(), found.data_ptr())
+            places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), found.data_ptr())
             row_squares(wide=self.values.dtype == torch.float64, masked=True)(*places, self.examples, self.size)
             return Squares.exact(found)
+        kept = mask.to(self.like)
         return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
     def largest(self) -> Tensor:

@@ -15,16 +15,22 @@ from torch.nn import functional as F
 from ...plan.products import product
 from .factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
 from .geometry import Geometry
+from .tables import NormTable, SumTable
 
 
 class ProductOrder:
-    """[groups, height, width, entering, leaving]: sums over positions of patch times derivative."""
+    """[groups, height, width, entering, leaving]: sums over positions of patch times derivative.
+
+    Attributes:
+        simple: (height * width, entering, leaving) where there is one group; else None.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         """Takes the layer's settings."""
         self._weight, self._groups = geometry.weight_shape, geometry.groups
         out, entering, height, width = self._weight
         self._shape = (self._groups, height, width, entering, out // self._groups)
+        self.simple = (height * width, entering, out) if self._groups == 1 else None
 
     def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
         """Numbers of the weight, as they lie in a row."""
@@ -95,6 +101,18 @@ class KeptRows(FactoredGradient):
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
         """One matrix-vector product, whose result is brought into order."""
         return self._order.restored(self._rows.weighted(factors))
+
+    def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
+        """The rows, and what the mask leaves of them, which may have been measured when they were made."""
+        if isinstance(mask, bool):
+            return self._rows.enter(norms, mask)
+        if self._masked is not None and self._masked[0] is mask:
+            return norms.add(self._rows.side(norms), under=norms.squares(self._masked[1]))
+        return self._rows.enter(norms, self._order.ordered(mask))
+
+    def enter_sum(self, sums: SumTable, start: int) -> bool:
+        """The rows, with the order of their numbers."""
+        return self._order.simple is not None and sums.add(self._rows.values, start, self._order.simple)
 
     def without(self, bad: Tensor) -> KeptRows:
         """The same with zero rows for some examples."""

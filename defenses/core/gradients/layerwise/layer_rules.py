@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from ...compiled.channel_sums import channel_sums
 from ..engines.interface import Unsupported
 from .convolution import Convolution
-from .factors import FactoredGradient, GradientRows, Lookup, measurable
+from .factors import FactoredGradient, GradientRows, Lookup
 from .geometry import Geometry
 from .linear import Outer, OuterSum
 from .recorder import Use
+from .tables import measurable
 
 _WORTH_A_THREAD = 2**22  # numbers of a tensor, from which on PyTorch's sums on several threads are the faster
 
@@ -55,7 +56,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
         kernel, stride, dilation, padding = (1, *kernel), (1, *stride), (1, *dilation), [(0, 0), *padding]
     settings = (kernel, stride, dilation, (*padding[0], *padding[1]))
     geometry = _geometry((layer.in_channels, layer.out_channels), *settings, layer.groups)
-    views = len(inputs) // examples
+    views = inputs.shape[0] // examples
     buffers = None if use.buffers is None else partial(use.buffers, layer)
     factored = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
     weight = factored if buffers is None else factored.formed(use.masks.get("weight"))
@@ -180,6 +181,6 @@ def _channel_sums(values: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 def _by_example(examples: int, **values: Tensor) -> FactoredGradients:
     """Rows of images to rows of examples, whose gradients are sums over their images."""
     return {
-        slot: GradientRows(rows if len(rows) == examples else rows.unflatten(0, (examples, -1)).sum(dim=1))
+        slot: GradientRows(rows if rows.shape[0] == examples else rows.unflatten(0, (examples, -1)).sum(dim=1))
         for slot, rows in values.items()
     }

@@ -30,6 +30,7 @@ from .factors import (
     recomputed,
 )
 from .geometry import Geometry
+from .tables import NormTable
 
 _MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
 # How many times what may have vanished a sum of squares is at least, where it is believed.
@@ -48,7 +49,7 @@ class Outer(FactoredGradient):
         """Takes what went into the layer and the loss's derivatives by what came out, which are the bias's rows too."""
         self.inputs, self.signals = inputs, signals
         self._sides = GradientRows(inputs), bias or GradientRows(signals)
-        self.like, self.examples = signals, len(signals)
+        self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
     def rows(self, which: slice | Tensor) -> Tensor:
@@ -63,6 +64,17 @@ class Outer(FactoredGradient):
         """One product, written where it belongs."""
         scaled = self.signals * factors.unsqueeze(1)
         torch.mm(scaled.T, self.inputs, out=place.view(self.signals.shape[1], self.inputs.shape[1]))
+
+    def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
+        """Both factors; and, where a mask leaves some of the product, how it weighs the inputs' squares."""
+        first, second = (side.side(norms) for side in self._sides)
+        if isinstance(mask, bool):
+            return norms.add(first, second, counts=mask)
+        out, entering = self.signals.shape[1], self.inputs.shape[1]
+        if out > _STRIP:
+            return norms.add(first, second, under=norms.squares(self.masked_squares(mask).value))
+        weights = self.signals.square() @ mask.view(out, entering).to(self.like)
+        return norms.add(first, second, under=norms.weighted(self.inputs, weights), outputs=out)
 
     def without(self, bad: Tensor) -> Outer:
         """Zeros in both factors."""
@@ -133,7 +145,7 @@ def _masked(
     within: torch.dtype,
 ) -> Float[Tensor, " rows"]:
     leaving, entering = (values.to(within).square() for values in (signals, inputs))
-    found = signals.new_zeros(len(signals), dtype=torch.float64)
+    found = signals.new_zeros(signals.shape[0], dtype=torch.float64)
     for start in range(0, signals.shape[1], _STRIP):
         part = slice(start, start + _STRIP)
         found += (leaving[:, part] @ kept[part].to(within)).mul_(entering).sum(dim=1)
@@ -146,7 +158,7 @@ class OuterSum(FactoredGradient):
     def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:
         """Takes what went in and the derivatives by what came out, position by position."""
         self.inputs, self.signals = inputs, signals
-        self.like, self.examples = signals, len(signals)
+        self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
         self._kept: GradientRows | None = None
 

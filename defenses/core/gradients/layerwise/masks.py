@@ -46,6 +46,11 @@ class SpanMasks:
         parts = [self._parts[span] for span in spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def share(self, spans: Spans) -> Bool[Tensor, " size"] | bool:
+        """The mask of some parameters; True where all of them is kept, False where nothing is."""
+        kept = self.kept(spans)
+        return kept > 0 if kept in (0, sum(stop - start for start, stop in spans)) else self.of(spans)
+
     def partly(self, span: tuple[int, int]) -> Bool[Tensor, " size"] | None:
         """The mask of one parameter; None where all or nothing of it is kept."""
         return self._parts[span] if 0 < self._kept[span] < span[1] - span[0] else None

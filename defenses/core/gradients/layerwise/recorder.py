@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ def record(
         Unsupported: when a layer's input was changed in place after the call.
     """
 
-    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if len(given) != 1 or not isinstance(output, Tensor):
             raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(given)} tensors")
@@ -80,7 +82,8 @@ def record(
             # what it is a view of, and the pass backward then goes by the view's own node no more.
             output = output.clone()
         traced = _traced(output)
-        seen, version, statistics = given[0].detach(), given[0]._version, _statistics(output)
+        seen, version = given[0].detach(), given[0]._version
+        statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None
         # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
         # would keep each other, and all activations, alive.
         node, number = traced.grad_fn, traced.output_nr
@@ -90,21 +93,26 @@ def record(
             if seen._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
             met = signals[number]
-            if met is not None:
-                with torch.no_grad():
-                    take(Use(layer, layers[layer], seen, met.detach(), statistics, buffers))
+            if met is not None:  # without a graph of its own, as all that a backward pass computes
+                take(Use(layer, layers[layer], seen, met, statistics, buffers))
 
         assert node is not None  # noqa: S101  `traced` is in the graph
         node.register_prehook(meet)
         return traced
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    # In the place of its `forward`, not by a hook: PyTorch calls a layer that has hooks in a slower way.
+    own = [(layer, vars(layer), vars(layer).get("forward")) for layer in layers]
     try:
+        for layer, attributes, _ in own:
+            attributes["forward"] = partial(note, layer, layer.forward)
         with torch.enable_grad(), one_pass():
             losses = _losses(loss, forward(inputs.detach()), targets.detach())
     finally:
-        for handle in handles:
-            handle.remove()
+        for _, attributes, before in own:
+            if before is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = before
     if losses.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
         # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
         losses.backward(torch.ones_like(losses))
@@ -152,6 +160,6 @@ def _switch(like: Tensor) -> Tensor:
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """One loss per example; a function that averages over its batch is called on batches of one."""
     losses = loss(outputs, targets)
-    if losses.shape == (len(outputs),):
+    if losses.shape == (outputs.shape[0],):
         return losses
     return torch.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)).sum())(outputs, targets)

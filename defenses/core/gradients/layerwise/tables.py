@@ -1,0 +1,182 @@
+"""Tables of a batch's rows, from which kernels compute all factors, or all sums, in one call.
+
+Operations of PyTorch on a few hundred numbers take longer to begin than to do, and a batch on a small network needs
+dozens of them, as long together as the pass forward.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...compiled.bound_factors import KINDS, PART, bound_factors
+from ...compiled.weighted_rows import MATRIX, weighted_rows
+from ...plan.bound import Bound
+
+# Numbers that are added up, from which on PyTorch's sums on several threads are the faster.
+_WORTH_A_THREAD = 2**22
+# Numbers of a convolution's weight, up to which its order is restored in the cache.
+_MOST_IN_ORDER = 2**16
+
+
+def measurable(values: Tensor) -> bool:
+    """Whether compiled code can read numbers where they lie: in rows that are each in one piece, on the CPU."""
+    plain = type(values) is Tensor and values.is_cpu and values.dtype in (torch.float32, torch.float64)
+    return plain and values.stride(-1) == 1
+
+
+class NormTable:
+    """What the norms of a batch's gradients are made of."""
+
+    def __init__(self, examples: int, like: Tensor) -> None:
+        """Starts without any.
+
+        Args:
+            examples: how many there are.
+            like: of the gradients' dtype, on their device.
+        """
+        self._examples, self._like = examples, like
+        self._sides: list[int] = []
+        self._parts: list[int] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._alive: list[Tensor] = []
+
+    def add(self, *sides: int | None, counts: bool = True, under: int | None = -1, outputs: int = 0) -> bool:
+        """Adds rows, or outer products of two, as a part of the gradients.
+
+        Args:
+            sides: numbers of one side, or of two; None for one that does not lie as it must.
+            counts: whether its norm is asked for, not whether it is finite alone.
+            under: number of the side that has what a mask leaves of it; -1 for no mask.
+            outputs: of an outer product under a mask, whose squares were multiplied in the rows' dtype.
+
+        Returns:
+            Whether all sides are there.
+        """
+        first, other = sides if len(sides) == 2 else (*sides, -1)
+        if first is None or other is None or under is None:
+            return False
+        self._parts += (first, other, under if counts else -2, outputs)
+        return True
+
+    def rows(self, values: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None) -> int | None:
+        """A side: rows, or what a mask leaves of them; None where compiled code cannot read them.
+
+        Args:
+            values: rows of the examples.
+            mask: in the order of their numbers.
+        """
+        marks = 0
+        if values.dtype != self._like.dtype or not measurable(values):
+            return None
+        if mask is not None:
+            if not (mask.is_cpu and mask.is_contiguous()):
+                return None
+            self._alive.append(mask)
+            marks = mask.data_ptr()
+        return self._side(values.data_ptr(), values.stride(0), values.shape[1], marks, 0)
+
+    def weighted(self, values: Float[Tensor, "rows size"], weights: Float[Tensor, "rows size"]) -> int | None:
+        """A side: rows, of whose squares a weighted sum is wanted; None where compiled code cannot read them.
+
+        Args:
+            values: rows of the examples.
+            weights: of the squares.
+        """
+        both = (values, weights)
+        if any(each.dtype != self._like.dtype or not measurable(each) or not each.shape[1] for each in both):
+            return None
+        self._alive.append(weights)
+        place = (values.data_ptr(), values.stride(0), values.shape[1])
+        return self._side(*place, weights.data_ptr(), weights.stride(0))
+
+    def squares(self, measured: Float[Tensor, " rows"]) -> int | None:
+        """A side: squared norms in float64 that somebody has measured; None where compiled code cannot read them."""
+        if measured.dtype != torch.float64 or not (measurable(measured) and measured.is_contiguous()):
+            return None
+        self._alive.append(measured)
+        return self._side(measured.data_ptr(), 0, -1, 0, 0)
+
+    def factors(self, bound: Bound) -> Float[Tensor, " rows"] | None:
+        """The factors that bound the gradients, in their dtype; None where one of them is not certain.
+
+        Args:
+            bound: of a kind that bounds.
+        """
+        if not (self._parts and self._examples):
+            return None
+        found, doubtful = self._like.new_empty(self._examples), array("q", (0,))
+        sides, parts = array("q", self._sides), array("q", self._parts)
+        memory = array("d", (0.0,)) * len(self._numbers)
+        bound_factors(wide=self._like.dtype == torch.float64)(
+            sides.buffer_info()[0],
+            len(self._numbers),
+            parts.buffer_info()[0],
+            len(parts) // PART,
+            self._examples,
+            KINDS.index(bound.kind),
+            bound.norm,
+            bound.regulariser,
+            memory.buffer_info()[0],
+            found.data_ptr(),
+            doubtful.buffer_info()[0],
+        )
+        return None if doubtful[0] else found
+
+    def _side(self, *line: int) -> int:
+        # A linear layer's derivatives are its bias's rows too.
+        if line not in self._numbers:
+            self._numbers[line] = len(self._numbers)
+            self._sides += line
+        return self._numbers[line]
+
+
+class SumTable:
+    """Matrices whose rows are added up, each into its place."""
+
+    def __init__(self, factors: Float[Tensor, " rows"], flat: Float[Tensor, " dim"]) -> None:
+        """Starts without any.
+
+        Args:
+            factors: of the rows.
+            flat: where sums are written.
+        """
+        self._factors, self._to, self._bytes = factors, flat.data_ptr(), flat.element_size()
+        plain = all(measurable(each) and each.is_contiguous() for each in (factors, flat)) and len(factors) > 0
+        self._dtype = factors.dtype if plain and factors.dtype == flat.dtype else None
+        self._lines: list[int] = []
+        self._longest = 1
+        self._threads = torch.get_num_threads()
+
+    def add(self, values: Float[Tensor, "rows size"], start: int, order: tuple[int, int, int] = (0, 0, 0)) -> bool:
+        """Adds a matrix, if compiled code is the way to add it up.
+
+        Args:
+            values: rows of the examples.
+            start: where in the vector of sums theirs begins.
+            order: (height * width, entering, leaving) of a convolution whose rows have an order of their own.
+        """
+        size = values.shape[1]
+        if values.dtype != self._dtype or not (size and measurable(values)):
+            return False
+        if (self._threads > 1 and values.numel() >= _WORTH_A_THREAD) or (order[0] and size > _MOST_IN_ORDER):
+            return False
+        self._lines += (values.data_ptr(), values.stride(0), size, self._to + start * self._bytes, *order)
+        if order[0]:
+            self._longest = max(self._longest, size)
+        return True
+
+    def run(self) -> None:
+        """Writes the sums."""
+        if self._lines:
+            lines, memory = array("q", self._lines), self._factors.new_empty(self._longest)
+            weighted_rows(wide=self._dtype == torch.float64)(
+                lines.buffer_info()[0],
+                len(lines) // MATRIX,
+                self._factors.data_ptr(),
+                len(self._factors),
+                memory.data_ptr(),
+            )
