@@ -50,6 +50,7 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
     - number in `KINDS`, norm and regulariser of the bound;
     - memory for as many float64 as there are sides;
     - factors [examples] in the rows' dtype, which are written;
+    - squared norms [examples] in float64, which are written;
     - how many examples are not certain, an int64, which is written.
 
     Nothing may be empty.
@@ -58,7 +59,7 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
         wide: whether rows are float64, not float32.
     """
     pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer)
+    takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer, pointer)
     return compiled(_module(wide), "bound_factors", *takes)
 
 
@@ -70,9 +71,10 @@ def _module(wide: bool) -> ir.Module:
     least, most = (2.0**-1022, 1.7976931348623157e308) if wide else (2.0**-126, 3.4028234663852886e38)
     root = module.declare_intrinsic("llvm.sqrt", [double])
     table, reals, numbers, mask = INT.as_pointer(), double.as_pointer(), number.as_pointer(), ir.IntType(8).as_pointer()
-    takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, table]
+    takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, reals, table]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), "bound_factors")
-    sides, side_count, parts, part_count, examples, kind, norm, regulariser, squares, factors, doubtful = function.args
+    sides, side_count, parts, part_count, examples, kind, norm, regulariser, squares, *found = function.args
+    factors, norms, doubtful = found
     build: Any = ir.IRBuilder(function.append_basic_block())
     zero, one = double(0.0), double(1.0)
 
@@ -125,6 +127,7 @@ def _module(wide: bool) -> ir.Module:
                 build.and_(believed, build.or_(build.not_(product), enough)),
             ]
         square, everything, believed = part.sums
+        build.store(square, build.gep(norms, [example.number]))
         length = build.call(root, [square])
         # As `Bound.factors` has them, which says why.
         longer = build.select(build.fcmp_ordered(">", length, norm), length, norm)

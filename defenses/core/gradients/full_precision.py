@@ -39,8 +39,14 @@ if hasattr(os, "register_at_fork"):
     # A fork waits for both: in the new process nobody would let go of what another thread held.
     os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on)
 
-_ON_CPU = (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
-_ON_GPU = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+_SWITCHES = (
+    backends.cuda.matmul,
+    backends.cudnn.conv,
+    backends.cudnn.rnn,
+    backends.mkldnn.matmul,
+    backends.mkldnn.conv,
+    backends.mkldnn.rnn,
+)
 
 
 @contextmanager
@@ -51,15 +57,13 @@ def full_precision() -> Iterator[None]:
     its model, where a second thread's pass would meet them.
     """
     with ONE_PASS:
-        # Where no GPU has been touched, not even by the passes that check a model, this one touches none.
-        switches = _ON_CPU + _ON_GPU if torch.cuda.is_initialized() else _ON_CPU
-        before = [switch.fp32_precision for switch in switches]
-        for switch in switches:
+        before = [switch.fp32_precision for switch in _SWITCHES]
+        for switch in _SWITCHES:
             switch.fp32_precision = _EXACT
         try:
             yield
         finally:
-            for switch, value in zip(switches, before, strict=True):
+            for switch, value in zip(_SWITCHES, before, strict=True):
                 switch.fp32_precision = value
 
 

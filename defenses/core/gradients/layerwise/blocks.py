@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...compiled.bound_factors import KINDS, SMALL
-from ...plan.bound import Bound, finite_rows, row_norms
+from ...plan.bound import Bound, clip, finite_rows, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed import Masked, spread
 from ...plan.defense import Block
@@ -34,6 +34,8 @@ from .tables import NormTable, SumTable
 _TRUSTED = 1e-4
 # The same of what a subspace leaves over, where it is itself the answer: a difference loses its own last digits.
 _TRUSTED_REST = 1e-5
+# Where norms are asked for, and no factors.
+_ANY_BOUND = clip(1.0)
 
 
 def served(block: Block) -> bool:
@@ -124,8 +126,10 @@ class BatchGradients:
         if block.bound.kind == "unbounded":
             # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
-        if (certain := self._certain_factors(block)) is not None:
-            return self._weighted(block, certain, None)
+        if type(codec) in (Everything, Coordinates) and block.bound.kind in KINDS:
+            found = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
+            if found is not None:
+                return self._weighted(block, found[0], None)
         squares = self._encoded(block)
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
         return self._weighted(block, factors, _doubtful(block.bound, squares))
@@ -162,16 +166,26 @@ class BatchGradients:
             inner[which], lengths_squared[which] = _compared(block.contributions(_given(rows)), direction)
         return inner, lengths_squared
 
-    def _certain_factors(self, block: Block) -> Float[Tensor, " rows"] | None:
-        """The factors of all examples, by one call; None where a norm takes more than sums of squares in range."""
-        codec = block.codec
-        if block.bound.kind not in KINDS or not self.like.is_cpu or type(codec) not in (Everything, Coordinates):
+    def _at_once(self, mask: SpanMasks | None, bound: Bound) -> tuple[Tensor, Tensor] | None:
+        """Factors and squared norms of all examples, by one call; None where they take more than squares in range.
+
+        Args:
+            mask: of the coordinates that are measured; None for all.
+            bound: of a kind that bounds.
+        """
+        if not self.like.is_cpu:
             return None
-        table, mask = NormTable(self.examples, self.like), self._mask(codec) if type(codec) is Coordinates else None
+        table = NormTable(self.examples, self.like)
         for spans, term in self.terms:
             if not term.enter(table, True if mask is None else mask.share(spans)):
                 return None
-        return table.factors(block.bound)
+        return table.factors(bound)
+
+    @cached_property
+    def _certain(self) -> Float[Tensor, " rows"] | None:
+        """Squared norms of whole rows, where all are sums of squares in range."""
+        found = self._at_once(None, _ANY_BOUND)
+        return None if found is None else found[1]
 
     def _encoded(self, block: Block) -> Squares:
         """Squared norms of encoded rows."""
@@ -189,6 +203,8 @@ class BatchGradients:
     @cached_property
     def _squares(self) -> Squares:
         """Squared norms of whole rows."""
+        if self._certain is not None:
+            return Squares.exact(self._certain)
         return self._total(term.squares() for _, term in self.terms)
 
     def _total(self, terms: Iterator[Squares]) -> Squares:
@@ -203,7 +219,9 @@ class BatchGradients:
             return self._squares
         # By identity, which holds while the plan is alive: both blocks of GEP share one mask.
         if id(kept) not in self.known_squares:
-            self.known_squares[id(kept)] = self._masked(self._mask(kept))
+            mask = self._mask(kept)
+            found = self._at_once(mask, _ANY_BOUND)
+            self.known_squares[id(kept)] = self._masked(mask) if found is None else Squares.exact(found[1])
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
@@ -289,6 +307,8 @@ class BatchGradients:
 
     def _lengths(self, known: Mapping[int, Tensor]) -> Float[Tensor, " rows"]:
         """Norms of whole rows from those of terms, of which some are known by number."""
+        if self._certain is not None:
+            return self._certain.sqrt()
         # Not `_squares`: inner products between positions may cancel, and then say nothing of the length.
         norms = [known[i] if i in known else term.norms() for i, (_, term) in enumerate(self.terms)]
         if not norms:
@@ -307,6 +327,8 @@ class BatchGradients:
     @cached_property
     def _finite(self) -> Bool[Tensor, " rows"]:
         """Which rows have finite entries only, whatever their size."""
+        if self._certain is not None:
+            return torch.ones(self.examples, dtype=torch.bool, device=self.like.device)
         largest = self.like.new_zeros(self.examples, dtype=torch.float64)
         for _, term in self.terms:
             largest = largest + term.largest()

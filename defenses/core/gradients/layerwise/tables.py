@@ -100,16 +100,16 @@ class NormTable:
         self._alive.append(measured)
         return self._side(measured.data_ptr(), 0, -1, 0, 0)
 
-    def factors(self, bound: Bound) -> Float[Tensor, " rows"] | None:
-        """The factors that bound the gradients, in their dtype; None where one of them is not certain.
+    def factors(self, bound: Bound) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]] | None:
+        """The factors that bound the gradients, in their dtype, and their squared norms; None where one is not certain.
 
         Args:
             bound: of a kind that bounds.
         """
         if not (self._parts and self._examples):
             return None
-        found, doubtful = self._like.new_empty(self._examples), array("q", (0,))
-        sides, parts = array("q", self._sides), array("q", self._parts)
+        found, squares = (self._like.new_empty(self._examples, dtype=of) for of in (None, torch.float64))
+        sides, parts, doubtful = array("q", self._sides), array("q", self._parts), array("q", (0,))
         memory = array("d", (0.0,)) * len(self._numbers)
         bound_factors(wide=self._like.dtype == torch.float64)(
             sides.buffer_info()[0],
@@ -122,9 +122,10 @@ class NormTable:
             bound.regulariser,
             memory.buffer_info()[0],
             found.data_ptr(),
+            squares.data_ptr(),
             doubtful.buffer_info()[0],
         )
-        return None if doubtful[0] else found
+        return None if doubtful[0] else (found, squares)
 
     def _side(self, *line: int) -> int:
         # A linear layer's derivatives are its bias's rows too.

@@ -86,7 +86,20 @@ def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
 
 def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monkeypatch):
     from defenses.core.gradients.layerwise.factors import GradientRows, Squares
+    from defenses.core.gradients.layerwise.tables import NormTable
 
+    right = NormTable.factors
+
+    def wrong(self, bound):
+        found = right(self, bound)
+        return None if found is None else (2**0.5 * found[0], 0.5 * found[1])
+
+    monkeypatch.setattr(NormTable, "factors", wrong)
+    assert "differs from the reference" in choice_for(problem("mlp")).note
+    forget()
+    monkeypatch.setattr(NormTable, "factors", lambda self, bound: None)  # as where a norm is not certain
+    assert choice_for(problem("mlp")).note == "layerwise"
+    forget()
     monkeypatch.setattr(GradientRows, "squares", lambda self: Squares.exact(0.5 * self.values.square().sum(dim=1)))
     assert "differs from the reference" in choice_for(problem("mlp")).note
 

@@ -1,0 +1,142 @@
+"""Factors by one call are those of the bound at the norms, of each example by itself, or there are none."""
+
+import pytest
+import torch
+
+from defenses.core.compiled.bound_factors import KINDS
+from defenses.core.gradients.layerwise.factors import GradientRows
+from defenses.core.gradients.layerwise.linear import Outer
+from defenses.core.gradients.layerwise.tables import NormTable
+from defenses.core.plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
+
+BOUNDS = (clip(0.5), clip(30.0), normalize(2.0, regulariser=0.01), normalize(1.0, regulariser=0), adaptive_weight(1.5, regulariser=0.1))
+EXAMPLES, OUT, IN, SIZE = 9, 11, 37, 75
+
+
+def made(dtype=torch.float32, scale=1.0):
+    """A linear layer's weight and bias, and rows of something else."""
+    coins = torch.Generator().manual_seed(0)
+    inputs, signals, rows = (
+        scale * torch.randn(EXAMPLES, size, generator=coins, dtype=dtype) for size in (IN, OUT, SIZE)
+    )
+    bias = GradientRows(signals)
+    return [Outer(inputs, signals, bias), bias, GradientRows(rows)]
+
+
+def masks():
+    coins = torch.Generator().manual_seed(1)
+    some = [torch.rand(size, generator=coins) < 0.4 for size in (OUT * IN, OUT, SIZE)]
+    return [[True] * 3, some, [some[0], True, False], [False, some[1], some[2]], [True, False, some[2]]]
+
+
+def table_of(terms, kept):
+    like = terms[0].like
+    table = NormTable(len(like), like)
+    assert all(term.enter(table, mask) for term, mask in zip(terms, kept, strict=True))
+    return table
+
+
+def squares_of(terms, kept):
+    rows = [term.rows(slice(None)).double() for term in terms]
+    return sum((r * (m if isinstance(m, bool) else m.double())).square().sum(dim=1) for r, m in zip(rows, kept, strict=True))
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kept", range(5))
+def test_factors_are_those_of_the_bound(bound, dtype, kept):
+    terms, mask = made(dtype), masks()[kept]
+    factors, squares = table_of(terms, mask).factors(bound)
+    expected = squares_of(terms, mask)
+    limit = 1e-6 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(squares, expected, rtol=limit, atol=0)
+    assert factors.dtype == dtype
+    torch.testing.assert_close(factors, bound.scale(expected.sqrt(), dtype), rtol=limit, atol=0)
+
+
+def test_every_kind_that_bounds_has_its_number():
+    assert {bound.kind for bound in BOUNDS} == set(KINDS)
+    assert unbounded().kind not in KINDS and Bound(kind="clip", norm=1.0).kind == KINDS[0]
+
+
+@pytest.mark.parametrize("size", [1, 7, 31, 32, 33, 64, 100, 8195])
+def test_rows_of_any_length_are_measured_where_they_lie(size):
+    wide = torch.full((3, 2 * size + 1), torch.nan)
+    wide[:, :size] = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
+    rows, mask = GradientRows(wide[:, :size]), torch.arange(size) % 3 != 1
+    for kept in (True, mask):
+        _, squares = table_of([rows], [kept]).factors(clip(1.0))
+        torch.testing.assert_close(squares, squares_of([rows], [kept]), rtol=1e-12, atol=0)
+
+
+def test_squares_that_somebody_has_measured_are_believed():
+    rows = GradientRows(torch.ones(4, 5), torch.tensor([4.0, 1.0, 9.0, 16.0], dtype=torch.float64))
+    factors, squares = table_of([rows], [True]).factors(clip(2.0))
+    assert squares.tolist() == [4, 1, 9, 16] and factors.tolist() == pytest.approx([1, 1, 2 / 3, 0.5])
+
+
+@pytest.mark.parametrize("kept", range(5))
+def test_a_factor_depends_on_its_example_alone(kept):
+    mask, terms, others = masks()[kept], made(), made()
+    for term in others:
+        for values in (term.inputs, term.signals) if isinstance(term, Outer) else (term.values,):
+            values[1:] = torch.randn_like(values[1:]).flip(0)
+    first, second = (table_of(some, mask).factors(clip(1.0)) for some in (terms, others))
+    assert first[0][0] == second[0][0] and first[1][0] == second[1][0]
+    assert not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("bound", BOUNDS[1:], ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
+def test_no_factors_where_one_norm_is_not_certain(bound):
+    def found(change, mask=True, scale=1.0):
+        rows = GradientRows(scale * torch.ones(3, 40))
+        change(rows.values)
+        return table_of([rows], [mask]).factors(bound)
+
+    def put(value, place):
+        def change(rows):
+            rows[place] = value
+
+        return change
+
+    assert found(lambda rows: None) is not None
+    assert found(put(0.0, 1)) is None  # of length zero
+    assert found(put(1e-12, 1)) is None
+    assert found(put(1e12, (1, 3))) is None
+    for value in (torch.nan, torch.inf, -torch.inf):
+        assert found(put(value, (2, 39))) is None
+        # A mask does not hide what is not finite, nor does a part of which nothing is measured.
+        beyond = torch.arange(40) < 39
+        assert found(put(value, (2, 39)), mask=beyond) is None
+        other = GradientRows(torch.ones(3, 40))
+        spoilt = GradientRows(torch.ones(3, 2))
+        spoilt.values[0, 0] = value
+        assert table_of([other, spoilt], [True, False]).factors(bound) is None
+    assert table_of([other, GradientRows(torch.ones(3, 2))], [True, False]).factors(bound) is not None
+
+
+def test_a_factor_that_is_no_normal_number_is_none():
+    rows = GradientRows(torch.full((2, 4), 1e9))
+    assert table_of([rows], [True]).factors(clip(1e-29)) is None
+    assert table_of([rows], [True]).factors(clip(1e-27)) is not None
+
+
+def test_squares_that_float32_loses_under_a_mask_are_not_believed():
+    inputs, signals = torch.full((2, 5), 1.0), torch.full((2, 3), 1.0)
+    mask = torch.arange(15) % 2 == 0
+    other = GradientRows(torch.ones(2, 1))
+    assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is not None
+    signals[1] = 1e-25  # their squares vanish in float32, which the other part's length hides
+    assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is None
+    signals[1] = 0  # this example's gradient is nothing, and known to be
+    factors, squares = table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0))
+    assert squares.tolist() == [9, 1] and factors.tolist() == pytest.approx([1 / 3, 1])
+
+
+def test_what_lies_otherwise_is_left_to_pytorch():
+    table = NormTable(3, torch.ones(1))
+    assert not GradientRows(torch.ones(40, 3).T).enter(table, True)
+    assert not GradientRows(torch.ones(3, 4, dtype=torch.float64)).enter(table, True)
+    assert not GradientRows(torch.ones(3, 4)).enter(table, torch.ones(8, dtype=torch.bool)[::2])
+    assert not Outer(torch.ones(5, 3).T, torch.ones(3, 2)).enter(table, True)
+    assert table.factors(clip(1.0)) is None  # without any part there is nothing to bound
