@@ -36,11 +36,11 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
 
     A gradient's parts are rows, or outer products of two rows, whose squared norms are products of theirs. Under a mask
     M that of s xᵀ is the sum over i of x_i² times w_i, with weights w = Mᵀ (s∘s), which a product with the mask gives.
-    Arguments:
+    It is called with
 
-    - a table of sides, (address, numbers from one row to the next, size, address of a mask of bytes, or of weights, or 0,
-      numbers from one row of weights to the next or 0) each; of size -1 the address is that of squared norms in float64
-      that somebody has measured;
+    - a table of sides, (address, numbers from one row to the next, size, address of a mask of bytes, or of weights, or
+      0, numbers from one row of weights to the next or 0) each; of size -1 the address is that of squared norms in
+      float64 that somebody has measured;
     - how many sides there are;
     - a table of parts, (side, other side or -1, what counts, outputs) each. What counts is -1 where it is the part
       itself, -2 where the part must only be finite, and else the number of the side that has what a mask leaves of it,

@@ -25,7 +25,7 @@ _LANES, _BESIDE = 16, 8  # numbers of a vector; rows that are read at a time
 def weighted_rows(*, wide: bool) -> Callable[..., None]:
     """A function that adds up.
 
-    Arguments:
+    It is called with
 
     - a table of matrices, (address, numbers from one row to the next, size, address of the sum, and 0, 0, 0) each. In
       place of the zeros may stand (height * width, entering, leaving) of a convolution, whose rows have the weight's
@@ -65,11 +65,10 @@ def _module(wide: bool) -> ir.Module:
         whole = build.sdiv(rows, INT(_BESIDE))
         done = build.mul(whole, INT(_BESIDE))
         for start, stop, beside in ((INT(0), whole, _BESIDE), (done, rows, 1)):
-            with build.if_then(build.icmp_signed("<", start, stop)):
-                with counted(build, start, stop) as some:
-                    one = build.mul(some.number, INT(beside))
-                    place = build.gep(first, [build.mul(one, step)])
-                    build.call(add[beside], [place, step, build.gep(factors, [one]), into, size])
+            with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
+                one = build.mul(some.number, INT(beside))
+                place = build.gep(first, [build.mul(one, step)])
+                build.call(add[beside], [place, step, build.gep(factors, [one]), into, size])
         with build.if_then(build.not_(plain)):
             positions, entering, leaving = order
             with (

@@ -1,5 +1,7 @@
 """Factors by one call are those of the bound at the norms, of each example by itself, or there are none."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,13 @@ from defenses.core.gradients.layerwise.linear import Outer
 from defenses.core.gradients.layerwise.tables import NormTable
 from defenses.core.plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
 
-BOUNDS = (clip(0.5), clip(30.0), normalize(2.0, regulariser=0.01), normalize(1.0, regulariser=0), adaptive_weight(1.5, regulariser=0.1))
+BOUNDS = (
+    clip(0.5),
+    clip(30.0),
+    normalize(2.0, regulariser=0.01),
+    normalize(1.0, regulariser=0),
+    adaptive_weight(1.5, regulariser=0.1),
+)
 EXAMPLES, OUT, IN, SIZE = 9, 11, 37, 75
 
 
@@ -38,7 +46,12 @@ def table_of(terms, kept):
 
 def squares_of(terms, kept):
     rows = [term.rows(slice(None)).double() for term in terms]
-    return sum((r * (m if isinstance(m, bool) else m.double())).square().sum(dim=1) for r, m in zip(rows, kept, strict=True))
+    marks = [mask if isinstance(mask, bool) else mask.double() for mask in kept]
+    return torch.stack([(r * m).square().sum(dim=1) for r, m in zip(rows, marks, strict=True)]).sum(dim=0)
+
+
+def found_of(terms, kept, bound) -> Any:
+    return table_of(terms, kept).factors(bound)
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
@@ -46,7 +59,7 @@ def squares_of(terms, kept):
 @pytest.mark.parametrize("kept", range(5))
 def test_factors_are_those_of_the_bound(bound, dtype, kept):
     terms, mask = made(dtype), masks()[kept]
-    factors, squares = table_of(terms, mask).factors(bound)
+    factors, squares = found_of(terms, mask, bound)
     expected = squares_of(terms, mask)
     limit = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(squares, expected, rtol=limit, atol=0)
@@ -65,13 +78,13 @@ def test_rows_of_any_length_are_measured_where_they_lie(size):
     wide[:, :size] = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
     rows, mask = GradientRows(wide[:, :size]), torch.arange(size) % 3 != 1
     for kept in (True, mask):
-        _, squares = table_of([rows], [kept]).factors(clip(1.0))
+        _, squares = found_of([rows], [kept], clip(1.0))
         torch.testing.assert_close(squares, squares_of([rows], [kept]), rtol=1e-12, atol=0)
 
 
 def test_squares_that_somebody_has_measured_are_believed():
     rows = GradientRows(torch.ones(4, 5), torch.tensor([4.0, 1.0, 9.0, 16.0], dtype=torch.float64))
-    factors, squares = table_of([rows], [True]).factors(clip(2.0))
+    factors, squares = found_of([rows], [True], clip(2.0))
     assert squares.tolist() == [4, 1, 9, 16] and factors.tolist() == pytest.approx([1, 1, 2 / 3, 0.5])
 
 
@@ -81,14 +94,14 @@ def test_a_factor_depends_on_its_example_alone(kept):
     for term in others:
         for values in (term.inputs, term.signals) if isinstance(term, Outer) else (term.values,):
             values[1:] = torch.randn_like(values[1:]).flip(0)
-    first, second = (table_of(some, mask).factors(clip(1.0)) for some in (terms, others))
+    first, second = (found_of(some, mask, clip(1.0)) for some in (terms, others))
     assert first[0][0] == second[0][0] and first[1][0] == second[1][0]
     assert not torch.equal(first[0], second[0])
 
 
 @pytest.mark.parametrize("bound", BOUNDS[1:], ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
 def test_no_factors_where_one_norm_is_not_certain(bound):
-    def found(change, mask=True, scale=1.0):
+    def found(change, mask: Any = True, scale=1.0):
         rows = GradientRows(scale * torch.ones(3, 40))
         change(rows.values)
         return table_of([rows], [mask]).factors(bound)
@@ -129,7 +142,7 @@ def test_squares_that_float32_loses_under_a_mask_are_not_believed():
     signals[1] = 1e-25  # their squares vanish in float32, which the other part's length hides
     assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is None
     signals[1] = 0  # this example's gradient is nothing, and known to be
-    factors, squares = table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0))
+    factors, squares = found_of([Outer(inputs, signals), other], [mask, True], clip(1.0))
     assert squares.tolist() == [9, 1] and factors.tolist() == pytest.approx([1 / 3, 1])
 
 
