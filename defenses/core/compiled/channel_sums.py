@@ -1,6 +1,7 @@
 """Sums over positions of one channels-last tensor, and of its products with another, image by image in one pass.
 
-PyTorch takes a pass for the products, which it writes down, and one for each sum.
+PyTorch takes a pass for the products, which it writes down, and one for each sum. The tensors are derivatives by a
+group norm's output and its inputs: from the two sums follow the gradients of its weight and bias.
 
 Guarantee:
     Sums are in float64, of an image's own numbers, in an order that depends on the number of positions alone.
@@ -27,20 +28,22 @@ _SHORT = ir.IntType(32)
 def channel_sums(*, wide: bool) -> Callable[..., None]:
     """A function that adds up.
 
-    Arguments: two tensors [images, positions, channels], sums of the first [images, channels] in float64, sums of the
-    products, and how many images, positions and channels there are, none of them 0.
+    Arguments: derivatives s and inputs x [images, positions, channels]; memory for two float64 a channel; mean and
+    1 / standard deviation [images, groups]; the weight's gradients [images, channels], which are (sum s x - mean sum s)
+    / standard deviation, and the bias's, sum s, which are written; and how many images, positions, channels and groups
+    there are, none of them 0.
 
     Args:
         wide: whether the tensors are float64, not float32.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    return compiled(_module(wide), "channel_sums", *[pointer] * 4, *[size] * 3)
+    return compiled(_module(wide), "channel_sums", *[pointer] * 7, *[size] * 4)
 
 
 def _module(wide: bool) -> ir.Module:
     module, double = ir.Module("channel_sums"), ir.DoubleType()
-    number = double if wide else ir.FloatType()
-    vector, sums, lanes = (ir.VectorType(each, _LANES) for each in (number, double, ir.IntType(1)))
+    number_type = double if wide else ir.FloatType()
+    vector, sums, lanes = (ir.VectorType(of, _LANES) for of in (number_type, double, ir.IntType(1)))
 
     def declared(name: str, gives: ir.Type, *takes: ir.Type) -> ir.Function:
         return ir.Function(module, ir.FunctionType(gives, takes), f"llvm.{name}")
@@ -49,10 +52,11 @@ def _module(wide: bool) -> ir.Module:
     kind = f"v{_LANES}f{64 if wide else 32}"
     load = declared(f"masked.load.{kind}.p0", vector, vector.as_pointer(), _SHORT, lanes, vector)
     store = declared(f"masked.store.v{_LANES}f64.p0", ir.VoidType(), sums, sums.as_pointer(), _SHORT, lanes)
-    takes = [*[number.as_pointer()] * 2, *[double.as_pointer()] * 2, INT, INT, INT]
+    takes = [*[number_type.as_pointer()] * 2, double.as_pointer(), *[number_type.as_pointer()] * 4, *[INT] * 4]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), "channel_sums")
-    first, second, plain, products, images, positions, channels = function.args
+    first, second, plain, means, scales, weights, biases, images, positions, channels, norms = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
+    products, each = build.gep(plain, [channels]), build.sdiv(channels, norms)
     zero, none = (ir.Constant(of, [0.0] * _LANES) for of in (sums, vector))
     whole = build.sdiv(positions, INT(_TURNS))
     done = build.mul(whole, INT(_TURNS))
@@ -73,35 +77,48 @@ def _module(wide: bool) -> ir.Module:
 
     slots = [build.alloca(sums) for _ in range(4)]  # of both vectors, both sums
     groups = build.sdiv(build.add(channels, INT(_SIDE - 1)), INT(_SIDE))
-    with counted(build, INT(0), images) as image, counted(build, INT(0), groups) as group:
-        starts = [build.add(build.mul(group.number, INT(_SIDE)), INT(start)) for start in (0, _LANES)]
-        lane = ir.Constant(ir.VectorType(INT, _LANES), list(range(_LANES)))
-        masks = [build.icmp_signed("<", build.add(spread(start), lane), spread(channels)) for start in starts]
-        image_start = build.mul(image.number, build.mul(positions, channels))
+    with counted(build, INT(0), images) as image:
+        with counted(build, INT(0), groups) as group:
+            starts = [build.add(build.mul(group.number, INT(_SIDE)), INT(start)) for start in (0, _LANES)]
+            lane = ir.Constant(ir.VectorType(INT, _LANES), list(range(_LANES)))
+            masks = [build.icmp_signed("<", build.add(spread(start), lane), spread(channels)) for start in starts]
+            image_start = build.mul(image.number, build.mul(positions, channels))
 
-        def all_added(position: LlvmValue, totals: Sequence[LlvmValue], origin: LlvmValue = image_start) -> list[Any]:
-            line = build.add(origin, build.mul(position, channels))
-            pairs = zip(starts, masks, (totals[:2], totals[2:]), strict=True)
-            return [total for start, mask, two in pairs for total in added(build.add(line, start), mask, two)]
+            def all_added(
+                position: LlvmValue, totals: Sequence[LlvmValue], origin: LlvmValue = image_start
+            ) -> list[Any]:
+                line = build.add(origin, build.mul(position, channels))
+                pairs = zip(starts, masks, (totals[:2], totals[2:]), strict=True)
+                return [total for start, mask, two in pairs for total in added(build.add(line, start), mask, two)]
 
-        for slot in slots:
-            build.store(zero, slot)
-        with build.if_then(build.icmp_signed(">", whole, INT(0))):
-            with counted(build, INT(0), whole, [zero] * (4 * _TURNS)) as long:
-                at = build.mul(long.number, INT(_TURNS))
-                turns = [all_added(build.add(at, INT(i)), long.sums[4 * i : 4 * i + 4]) for i in range(_TURNS)]
-                long.sums = [total for totals in turns for total in totals]
+            for slot in slots:
+                build.store(zero, slot)
+            with build.if_then(build.icmp_signed(">", whole, INT(0))):
+                with counted(build, INT(0), whole, [zero] * (4 * _TURNS)) as long:
+                    at = build.mul(long.number, INT(_TURNS))
+                    turns = [all_added(build.add(at, INT(i)), long.sums[4 * i : 4 * i + 4]) for i in range(_TURNS)]
+                    long.sums = [total for totals in turns for total in totals]
+                for number, slot in enumerate(slots):
+                    build.store(build.fadd(*long.sums[number::4]), slot)
+            with build.if_then(build.icmp_signed("<", done, positions)):
+                with counted(build, done, positions, [build.load(slot) for slot in slots]) as short:
+                    short.sums = all_added(short.number, short.sums)
+                for total, slot in zip(short.sums, slots, strict=True):
+                    build.store(total, slot)
             for number, slot in enumerate(slots):
-                build.store(build.fadd(*long.sums[number::4]), slot)
-        with build.if_then(build.icmp_signed("<", done, positions)):
-            with counted(build, done, positions, [build.load(slot) for slot in slots]) as short:
-                short.sums = all_added(short.number, short.sums)
-            for total, slot in zip(short.sums, slots, strict=True):
-                build.store(total, slot)
-        line = build.mul(image.number, channels)
-        for number, slot in enumerate(slots):
-            to = build.gep((plain, products)[number % 2], [build.add(line, starts[number // 2])])
-            at = build.bitcast(to, sums.as_pointer())
-            build.call(store, [build.load(slot), at, _SHORT(8), masks[number // 2]])
+                to = build.gep((plain, products)[number % 2], [starts[number // 2]])
+                at = build.bitcast(to, sums.as_pointer())
+                build.call(store, [build.load(slot), at, _SHORT(8), masks[number // 2]])
+        with counted(build, INT(0), norms) as norm:
+            own = build.add(build.mul(image.number, norms), norm.number)
+            mean, scale = (build.load(build.gep(of, [own])) for of in (means, scales))
+            mean, scale = (value if wide else build.fpext(value, double) for value in (mean, scale))
+            with counted(build, INT(0), each) as one:
+                channel = build.add(build.mul(norm.number, each), one.number)
+                alone, both = (build.load(build.gep(of, [channel])) for of in (plain, products))
+                weight = build.fmul(build.fsub(both, build.fmul(mean, alone)), scale)
+                place = build.add(build.mul(image.number, channels), channel)
+                for value, to in ((weight, weights), (alone, biases)):
+                    build.store(value if wide else build.fptrunc(value, number_type), build.gep(to, [place]))
     build.ret_void()
     return module

@@ -87,18 +87,14 @@ def _geometry(
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
     """GroupNorm: two sums over positions, and no normalised tensor."""
     inputs, signals = use.inputs, use.signals
+    mean, scale = use.statistics or _statistics(inputs, layer)
+    weight, bias = _normal_sums(signals, inputs, mean, scale)
+    return _by_example(examples, weight=weight, bias=bias)
+
+
+def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
     images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
-    mean, scale = (
-        use.statistics
-        or torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
-    )
-    # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
-    sums, products = _channel_sums(signals, inputs)
-    by_group, each = (images, layer.num_groups, channels // layer.num_groups), (images, layer.num_groups, 1)
-    weight = torch.addcmul(products.view(by_group), mean.view(each), sums.view(by_group), value=-1).mul_(
-        scale.view(each)
-    )
-    return _by_example(examples, weight=weight.flatten(1), bias=sums)
+    return torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
 
 
 def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
@@ -163,19 +159,32 @@ def padding_of(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
     return [(int(size), int(size)) for size in layer.padding]
 
 
-def _channel_sums(values: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over positions [images, channels] of one tensor, and of its products with another."""
-    images, channels, *spatial = values.shape
-    both, positions = [values.movedim(1, -1), others.movedim(1, -1)], prod(spatial)
-    threads = 1 if values.numel() < _WORTH_A_THREAD else torch.get_num_threads()
-    if values.numel() and threads == 1 and all(measurable(each) and each.is_contiguous() for each in both):
-        sums, products = (values.new_empty(images, channels, dtype=torch.float64) for _ in both)
-        places = (each.data_ptr() for each in (*both, sums, products))
-        channel_sums(wide=values.dtype == torch.float64)(*places, images, positions, channels)
-        return sums.to(values.dtype), products.to(values.dtype)
-    over = tuple(range(2, values.dim()))
-    first, second = ((each.sum(dim=over) if over else each) for each in (values, values * others))
-    return first, second
+def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a norm's weight and bias, [images, channels] each.
+
+    Args:
+        signals: derivatives by what came out [images, channels, ...].
+        inputs: what went in.
+        mean: of each group of channels [images, groups].
+        scale: 1 / standard deviation, likewise.
+    """
+    # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
+    images, channels, *spatial = signals.shape
+    both, groups = [values.movedim(1, -1) for values in (signals, inputs)], mean.numel() // max(1, images)
+    threads = 1 if signals.numel() < _WORTH_A_THREAD else torch.get_num_threads()
+    alike = all(each.dtype == signals.dtype and each.is_contiguous() for each in (mean, scale))
+    lying = alike and all(measurable(each) and each.is_contiguous() for each in both)
+    if signals.numel() and threads == 1 and lying:
+        weight, bias = (signals.new_empty(images, channels) for _ in both)
+        memory = signals.new_empty(2 * channels, dtype=torch.float64)
+        places = (each.data_ptr() for each in (*both, memory, mean, scale, weight, bias))
+        channel_sums(wide=signals.dtype == torch.float64)(*places, images, prod(spatial), channels, groups)
+        return weight, bias
+    over = tuple(range(2, signals.dim()))
+    sums, products = ((each.sum(dim=over) if over else each) for each in (signals, signals * inputs))
+    by_group, each = (images, groups, channels // groups), (images, groups, 1)
+    weight = torch.addcmul(products.view(by_group), mean.view(each), sums.view(by_group), value=-1)
+    return weight.mul_(scale.view(each)).flatten(1), sums
 
 
 def _by_example(examples: int, **values: Tensor) -> FactoredGradients:

@@ -18,7 +18,9 @@ SHAPES = (
 
 
 def sums(values, others):
-    return layer_rules._channel_sums(values, others)
+    """Of a norm that neither shifts nor scales: its weight's gradients are the sums of products."""
+    mean = values.new_zeros(len(values), 1)
+    return layer_rules._normal_sums(values, others, mean, mean + 1)[::-1]
 
 
 def last(values):
@@ -53,12 +55,33 @@ def test_sums_are_those_of_float64(shape, dtype, monkeypatch):
 def test_an_image_spoils_no_other_and_nothing_is_written_beside_the_sums(bad):
     values, others = last(torch.ones(3, 21, 5, 5)), last(torch.ones(3, 21, 5, 5))
     values[1], others[1] = bad, bad
-    room = [torch.full((3 * 21 + 2,), -7.0, dtype=torch.float64) for _ in range(2)]
-    places = (values.data_ptr(), others.data_ptr(), *(each[1:].data_ptr() for each in room))
-    layer_rules.channel_sums(wide=False)(*places, 3, 25, 21)
-    for each in room:
+    room = [torch.full((3 * 21 + 2,), -7.0) for _ in range(2)]
+    memory = torch.full((2 * 21 + 2,), -7.0, dtype=torch.float64)
+    mean, scale = torch.zeros(3, 7), torch.ones(3, 7)
+    given = (values, others, memory[1:], mean, scale, *(each[1:] for each in room))
+    layer_rules.channel_sums(wide=False)(*(each.data_ptr() for each in given), 3, 25, 21, 7)
+    for each in (*room, memory):
         assert each[0] == each[-1] == -7
+    for each in room:
         assert bool((each[1:-1].view(3, 21)[[0, 2]] == 25).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("channels", "groups"), [(6, 1), (6, 2), (6, 6), (40, 8), (33, 3)])
+@pytest.mark.parametrize("arranged", [last, torch.Tensor.contiguous])
+def test_gradients_of_a_norm_are_those_of_autograd(channels, groups, dtype, arranged):
+    coins = torch.Generator().manual_seed(channels + groups)
+    inputs, signals = (
+        arranged(torch.randn(3, channels, 5, 4, generator=coins, dtype=dtype) + shift) for shift in (2.0, 0.5)
+    )
+    norm = torch.nn.GroupNorm(groups, channels).to(dtype)
+    weight, bias = layer_rules._normal_sums(signals, inputs, *layer_rules._statistics(inputs, norm))
+    for number in range(3):
+        one = norm(inputs[number : number + 1])
+        expected = torch.autograd.grad(one, [norm.weight, norm.bias], signals[number : number + 1])
+        for found, other in zip((weight, bias), expected, strict=True):
+            limit = 2e-5 if dtype == torch.float32 else 1e-12
+            torch.testing.assert_close(found[number], other, rtol=limit, atol=limit)
 
 
 def test_a_tensor_that_is_worth_several_threads_is_left_to_pytorch(monkeypatch):
