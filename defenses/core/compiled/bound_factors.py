@@ -20,10 +20,10 @@ from llvmlite import ir
 from .machine_code import INT, compiled, counted
 from .row_squares import squared_row
 
-SIDE, PART = 5, 4
+SIDE, PART = 5, 3
 """Numbers of the tables' rows."""
 _CERTAIN = 1e6
-"""How many times what may have vanished a sum of squares in the rows' dtype is at least, where it is believed."""
+"""How many times what may have vanished a squared norm is at least, where it is believed."""
 KINDS = ("clip", "normalize", "adaptive_weight")
 """What bounds, by number."""
 SMALL = 1e-20
@@ -42,9 +42,8 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
       0, numbers from one row of weights to the next or 0) each; of size -1 the address is that of squared norms in
       float64 that somebody has measured;
     - how many sides there are;
-    - a table of parts, (side, other side or -1, what counts, outputs) each. What counts is -1 where it is the part
-      itself, -2 where the part must only be finite, and else the number of the side that has what a mask leaves of it,
-      of an outer product with as many outputs, or of rows where outputs are 0;
+    - a table of parts, (side, other side or -1, what counts) each. What counts is -1 where it is the part itself, -2
+      where the part must only be finite, and else the number of the side that has what a mask leaves of it;
     - how many parts there are;
     - how many examples there are;
     - number in `KINDS`, norm and regulariser of the bound;
@@ -101,32 +100,34 @@ def _module(wide: bool) -> ir.Module:
                             with weights:
                                 at = build.gep(build.inttoptr(marks, numbers), [build.mul(example.number, apart)])
                                 build.store(build.call(weighted_row, [row, at, size]), place)
-        with counted(build, INT(0), part_count, [zero, zero, ir.IntType(1)(1)]) as part:
-            first, other, counts, outputs = (entry(parts, part.number, PART, column) for column in range(PART))
+        with counted(build, INT(0), part_count, [zero] * 3) as part:
+            first, other, counts = (entry(parts, part.number, PART, column) for column in range(PART))
 
             def measured_of(number: Any, otherwise: Any) -> Any:
                 there = build.icmp_signed(">=", number, INT(0))
                 found = build.load(build.gep(squares, [build.select(there, number, first)]))
                 return build.select(there, found, otherwise)
 
-            sum_, all_, believed = part.sums
+            sum_, all_, vanished = part.sums
+            product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (other, counts))
             entering, leaving = measured_of(first, zero), measured_of(other, one)
             value = build.fmul(entering, leaving)
             itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
-            under = measured_of(counts, itself)
-            # A square that the dtype does not hold vanishes, whatever it is multiplied by. All that vanish are at most:
-            out, width = (build.sitofp(each, double) for each in (outputs, entry(sides, first, SIDE, 2)))
+            # A square that a format does not hold vanishes, whatever it is multiplied by. All that vanish of a product
+            # are at most the format's least number times this:
+            width, out = (
+                build.sitofp(entry(sides, build.select(product, side, first), SIDE, 2), double)
+                for side in (first, other)
+            )
             lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
-            limit = build.fmul(lost, double(_CERTAIN * least))
-            nothing = build.fcmp_ordered("==", value, zero)
-            enough = build.or_(nothing, build.fcmp_ordered(">=", under, limit))
-            product = build.and_(build.icmp_signed(">=", counts, INT(0)), build.icmp_signed(">", outputs, INT(0)))
+            # In float64 no square of a float32 vanishes; those of signals under a mask are in the rows' own format.
+            some = product if wide else build.and_(product, masked)
             part.sums = [
-                build.fadd(sum_, under),
+                build.fadd(sum_, measured_of(counts, itself)),
                 build.fadd(all_, value),
-                build.and_(believed, build.or_(build.not_(product), enough)),
+                build.fadd(vanished, build.select(some, build.fmul(lost, double(least)), zero)),
             ]
-        square, everything, believed = part.sums
+        square, everything, vanished = part.sums
         build.store(square, build.gep(norms, [example.number]))
         length = build.call(root, [square])
         # As `Bound.factors` has them, which says why.
@@ -144,7 +145,7 @@ def _module(wide: bool) -> ir.Module:
             (everything, 0.0, 1 / SMALL),
             (factor if wide else build.fpext(factor, double), least, most),
         )
-        certain = believed
+        certain = build.fcmp_ordered(">=", square, build.fmul(vanished, double(_CERTAIN)))
         for value, low, high in limits:  # false for NaN
             for sign, limit in ((">=", low), ("<=", high)):
                 certain = build.and_(certain, build.fcmp_ordered(sign, value, double(limit)))

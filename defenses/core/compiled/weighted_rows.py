@@ -1,8 +1,8 @@
 """Weighted sums of rows of several matrices, each written where it belongs, in one call.
 
 Guarantee:
-    Eight rows are added up before their sum is added to that of the others, in an order that depends on their number
-    alone.
+    Sums are in float64, and rounded to the rows' dtype once: were they added in float32, without one row all later ones
+    would be rounded otherwise, which chosen rows add up to more than a bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .machine_code import INT, LlvmValue, compiled, counted, fused
 
 MATRIX = 7
 """Numbers of the table's rows."""
-_LANES, _BESIDE = 16, 8  # numbers of a vector; rows that are read at a time
+_LANES, _BESIDE = 8, 8  # numbers of a vector of float64; rows that are read at a time
+_COLUMNS = 8192  # that are added up at a time: their sums stay in the second cache
 
 
 @cache
@@ -45,30 +46,40 @@ def weighted_rows(*, wide: bool) -> Callable[..., None]:
 
 
 def _module(wide: bool) -> ir.Module:
-    module = ir.Module("weighted_rows")
-    number = ir.DoubleType() if wide else ir.FloatType()
+    module, double = ir.Module("weighted_rows"), ir.DoubleType()
+    number = double if wide else ir.FloatType()
     add = {count: _addition(module, number, count) for count in (1, _BESIDE)}
     numbers, table = number.as_pointer(), INT.as_pointer()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [table, INT, numbers, INT, numbers]), "weighted_rows")
     matrices, count, factors, rows, memory = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
+    sums = build.alloca(double, size=INT(_COLUMNS))
     with counted(build, INT(0), count) as matrix:
         line = build.mul(matrix.number, INT(MATRIX))
         address, step, size, to, *order = (
             build.load(build.gep(matrices, [build.add(line, INT(column))])) for column in range(MATRIX)
         )
-        first, sums = build.inttoptr(address, numbers), build.inttoptr(to, numbers)
+        first, place = build.inttoptr(address, numbers), build.inttoptr(to, numbers)
         plain = build.icmp_signed("==", order[0], INT(0))
-        into = build.select(plain, sums, memory)
-        with counted(build, INT(0), size) as each:
-            build.store(number(0.0), build.gep(into, [each.number]))
+        into = build.select(plain, place, memory)
         whole = build.sdiv(rows, INT(_BESIDE))
         done = build.mul(whole, INT(_BESIDE))
-        for start, stop, beside in ((INT(0), whole, _BESIDE), (done, rows, 1)):
-            with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
-                one = build.mul(some.number, INT(beside))
-                place = build.gep(first, [build.mul(one, step)])
-                build.call(add[beside], [place, step, build.gep(factors, [one]), into, size])
+        blocks = build.sdiv(build.add(size, INT(_COLUMNS - 1)), INT(_COLUMNS))
+        with counted(build, INT(0), blocks) as block:
+            begin = build.mul(block.number, INT(_COLUMNS))
+            left = build.sub(size, begin)
+            width = build.select(build.icmp_signed("<", left, INT(_COLUMNS)), left, INT(_COLUMNS))
+            with counted(build, INT(0), width) as each:
+                build.store(double(0.0), build.gep(sums, [each.number]))
+            for start, stop, beside in ((INT(0), whole, _BESIDE), (done, rows, 1)):
+                with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
+                    one = build.mul(some.number, INT(beside))
+                    row = build.gep(first, [build.add(build.mul(one, step), begin)])
+                    build.call(add[beside], [row, step, build.gep(factors, [one]), sums, width])
+            with counted(build, INT(0), width) as each:
+                value = build.load(build.gep(sums, [each.number]))
+                value = value if wide else build.fptrunc(value, number)
+                build.store(value, build.gep(into, [build.add(begin, each.number)]))
         with build.if_then(build.not_(plain)):
             positions, entering, leaving = order
             with (
@@ -79,44 +90,44 @@ def _module(wide: bool) -> ir.Module:
                 row = build.add(build.mul(position.number, entering), inner.number)
                 value = build.load(build.gep(memory, [build.add(build.mul(row, leaving), out.number)]))
                 weight = build.add(build.mul(out.number, entering), inner.number)
-                build.store(value, build.gep(sums, [build.add(build.mul(weight, positions), position.number)]))
+                build.store(value, build.gep(place, [build.add(build.mul(weight, positions), position.number)]))
     build.ret_void()
     return module
 
 
 def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:
-    """A function that adds some rows to a sum: rows, step, factors, sum, size."""
-    numbers, vector = number.as_pointer(), ir.VectorType(number, _LANES)
-    kind = [numbers, INT, numbers, numbers, INT]
+    """A function that adds some rows to a sum in float64: rows, step, factors, sum, size."""
+    double, numbers = ir.DoubleType(), number.as_pointer()
+    kind = [numbers, INT, numbers, double.as_pointer(), INT]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), f"added_{count}")
     function.linkage = "internal"
     rows, step, factors, sums, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
+
+    def widened(value: LlvmValue, of: ir.Type) -> LlvmValue:
+        return value if number == double else build.fpext(value, of)
+
     starts = [build.gep(rows, [build.mul(step, INT(i))]) for i in range(count)]
-    singles = [build.load(build.gep(factors, [INT(i)])) for i in range(count)]
-    none, short = ir.Constant(vector, ir.Undefined), ir.IntType(32)
-    lanes = ir.Constant(ir.VectorType(short, _LANES), None)
+    singles = [widened(build.load(build.gep(factors, [INT(i)])), double) for i in range(count)]
+    vector, short = ir.VectorType(double, _LANES), ir.IntType(32)
+    none, lanes = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(short, _LANES), None)
     spread = [build.shuffle_vector(build.insert_element(none, f, short(0)), none, lanes) for f in singles]
     whole = build.sdiv(size, INT(_LANES))
     done = build.mul(whole, INT(_LANES))
 
-    def added(place: LlvmValue, of: ir.Type, weights: Sequence[LlvmValue]) -> None:
-        def at(pointer: LlvmValue) -> LlvmValue:
-            return build.bitcast(build.gep(pointer, [place]), of.as_pointer())
-
-        def read(pointer: LlvmValue) -> LlvmValue:
-            value = build.load(at(pointer))
-            value.align = 4
-            return value
-
-        found = build.fmul(read(starts[0]), weights[0])
-        for start, weight in zip(starts[1:], weights[1:], strict=True):
-            found = build.call(fused(module, of), [read(start), weight, found])
-        build.store(build.fadd(read(sums), found), at(sums)).align = 4
+    def added(place: LlvmValue, read: ir.Type, of: ir.Type, weights: Sequence[LlvmValue]) -> None:
+        to = build.bitcast(build.gep(sums, [place]), of.as_pointer())
+        found = build.load(to)
+        found.align = 8
+        for start, weight in zip(starts, weights, strict=True):
+            value = build.load(build.bitcast(build.gep(start, [place]), read.as_pointer()))
+            value.align = 8 if number == double else 4
+            found = build.call(fused(module, of), [widened(value, of), weight, found])
+        build.store(found, to).align = 8
 
     with build.if_then(build.icmp_signed("<", INT(0), whole)), counted(build, INT(0), whole) as long:
-        added(build.mul(long.number, INT(_LANES)), vector, spread)
+        added(build.mul(long.number, INT(_LANES)), ir.VectorType(number, _LANES), vector, spread)
     with build.if_then(build.icmp_signed("<", done, size)), counted(build, done, size) as rest:
-        added(rest.number, number, singles)
+        added(rest.number, number, double, singles)
     build.ret_void()
     return function

@@ -228,6 +228,7 @@ class _Trial:
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
         self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
+        self._classes = 0  # of the outputs, once they have been seen
         # Float64 first: in float32 a max-pool's argmax may flip by rounding, and equal engines differ by a percent.
         for dtype in dict.fromkeys((torch.float64, self._own)):
             try:
@@ -349,10 +350,12 @@ class _Trial:
             if made.dim() > 1:  # probabilities
                 made = made / made.sum(dim=1, keepdim=True)
             return made.to(like.device, self._dtype)
-        with torch.no_grad():
-            outputs = self._model(x[:1])
-        classes = outputs.shape[1] if outputs.dim() > 1 else 2
-        made = torch.randint(0, max(1, classes), shape, generator=coins)
+        if not self._classes:
+            with torch.no_grad():
+                # By a copy: the model must not have seen a batch when `try_passes` looks at what it keeps of its first.
+                outputs = copy.deepcopy(self._model)(x[:1])
+            self._classes = max(1, outputs.shape[1]) if outputs.dim() > 1 else 2
+        made = torch.randint(0, self._classes, shape, generator=coins)
         made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples are of one class
         return made.to(like.device, like.dtype)
 

@@ -6,6 +6,7 @@ with limited places in a batch, a loss that pulls the examples of a class togeth
 
 What is looked for:
 * hooks on gradients, which per-example gradients do not run: refused;
+* what is made in the first pass and kept, if it follows from the examples of that pass: refused;
 * whatever a forward pass in training mode changes (buffers, parameters, attributes): refused, because it is a release
   without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, but for dropout, which is drawn by record;
@@ -20,6 +21,7 @@ only after many steps; or code that is written to pass it. Whoever trains a stra
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +103,14 @@ def try_passes(
         Refused: when the model changes in a pass, or draws at random by place.
     """
 
-    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, _Watch, bool]:
+    def forward(x: Tensor, y: Tensor, model: nn.Module = model) -> tuple[Tensor, _Watch, bool]:
         # `one_pass` draws dropout from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
         with torch.no_grad(), entries(keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
             values = loss(model(x), y)
         watch.reads = watch.reads or memory.reads
         return values, watch, dropout is not None and dropout.calls > 0
 
+    other = copy.deepcopy(model)
     forward(inputs, targets)  # what is computed once and kept, as a table of positions, is there afterwards
     before = _state(model)
     first, watch, draws = forward(inputs, targets)
@@ -128,6 +131,17 @@ def try_passes(
             f"a model must draw nothing at random but dropout, got a layer that does ({what}): draws depend on an "
             "example's place in its batch, and removing one example would move all others'; take torch.nn.Dropout, "
             "or put that layer in evaluation mode"
+        )
+    # What is kept must not follow from the first batch: another copy begins with copies of one example.
+    begun = inputs[-1:].expand_as(inputs) * (0.5 if inputs.is_floating_point() else 1)
+    with torch.no_grad(), entries(keys), one_pass():
+        other(begun)
+    elsewhere, _, _ = forward(inputs, targets, other)
+    if not _alike(first, elsewhere):
+        raise Refused(
+            "a model must keep nothing of its first batch, got one that answers differently after another: what it "
+            "keeps would be released without noise, and carry one example into another's gradient; compute it in "
+            "the model's `__init__`, from public data"
         )
     return Findings(watch.reads, draws)
 

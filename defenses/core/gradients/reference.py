@@ -157,7 +157,7 @@ class ModelFunction:
             (module._parameters, {key: names[id(p)] for key, p in module._parameters.items() if p is not None})
             for module in model.modules()
         ]
-        self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules() if module._buffers]
+        self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules()]
         # Of a tied parameter the first place, after which it is named.
         self._place_of: dict[str, tuple[dict[str, Any], str]] = {}
         for table, keys in self._tables:
@@ -170,20 +170,25 @@ class ModelFunction:
         return table[key]
 
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
-        """The outputs; the model is as it was when they are returned, in its buffers too."""
-        before = [(table, key, value) for table in self._buffers for key, value in table.items()]
+        """The outputs; the model is as it was when they are returned, without what the pass has made."""
+        before = [(table, list(table.items())) for table in self._buffers]
         try:
             for table, names in self._tables:
-                for key, p in list(table.items()):
+                entries = list(table.items())
+                before.append((table, entries))
+                for key, p in entries:
                     if p is not None:
                         value = at.get(names[key]) if key in names else None
-                        before.append((table, key, p))
                         table[key] = p.detach().contiguous() if value is None else value
             return self._model(batch)
         finally:
-            # Entry by entry: the tables of a scripted module know no `update`.
-            for table, key, value in before:
-                table[key] = value
+            # Backwards, because two modules may share a table, which the second finds changed. Entry by entry: the
+            # tables of a scripted module know no `update`.
+            for table, entries in reversed(before):
+                for key, value in entries:
+                    table[key] = value
+                for key in [*table.keys()][len(entries) :]:
+                    del table[key]
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:

@@ -33,7 +33,7 @@ from .blocks import BatchGradients, mask_of, served
 from .buffers import BufferPool, Buffers
 from .factors import FactoredGradient, Mapped, Summed, parts
 from .layer_rules import KNOWN, refuse_settings
-from .masks import SpanMasks
+from .masks import SpanMasks, Spans
 from .recorder import Use, record
 
 
@@ -219,11 +219,20 @@ class Layerwise(PerExample):
                 found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
         record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take, buffers)
+        gradients: list[tuple[Spans, FactoredGradient]] = []
+        for names, terms in found.items():
+            own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
+            # Kernels write where a parameter lies, as many numbers as a term has: PyTorch lets one number be the bias
+            # of many outputs.
+            size = sum(stop - start for start, stop in own)
+            if any((each.size, each.examples) != (size, examples) for each in terms):
+                raise Unsupported(
+                    f"parameter '{names[0]}' must have a gradient of its own {size} numbers for each of {examples} "
+                    f"examples, got {terms[0].size} for {terms[0].examples}"
+                )
+            gradients.append((own, term))
         return BatchGradients(
-            terms=tuple(
-                (tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0])
-                for names, terms in found.items()
-            ),
+            terms=tuple(gradients),
             dim=self.layout.dim,
             examples=examples,
             like=values[self.layout.names[0]],

@@ -74,7 +74,7 @@ class Outer(FactoredGradient):
         if out > _STRIP:
             return norms.add(first, second, under=norms.squares(self.masked_squares(mask).value))
         weights = self.signals.square() @ mask.view(out, entering).to(self.like)
-        return norms.add(first, second, under=norms.weighted(self.inputs, weights), outputs=out)
+        return norms.add(first, second, under=norms.weighted(self.inputs, weights))
 
     def without(self, bad: Tensor) -> Outer:
         """Zeros in both factors."""
@@ -92,7 +92,8 @@ class Outer(FactoredGradient):
 
     def squares(self) -> Squares:
         """Those of the norms, in which nothing cancels."""
-        return Squares.exact(self.norms().square())
+        value = self.norms().square()
+        return Squares(value, self._vanished() if self.like.dtype == torch.float64 else None)
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
@@ -100,14 +101,19 @@ class Outer(FactoredGradient):
         kept = mask.view(out, entering)
         if self.like.device.type != "cpu":  # where an answer that is waited for takes longer than float64
             return Squares.exact(_masked(self.signals, self.inputs, kept, torch.float64))
-        found = _masked(self.signals, self.inputs, kept, self.like.dtype)
-        # A square that the format does not hold vanishes, whatever it is multiplied by. All that vanish are at most:
-        x, s = (side.norms().square() for side in self._sides)
-        lost = torch.finfo(self.like.dtype).tiny * (out * x + entering * (s + -(-out // _STRIP)))
+        found, lost = _masked(self.signals, self.inputs, kept, self.like.dtype), self._vanished()
+        if self.like.dtype == torch.float64:
+            return Squares(found, lost)
         doubtful = ~((found >= _CERTAIN * lost) & (found <= torch.finfo(self.like.dtype).max))
         if bool(doubtful.any()):
             found[doubtful] = _masked(self.signals[doubtful], self.inputs[doubtful], kept, torch.float64)
         return Squares.exact(found)
+
+    def _vanished(self) -> Float[Tensor, " rows"]:
+        """What is lost at most by squares that the format does not hold, whatever they are multiplied by."""
+        x, s = (side.norms().square() for side in self._sides)
+        out, entering = self.signals.shape[1], self.inputs.shape[1]
+        return torch.finfo(self.like.dtype).tiny * (out * x + entering * (s + -(-out // _STRIP)))
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """sᵀ U x: what goes in through the direction in the weight's place, with the signals."""

@@ -71,9 +71,12 @@ def record(
     Raises:
         Unsupported: when a layer's input was changed in place after the call.
     """
+    under_way = [True]
 
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
+        if not under_way:  # called by a copy of the layer that was made in the pass
+            return output
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if len(given) != 1 or not isinstance(output, Tensor):
             raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(given)} tensors")
@@ -108,6 +111,7 @@ def record(
         with torch.enable_grad(), one_pass():
             losses = _losses(loss, forward(inputs.detach()), targets.detach())
     finally:
+        under_way.clear()
         for _, attributes, before in own:
             if before is None:
                 attributes.pop("forward", None)

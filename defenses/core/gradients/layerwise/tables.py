@@ -44,14 +44,13 @@ class NormTable:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._alive: list[Tensor] = []
 
-    def add(self, *sides: int | None, counts: bool = True, under: int | None = -1, outputs: int = 0) -> bool:
+    def add(self, *sides: int | None, counts: bool = True, under: int | None = -1) -> bool:
         """Adds rows, or outer products of two, as a part of the gradients.
 
         Args:
             sides: numbers of one side, or of two; None for one that does not lie as it must.
             counts: whether its norm is asked for, not whether it is finite alone.
             under: number of the side that has what a mask leaves of it; -1 for no mask.
-            outputs: of an outer product under a mask, whose squares were multiplied in the rows' dtype.
 
         Returns:
             Whether all sides are there.
@@ -59,7 +58,7 @@ class NormTable:
         first, other = sides if len(sides) == 2 else (*sides, -1)
         if first is None or other is None or under is None:
             return False
-        self._parts += (first, other, under if counts else -2, outputs)
+        self._parts += (first, other, under if counts else -2)
         return True
 
     def rows(self, values: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None) -> int | None:

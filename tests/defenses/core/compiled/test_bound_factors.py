@@ -139,11 +139,26 @@ def test_squares_that_float32_loses_under_a_mask_are_not_believed():
     mask = torch.arange(15) % 2 == 0
     other = GradientRows(torch.ones(2, 1))
     assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is not None
-    signals[1] = 1e-25  # their squares vanish in float32, which the other part's length hides
+    # Their squares vanish in float32; what they are multiplied by says whether that is anything.
+    signals[1] = 1e-25
+    assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is not None
+    inputs[1] = 1e17
     assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is None
-    signals[1] = 0  # this example's gradient is nothing, and known to be
+    inputs[1], signals[1] = 1.0, 0
     factors, squares = found_of([Outer(inputs, signals), other], [mask, True], clip(1.0))
     assert squares.tolist() == [9, 1] and factors.tolist() == pytest.approx([1 / 3, 1])
+
+
+def test_squares_that_float64_loses_are_not_believed():
+    """Of a product of 1e-162 and 1e153 the one square is zero, and the product is none."""
+    inputs, signals = (torch.full((2, 100), value, dtype=torch.float64) for value in (1.0, 1.0))
+    other = GradientRows(torch.full((2, 1), 1e-9, dtype=torch.float64))
+    mask = torch.arange(100 * 100) % 2 == 0
+    for kept in (True, mask):
+        assert table_of([Outer(inputs, signals), other], [kept, True]).factors(clip(1.0)) is not None
+    inputs[1], signals[1] = 1.5e-162, 1e153
+    for kept in (True, mask):
+        assert table_of([Outer(inputs, signals), other], [kept, True]).factors(clip(1.0)) is None
 
 
 def test_what_lies_otherwise_is_left_to_pytorch():

@@ -1,5 +1,6 @@
 """Per-example gradients against a loop of autograd, and the order in which they are laid out."""
 
+import copy
 import warnings
 
 import pytest
@@ -260,3 +261,46 @@ def test_a_weight_under_two_names_is_put_in_both_places():
     found = ModelFunction(model)({"0.weight": torch.eye(2)}, torch.ones(1, 2))
     torch.testing.assert_close(found, torch.ones(1, 2).tanh())
     assert model[2].weight is model[0].weight
+
+
+class Making(nn.Module):
+    """Makes something in its first pass, unless it is there."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.kind = nn.Linear(6, 3), kind
+        self.register_parameter("empty", None)
+        self.register_buffer("nothing", None)
+
+    def forward(self, x):
+        match self.kind:
+            case "parameter" if self.empty is None:
+                self.empty = nn.Parameter(torch.ones(()))
+            case "buffer" if self.nothing is None:
+                self.nothing = torch.ones(())
+            case "further parameter" if "further" not in self._parameters:
+                self.further = nn.Parameter(torch.ones(()))
+            case "further buffer" if "further" not in self._buffers:
+                self.register_buffer("further", torch.ones(()))
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "further parameter", "further buffer"])
+def test_what_a_pass_makes_does_not_stay(kind):
+    model = Making(kind)
+    before = [(list(table), id(table)) for table in (model._parameters, model._buffers)]
+    ModelFunction(model)({}, torch.ones(2, 6))
+    assert [(list(table), id(table)) for table in (model._parameters, model._buffers)] == before
+    assert model.empty is None and model.nothing is None
+    model(torch.ones(2, 6))
+    assert len([*model.parameters(), *model.buffers()]) == 3
+
+
+def test_modules_that_share_a_table_keep_their_very_parameters():
+    model = nn.ModuleDict({"one": nn.Linear(6, 3)})
+    model["other"] = copy.copy(model["one"])  # has the same table of parameters
+    both = nn.Sequential(model["one"], nn.Linear(3, 6), model["other"])
+    before = [*both.parameters()]
+    function = ModelFunction(both)
+    function({"0.weight": torch.ones(3, 6), "2.weight": torch.ones(3, 6)}, torch.ones(2, 6))
+    assert all(a is b for a, b in zip(both.parameters(), before, strict=True))

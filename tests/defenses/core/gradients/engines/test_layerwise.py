@@ -1,5 +1,6 @@
 """Our own engine: the reference's rows and clipped sums, for every layer, way, layout, codec and bound."""
 
+import copy
 from collections.abc import Collection
 from itertools import pairwise
 
@@ -452,3 +453,74 @@ def test_a_subspace_without_directions_in_a_convolution_has_coefficients_of_the_
         kind(model, cross_entropy, layout).sums(plan, inputs, targets)[0] for kind in (Layerwise, TorchFunc)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_layer_is_recorded_with_its_own_forward_and_keeps_it():
+    made = problem("mlp")
+    layers = [module for module in made.model.modules() if isinstance(module, nn.Linear)]
+    own = layers[0].forward
+    kept = vars(layers[0])["forward"] = lambda x: own(x)
+    layers[1].register_forward_hook(lambda _module, _args, output: 2 * output.tanh())
+    layout = Layout.of(made.model)
+    engine = Layerwise(made.model, cross_entropy, layout)
+    rows = engine.rows(made.inputs, made.targets)
+    assert_same_rows(rows, by_loop(made))
+    assert layers[0].forward is kept and "forward" not in vars(layers[1])
+    # Also where a pass ends early.
+    failing = vars(layers[1])["forward"] = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.rows(made.inputs, made.targets)
+    assert layers[0].forward is kept and layers[1].forward is failing
+
+
+def test_a_copy_of_a_layer_that_a_pass_has_made_goes_on_as_the_layer():
+    class Copying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            vars(self).setdefault("copied", copy.copy(self.layer))
+            return self.layer(x)
+
+    model, data = Copying(), (torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
+    engine = Layerwise(model, cross_entropy, Layout.of(model))
+    first = engine.rows(*data)
+    assert torch.equal(vars(model)["copied"](data[0]), model.layer(data[0]))
+    assert torch.equal(engine.rows(*data), first)
+
+
+@pytest.mark.parametrize("out", [2, 10, 1000])
+def test_a_parameter_of_fewer_numbers_than_its_gradient_has_is_refused_before_anything_is_written(out):
+    """PyTorch adds a bias of one number to all outputs."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out))
+    model[2].bias = nn.Parameter(torch.zeros(1))
+    layout = Layout.of(model)
+    plan = StepPlan(Block(codec=Everything(layout.dim), bound=clip(1.0)))
+    with pytest.raises(Unsupported, match=f"'2.bias' must have a gradient of its own 1 numbers .* got {out} for 8"):
+        Layerwise(model, cross_entropy, layout).sums(plan, torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bound", [normalize(1.0, regulariser=1e-12), clip(1e-9)])
+def test_a_product_whose_one_square_no_float64_has_is_bounded(bound, masked):
+    """Inputs of 1e-162 and derivatives of 1e153, beside a part whose length hides what is lost."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.narrow = nn.Linear(10_000, 1, bias=False), nn.Linear(1, 1, bias=False)
+
+        def forward(self, x):
+            return torch.cat([self.wide(x[:, :-1]), self.narrow(x[:, -1:])], dim=1)
+
+    model = Heads().double()
+    layout = Layout.of(model)
+    inputs, targets = torch.full((1, 10_001), 1.5e-162, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
+    targets[0, 0] = 1e153
+    inputs[0, -1] = 1.2e-10
+    kept = Coordinates.of(torch.arange(layout.dim) != 5) if masked else Everything(layout.dim)
+    engine = Layerwise(model, lambda outputs, y: (outputs * y).sum(dim=1), layout)
+    (found,) = engine.sums(StepPlan(Block(codec=kept, bound=bound)), inputs, targets)
+    assert float(found.norm()) <= (1 + 1e-6) * bound.norm
+    assert float(found.norm()) >= 0.9 * bound.norm

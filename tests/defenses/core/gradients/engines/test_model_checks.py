@@ -377,6 +377,45 @@ def test_hooks_on_the_gradients_of_all_modules_are_refused(register):
     assert moved(network())[0] <= 1 + 1e-4
 
 
+class Keeping(nn.Module):
+    """Scales by something that it computes in its first pass."""
+
+    def __init__(self, kind, *, public):
+        super().__init__()
+        self.kind, self.public = kind, public
+        self.register_parameter("empty", None)
+        self.register_buffer("nothing", None)
+
+    def forward(self, x):
+        made = torch.arange(1.0, x.shape[1] + 1).to(x) if self.public else 1 / x.detach().abs().mean()
+        match self.kind:
+            case "attribute":
+                return x * vars(self).setdefault("found", [made])[0]
+            case "parameter":
+                if self.empty is None:
+                    self.empty = nn.Parameter(made)
+                return x * self.empty.detach()
+            case "buffer":
+                if self.nothing is None:
+                    self.nothing = made
+                return x * self.nothing
+            case _:
+                if "further" not in self._buffers:
+                    self.register_buffer("further", made)
+                return x * self.further
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch.func", "one_by_one"])
+@pytest.mark.parametrize("kind", ["attribute", "parameter", "buffer", "further buffer"])
+def test_what_follows_from_the_first_batch_is_not_kept(kind, engine):
+    """As by an initialisation from data: it is released without noise, and scales all examples alike."""
+    with pytest.raises(ValueError, match="a model must keep nothing of its first batch"):
+        moved(network(Keeping(kind, public=False)), engine=engine)
+    model = network(Keeping(kind, public=True))
+    assert moved(model, engine=engine)[0] <= 1 + 1e-4
+    assert len([*model.parameters(), *model.buffers()]) == 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_trained_parameters_in_half_precision_are_refused(dtype):
     with pytest.raises(ValueError, match=f"trained parameters must be float32 or float64, got {dtype} for '0.weight'"):
