@@ -27,7 +27,7 @@ from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
-from .model_checks import Findings, Refused, try_passes
+from .model_checks import Findings, Refused, fresh, try_passes
 from .record_draws import entries, record_keys, words
 from .reference import Loss, ModelFunction
 
@@ -353,7 +353,7 @@ class _Trial:
         if not self._classes:
             with torch.no_grad():
                 # By a copy: the model must not have seen a batch when `try_passes` looks at what it keeps of its first.
-                outputs = copy.deepcopy(self._model)(x[:1])
+                outputs = fresh(self._model)(x[:1])
             self._classes = max(1, outputs.shape[1]) if outputs.dim() > 1 else 2
         made = torch.randint(0, self._classes, shape, generator=coins)
         made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples are of one class

@@ -110,7 +110,7 @@ def try_passes(
         watch.reads = watch.reads or memory.reads
         return values, watch, dropout is not None and dropout.calls > 0
 
-    other = copy.deepcopy(model)
+    other, drawn = fresh(model), _generators(inputs.device)
     forward(inputs, targets)  # what is computed once and kept, as a table of positions, is there afterwards
     before = _state(model)
     first, watch, draws = forward(inputs, targets)
@@ -133,9 +133,10 @@ def try_passes(
             "or put that layer in evaluation mode"
         )
     # What is kept must not follow from the first batch: another copy begins with copies of one example.
-    begun = inputs[-1:].expand_as(inputs) * (0.5 if inputs.is_floating_point() else 1)
-    with torch.no_grad(), entries(keys), one_pass():
-        other(begun)
+    begun = inputs[-1:].expand_as(inputs)
+    for generator, state in drawn:  # what is drawn once and kept is the same for both
+        generator.set_state(state)
+    forward(0.5 * begun if inputs.is_floating_point() else begun, targets, other)
     elsewhere, _, _ = forward(inputs, targets, other)
     if not _alike(first, elsewhere):
         raise Refused(
@@ -144,6 +145,19 @@ def try_passes(
             "the model's `__init__`, from public data"
         )
     return Findings(watch.reads, draws)
+
+
+def fresh(model: nn.Module) -> nn.Module:
+    """A copy that shares the model's parameters alone: a large model is in memory once."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
+    """PyTorch's own generators that a pass on a device may draw from, with their states."""
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        found.append(torch.cuda.default_generators[device.index or 0])
+    return [(generator, generator.get_state()) for generator in found]
 
 
 class Untrained:

@@ -416,6 +416,30 @@ def test_what_follows_from_the_first_batch_is_not_kept(kind, engine):
     assert len([*model.parameters(), *model.buffers()]) == 4
 
 
+def test_a_projection_that_is_drawn_once_follows_from_no_batch():
+    class Projecting(nn.Module):
+        def forward(self, x):
+            if "drawn" not in vars(self):
+                self.drawn = torch.randn(8, 8)
+            return x @ self.drawn.to(x)
+
+    assert moved(network(Projecting()))[0] <= 1 + 1e-4
+
+
+def test_inputs_of_truth_values_stay_what_they_are_in_the_check():
+    class Choosing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            assert x.dtype == torch.bool
+            return self.layer(torch.where(x, 1.0, -1.0).to(self.layer.weight))
+
+    data = DATA[0] > 0, DATA[1]
+    assert Engine(Choosing()).prepare(*data).unverified == ""
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_trained_parameters_in_half_precision_are_refused(dtype):
     with pytest.raises(ValueError, match=f"trained parameters must be float32 or float64, got {dtype} for '0.weight'"):
