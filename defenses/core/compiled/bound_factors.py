@@ -5,7 +5,8 @@ do: on a small network they take as long as the pass forward.
 
 Guarantee:
     A factor depends on its example alone. Norms are computed in float64 and factors by the formulas of `plan/bound.py`.
-    An example whose norm is not certain, or whose factor is no normal number, is counted, and nothing is said of it.
+    An example whose norm is not certain, or whose factor is no normal number, is named, and nothing is said of it. One
+    that is clipped is certain, too, where it is short of the bound whatever its norm is: its factor is 1.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
     - memory for as many float64 as there are sides;
     - factors [examples] in the rows' dtype, which are written;
     - squared norms [examples] in float64, which are written;
-    - how many examples are not certain, an int64, which is written.
+    - whether each example is certain, a byte of 0 or 1 [examples], which is written;
+    - how many are not, an int64, which is written.
 
     Nothing may be empty.
 
@@ -58,7 +60,7 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
         wide: whether rows are float64, not float32.
     """
     pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer, pointer)
+    takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer, pointer, pointer)
     return compiled(_module(wide), "bound_factors", *takes)
 
 
@@ -70,10 +72,10 @@ def _module(wide: bool) -> ir.Module:
     least, most = (2.0**-1022, 1.7976931348623157e308) if wide else (2.0**-126, 3.4028234663852886e38)
     root = module.declare_intrinsic("llvm.sqrt", [double])
     table, reals, numbers, mask = INT.as_pointer(), double.as_pointer(), number.as_pointer(), ir.IntType(8).as_pointer()
-    takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, reals, table]
+    takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, reals, mask, table]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), "bound_factors")
     sides, side_count, parts, part_count, examples, kind, norm, regulariser, squares, *found = function.args
-    factors, norms, doubtful = found
+    factors, norms, marks_of, doubtful = found
     build: Any = ir.IRBuilder(function.append_basic_block())
     zero, one = double(0.0), double(1.0)
 
@@ -140,15 +142,21 @@ def _module(wide: bool) -> ir.Module:
         factor = build.fdiv(norm, divisor)
         factor = factor if wide else build.fptrunc(factor, number)
         build.store(factor, build.gep(factors, [example.number]))
+        long = build.fadd(build.fmul(build.fadd(square, vanished), double(1 + 1e-4)), double(SMALL))
+        short = build.fcmp_ordered("<", long, build.fmul(norm, norm))
+        short = build.and_(short, build.icmp_signed("==", kind, INT(0)))
+        known = build.fcmp_ordered(">=", square, build.fmul(vanished, double(_CERTAIN)))
+        known = build.and_(known, build.fcmp_ordered(">=", square, double(SMALL)))
         limits = (
-            (square, SMALL, 1 / SMALL),
+            (square, 0.0, 1 / SMALL),
             (everything, 0.0, 1 / SMALL),
             (factor if wide else build.fpext(factor, double), least, most),
         )
-        certain = build.fcmp_ordered(">=", square, build.fmul(vanished, double(_CERTAIN)))
+        certain = build.or_(known, short)
         for value, low, high in limits:  # false for NaN
             for sign, limit in ((">=", low), ("<=", high)):
                 certain = build.and_(certain, build.fcmp_ordered(sign, value, double(limit)))
+        build.store(build.zext(certain, ir.IntType(8)), build.gep(marks_of, [example.number]))
         example.sums = [build.add(example.sums[0], build.select(certain, INT(0), INT(1)))]
     build.store(example.sums[0], doubtful)
     build.ret_void()

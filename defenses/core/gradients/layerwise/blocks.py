@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...compiled.bound_factors import KINDS, SMALL
-from ...plan.bound import Bound, clip, finite_rows, row_norms
+from ...plan.bound import Bound, finite_rows, normalize, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed import Masked, spread
 from ...plan.defense import Block
@@ -28,14 +28,14 @@ from ...plan.sketch import SketchDirections
 from .factors import BasisPiece, FactoredGradient, Squares, parts
 from .linear import Outer
 from .masks import SpanMasks, Spans
-from .tables import NormTable, SumTable
+from .tables import BoundFactors, NormTable, SumTable
 
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
 # The same of what a subspace leaves over, where it is itself the answer: a difference loses its own last digits.
 _TRUSTED_REST = 1e-5
-# Where norms are asked for, and no factors.
-_ANY_BOUND = clip(1.0)
+# Where norms are asked for, and no factors: of a kind that no gradient is short of.
+_ANY_BOUND = normalize(1.0, regulariser=1.0)
 
 
 def served(block: Block) -> bool:
@@ -129,7 +129,7 @@ class BatchGradients:
         if type(codec) in (Everything, Coordinates) and block.bound.kind in KINDS:
             found = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
             if found is not None:
-                return self._weighted(block, found[0], None)
+                return self._weighted(block, found.factors, None if found.certain is None else ~found.certain)
         squares = self._encoded(block)
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
         return self._weighted(block, factors, _doubtful(block.bound, squares))
@@ -166,8 +166,8 @@ class BatchGradients:
             inner[which], lengths_squared[which] = _compared(block.contributions(_given(rows)), direction)
         return inner, lengths_squared
 
-    def _at_once(self, mask: SpanMasks | None, bound: Bound) -> tuple[Tensor, Tensor] | None:
-        """Factors and squared norms of all examples, by one call; None where they take more than squares in range.
+    def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
+        """Factors and squared norms of all examples, by one call; None where they are no sums of squares.
 
         Args:
             mask: of the coordinates that are measured; None for all.
@@ -184,8 +184,11 @@ class BatchGradients:
     @cached_property
     def _certain(self) -> Float[Tensor, " rows"] | None:
         """Squared norms of whole rows, where all are sums of squares in range."""
-        found = self._at_once(None, _ANY_BOUND)
-        return None if found is None else found[1]
+        return None if self._whole is None or self._whole.certain is not None else self._whole.squares
+
+    @cached_property
+    def _whole(self) -> BoundFactors | None:
+        return self._at_once(None, _ANY_BOUND)
 
     def _encoded(self, block: Block) -> Squares:
         """Squared norms of encoded rows."""
@@ -205,7 +208,7 @@ class BatchGradients:
         """Squared norms of whole rows."""
         if self._certain is not None:
             return Squares.exact(self._certain)
-        return self._total(term.squares() for _, term in self.terms)
+        return _told(self._whole, self._total(term.squares() for _, term in self.terms))
 
     def _total(self, terms: Iterator[Squares]) -> Squares:
         found = next(terms, None)
@@ -221,7 +224,10 @@ class BatchGradients:
         if id(kept) not in self.known_squares:
             mask = self._mask(kept)
             found = self._at_once(mask, _ANY_BOUND)
-            self.known_squares[id(kept)] = self._masked(mask) if found is None else Squares.exact(found[1])
+            if found is not None and found.certain is None:
+                self.known_squares[id(kept)] = Squares.exact(found.squares)
+            else:
+                self.known_squares[id(kept)] = _told(found, self._masked(mask))
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
@@ -402,6 +408,14 @@ def _given(rows: Tensor) -> Gradients:
 def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"]) -> tuple[Tensor, Tensor]:
     wide = rows.double()
     return wide @ direction.double(), wide.square().sum(dim=1)
+
+
+def _told(found: BoundFactors | None, others: Squares) -> Squares:
+    """Squared norms, those that are certain as the one call has them: the same whoever else is in the batch."""
+    if found is None or found.certain is None:
+        return others
+    value = torch.where(found.certain, found.squares, others.value)
+    return Squares(value, torch.where(found.certain, 0.0, others.slack))
 
 
 def _in_range(squares: Tensor) -> Tensor:

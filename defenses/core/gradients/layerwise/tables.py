@@ -7,6 +7,7 @@ dozens of them, as long together as the pass forward.
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,6 +27,20 @@ def measurable(values: Tensor) -> bool:
     """Whether compiled code can read numbers where they lie: in rows that are each in one piece, on the CPU."""
     plain = type(values) is Tensor and values.is_cpu and values.dtype in (torch.float32, torch.float64)
     return plain and values.stride(-1) == 1
+
+
+class BoundFactors(NamedTuple):
+    """What bounds a batch's gradients.
+
+    Attributes:
+        factors: in the gradients' dtype.
+        squares: squared norms, float64.
+        certain: of which examples that is known; nothing is said of the others. None where it is of all.
+    """
+
+    factors: Float[Tensor, " rows"]
+    squares: Float[Tensor, " rows"]
+    certain: Bool[Tensor, " rows"] | None
 
 
 class NormTable:
@@ -99,8 +114,8 @@ class NormTable:
         self._alive.append(measured)
         return self._side(measured.data_ptr(), 0, -1, 0, 0)
 
-    def factors(self, bound: Bound) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]] | None:
-        """The factors that bound the gradients, in their dtype, and their squared norms; None where one is not certain.
+    def factors(self, bound: Bound) -> BoundFactors | None:
+        """The factors that bound the gradients; None where there are none.
 
         Args:
             bound: of a kind that bounds.
@@ -109,6 +124,7 @@ class NormTable:
             return None
         found, squares = (self._like.new_empty(self._examples, dtype=of) for of in (None, torch.float64))
         sides, parts, doubtful = array("q", self._sides), array("q", self._parts), array("q", (0,))
+        certain = self._like.new_empty(self._examples, dtype=torch.bool)
         memory = array("d", (0.0,)) * len(self._numbers)
         bound_factors(wide=self._like.dtype == torch.float64)(
             sides.buffer_info()[0],
@@ -122,9 +138,10 @@ class NormTable:
             memory.buffer_info()[0],
             found.data_ptr(),
             squares.data_ptr(),
+            certain.data_ptr(),
             doubtful.buffer_info()[0],
         )
-        return None if doubtful[0] else (found, squares)
+        return BoundFactors(found, squares, certain if doubtful[0] else None)
 
     def _side(self, *line: int) -> int:
         # A linear layer's derivatives are its bias's rows too.

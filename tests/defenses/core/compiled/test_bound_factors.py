@@ -1,6 +1,6 @@
 """Factors by one call are those of the bound at the norms, of each example by itself, or there are none."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import torch
 from defenses.core.compiled.bound_factors import KINDS
 from defenses.core.gradients.layerwise.factors import GradientRows
 from defenses.core.gradients.layerwise.linear import Outer
-from defenses.core.gradients.layerwise.tables import NormTable
+from defenses.core.gradients.layerwise.tables import BoundFactors, NormTable
 from defenses.core.plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
 
 BOUNDS = (
@@ -51,7 +51,9 @@ def squares_of(terms, kept):
 
 
 def found_of(terms, kept, bound) -> Any:
-    return table_of(terms, kept).factors(bound)
+    """Factors and squares, where those of all examples are certain; else None."""
+    found = table_of(terms, kept).factors(bound)
+    return found[:2] if found is not None and found.certain is None else None
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
@@ -104,7 +106,7 @@ def test_no_factors_where_one_norm_is_not_certain(bound):
     def found(change, mask: Any = True, scale=1.0):
         rows = GradientRows(scale * torch.ones(3, 40))
         change(rows.values)
-        return table_of([rows], [mask]).factors(bound)
+        return found_of([rows], [mask], bound)
 
     def put(value, place):
         def change(rows):
@@ -113,8 +115,8 @@ def test_no_factors_where_one_norm_is_not_certain(bound):
         return change
 
     assert found(lambda rows: None) is not None
-    assert found(put(0.0, 1)) is None  # of length zero
-    assert found(put(1e-12, 1)) is None
+    # Of length zero, or nearly: a clip norm is no less, whatever the length is.
+    assert (found(put(0.0, 1)) is None) == (found(put(1e-12, 1)) is None) == (bound.kind != "clip")
     assert found(put(1e12, (1, 3))) is None
     for value in (torch.nan, torch.inf, -torch.inf):
         assert found(put(value, (2, 39))) is None
@@ -124,26 +126,26 @@ def test_no_factors_where_one_norm_is_not_certain(bound):
         other = GradientRows(torch.ones(3, 40))
         spoilt = GradientRows(torch.ones(3, 2))
         spoilt.values[0, 0] = value
-        assert table_of([other, spoilt], [True, False]).factors(bound) is None
-    assert table_of([other, GradientRows(torch.ones(3, 2))], [True, False]).factors(bound) is not None
+        assert found_of([other, spoilt], [True, False], bound) is None
+    assert found_of([other, GradientRows(torch.ones(3, 2))], [True, False], bound) is not None
 
 
 def test_a_factor_that_is_no_normal_number_is_none():
     rows = GradientRows(torch.full((2, 4), 1e9))
-    assert table_of([rows], [True]).factors(clip(1e-29)) is None
-    assert table_of([rows], [True]).factors(clip(1e-27)) is not None
+    assert found_of([rows], [True], clip(1e-29)) is None
+    assert found_of([rows], [True], clip(1e-27)) is not None
 
 
 def test_squares_that_float32_loses_under_a_mask_are_not_believed():
     inputs, signals = torch.full((2, 5), 1.0), torch.full((2, 3), 1.0)
     mask = torch.arange(15) % 2 == 0
     other = GradientRows(torch.ones(2, 1))
-    assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is not None
+    assert found_of([Outer(inputs, signals), other], [mask, True], clip(1.0)) is not None
     # Their squares vanish in float32; what they are multiplied by says whether that is anything.
     signals[1] = 1e-25
-    assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is not None
+    assert found_of([Outer(inputs, signals), other], [mask, True], clip(1.0)) is not None
     inputs[1] = 1e17
-    assert table_of([Outer(inputs, signals), other], [mask, True]).factors(clip(1.0)) is None
+    assert found_of([Outer(inputs, signals), other], [mask, True], clip(1.0)) is None
     inputs[1], signals[1] = 1.0, 0
     factors, squares = found_of([Outer(inputs, signals), other], [mask, True], clip(1.0))
     assert squares.tolist() == [9, 1] and factors.tolist() == pytest.approx([1 / 3, 1])
@@ -155,10 +157,28 @@ def test_squares_that_float64_loses_are_not_believed():
     other = GradientRows(torch.full((2, 1), 1e-9, dtype=torch.float64))
     mask = torch.arange(100 * 100) % 2 == 0
     for kept in (True, mask):
-        assert table_of([Outer(inputs, signals), other], [kept, True]).factors(clip(1.0)) is not None
+        assert found_of([Outer(inputs, signals), other], [kept, True], clip(1.0)) is not None
     inputs[1], signals[1] = 1.5e-162, 1e153
     for kept in (True, mask):
-        assert table_of([Outer(inputs, signals), other], [kept, True]).factors(clip(1.0)) is None
+        assert found_of([Outer(inputs, signals), other], [kept, True], clip(1.0)) is None
+
+
+@pytest.mark.parametrize("bound", BOUNDS[1:], ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
+def test_examples_that_are_not_certain_are_named_and_change_no_other(bound):
+    terms, mask = made(), masks()[1]
+    expected, squares, certain = cast(BoundFactors, table_of(terms, mask).factors(bound))
+    assert certain is None
+    terms[2].values[3] = torch.nan
+    terms[0].inputs[5], terms[0].signals[5], terms[2].values[5] = 1e-13, 1e-13, 1e-13
+    terms[2].values[7] = 1e11
+    found = cast(BoundFactors, table_of(terms, mask).factors(bound))
+    assert found.certain is not None
+    named = torch.tensor([number in (3, 7) or (number == 5 and bound.kind != "clip") for number in range(EXAMPLES)])
+    assert torch.equal(found.certain, ~named)
+    others = torch.tensor([number not in (3, 5, 7) for number in range(EXAMPLES)])
+    assert torch.equal(found.factors[others], expected[others]) and torch.equal(found.squares[others], squares[others])
+    if bound.kind == "clip":
+        assert found.factors[5] == 1
 
 
 def test_what_lies_otherwise_is_left_to_pytorch():

@@ -92,7 +92,7 @@ def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monk
 
     def wrong(self, bound):
         found = right(self, bound)
-        return None if found is None else (2**0.5 * found[0], 0.5 * found[1])
+        return None if found is None else found._replace(factors=2**0.5 * found.factors, squares=0.5 * found.squares)
 
     monkeypatch.setattr(NormTable, "factors", wrong)
     assert "differs from the reference" in choice_for(problem("mlp")).note

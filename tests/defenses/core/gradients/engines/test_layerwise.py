@@ -524,3 +524,24 @@ def test_a_product_whose_one_square_no_float64_has_is_bounded(bound, masked):
     (found,) = engine.sums(StepPlan(Block(codec=kept, bound=bound)), inputs, targets)
     assert float(found.norm()) <= (1 + 1e-6) * bound.norm
     assert float(found.norm()) >= 0.9 * bound.norm
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bound", [clip(0.5), normalize(0.5, regulariser=0.01)])
+def test_an_example_of_doubtful_norm_changes_no_other(bound, masked):
+    """Without it the others would else be measured in another way, which rounds all of them alike."""
+    coins = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 1))
+    layout = Layout.of(model)
+    inputs, targets = torch.rand(64, 200, generator=coins), torch.rand(64, 1, generator=coins)
+    kept = Coordinates.of(torch.rand(layout.dim, generator=coins) < 0.5) if masked else Everything(layout.dim)
+    engine = Layerwise(model, lambda outputs, y: (outputs * y).sum(dim=1), layout)
+    plan = StepPlan(Block(codec=kept, bound=bound))
+    (without,) = engine.sums(plan, inputs, targets)
+    targets[7] = 1e-14  # a gradient too short for float32's squares, but for what a kernel knows of it
+    (beside,) = engine.sums(plan, inputs, targets)
+    others = torch.arange(64) != 7
+    (rest,) = engine.sums(plan, inputs[others], targets[others])
+    change = float((beside - rest).double().norm()) / bound.norm
+    assert change <= 1e-4 if bound.kind == "clip" else change <= 1 + 1e-5
+    assert float((without - rest).double().norm()) <= (1 + 1e-5) * bound.norm
