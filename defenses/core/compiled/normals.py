@@ -51,8 +51,9 @@ _COSINE = (
 def normals(*, rounded: bool, wide: bool = True) -> Callable[..., None]:
     """A function that adds noise in place.
 
-    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many groups, their numbers,
-    the noise's standard deviation and, where `rounded`, the power of two that sums are then rounded to multiples of.
+    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many numbers there are (at
+    least one; of a last group the end may not be used), the numbers, the noise's standard deviation and, where `rounded`,
+    the power of two that sums are then rounded to multiples of.
 
     Args:
         rounded: whether sums are rounded.
@@ -84,24 +85,40 @@ class _NormalWriter:
         inverse = build.fdiv(self._constant(1.0), units)
         keys = [self._spread(build.load(build.gep(key, [INT(i)])), self._block) for i in range(8)]
         nonce = [self._spread(build.trunc(part, word), self._block) for part in (draw, build.lshr(draw, INT(32)))]
-        with counted(build, INT(0), count) as group:
+        last = build.alloca(entry, size=INT(GROUP))  # where a group is completed that has fewer numbers
+        groups = build.udiv(build.add(count, INT(GROUP - 1)), INT(GROUP))
+        with counted(build, INT(0), groups) as group:
             words = self._cipher(keys, build.add(first, group.number), nonce)
-            at = build.gep(values, [build.mul(group.number, INT(GROUP))])
+            begin = build.mul(group.number, INT(GROUP))
+            there, left = build.gep(values, [begin]), build.sub(count, begin)
+            short = build.icmp_unsigned("<", left, INT(GROUP))
+            with build.if_then(short):
+                with counted(build, INT(0), INT(GROUP)) as each:
+                    build.store(ir.Constant(entry, 0.0), build.gep(last, [each.number]))
+                self._copied(there, last, left)
+            at = build.select(short, last, there)
             for number in range(GROUP // (2 * _LANES)):
                 pair = self._pair(*(build.bitcast(words[3 * number + i], self._long) for i in range(3)))
                 for half, drawn in enumerate(pair):
                     place = build.gep(at, [INT((2 * number + half) * _LANES)])
                     place = build.bitcast(place, ir.VectorType(entry, _LANES).as_pointer())
-                    there = build.load(place)
-                    there.align = 8 if wide else 4
-                    there = there if wide else build.fpext(there, self._number)
+                    before = build.load(place)
+                    before.align = 8 if wide else 4
+                    before = before if wide else build.fpext(before, self._number)
                     # Not fused: other devices multiply and add in two operations.
-                    noisy = build.fadd(there, build.fmul(drawn, stds))
+                    noisy = build.fadd(before, build.fmul(drawn, stds))
                     if rounded:
                         noisy = build.fmul(self._call("rint", build.fmul(noisy, inverse)), units)
                     noisy = noisy if wide else build.fptrunc(noisy, ir.VectorType(entry, _LANES))
                     build.store(noisy, place).align = 8 if wide else 4
+            with build.if_then(short):
+                self._copied(last, there, left)
         build.ret_void()
+
+    def _copied(self, start: LlvmValue, to: LlvmValue, count: LlvmValue) -> None:
+        build = self._build
+        with counted(build, INT(0), count) as each:
+            build.store(build.load(build.gep(start, [each.number])), build.gep(to, [each.number]))
 
     def _cipher(self, keys: Sequence[LlvmValue], group: LlvmValue, nonce: Sequence[LlvmValue]) -> list[LlvmValue]:
         """Sixteen blocks of ChaCha20: word by word of a block, one block a lane."""

@@ -1,4 +1,4 @@
-"""Weighted sums of rows of several matrices, each written where it belongs, in one call.
+"""Weighted sums of rows of several matrices, and of outer products, each written where it belongs, in one call.
 
 Guarantee:
     Sums are in float64, and rounded to the rows' dtype once: were they added in float32, without one row all later ones
@@ -15,8 +15,9 @@ from typing import Any
 from llvmlite import ir
 
 from .machine_code import INT, LlvmValue, compiled, counted, fused
+from .outer_tiles import outer_sum
 
-MATRIX = 7
+MATRIX = 10
 """Numbers of the table's rows."""
 _LANES, _BESIDE = 8, 8  # numbers of a vector of float64; rows that are read at a time
 _COLUMNS = 8192  # that are added up at a time: their sums stay in the second cache
@@ -28,13 +29,16 @@ def weighted_rows(*, wide: bool) -> Callable[..., None]:
 
     It is called with
 
-    - a table of matrices, (address, numbers from one row to the next, size, address of the sum, and 0, 0, 0) each. In
-      place of the zeros may stand (height * width, entering, leaving) of a convolution, whose rows have the weight's
-      numbers [height, width, entering, leaving], and the sum those of the weight [leaving, entering, height, width];
+    - a table of matrices, (address, numbers from one row to the next, size, address of the sum, and six zeros) each. In
+      place of the first three zeros may stand (height * width, entering, leaving) of a convolution, whose rows have the
+      weight's numbers [height, width, entering, leaving], and the sum those of the weight [leaving, entering, height,
+      width]. Or, in place of the last three, another matrix, (address, numbers from one row to the next, size), and the
+      sum is that of the outer products [its size, size] of its rows with these;
     - how many matrices there are;
     - a factor for each row, in the rows' dtype;
     - how many rows each matrix has;
-    - memory for as many numbers as the longest row of a convolution has.
+    - memory for as many numbers as the longest row of a convolution has;
+    - memory for a float64 a row, and for as many as the other matrix of outer products has.
 
     Nothing may be empty.
 
@@ -42,30 +46,46 @@ def weighted_rows(*, wide: bool) -> Callable[..., None]:
         wide: whether numbers are float64, not float32.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    return compiled(_module(wide), "weighted_rows", pointer, size, pointer, size, pointer)
+    return compiled(_module(wide), "weighted_rows", pointer, size, pointer, size, pointer, pointer)
 
 
 def _module(wide: bool) -> ir.Module:
     module, double = ir.Module("weighted_rows"), ir.DoubleType()
     number = double if wide else ir.FloatType()
     add = {count: _addition(module, number, count) for count in (1, _BESIDE)}
+    outer = outer_sum(module, number)
     numbers, table = number.as_pointer(), INT.as_pointer()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [table, INT, numbers, INT, numbers]), "weighted_rows")
-    matrices, count, factors, rows, memory = function.args
+    kind = [table, INT, numbers, INT, numbers, double.as_pointer()]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), "weighted_rows")
+    matrices, count, factors, rows, memory, weights = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
     sums = build.alloca(double, size=INT(_COLUMNS))
+    whole = build.sdiv(rows, INT(_BESIDE))
+    done = build.mul(whole, INT(_BESIDE))
+
+    def exact(place: LlvmValue) -> LlvmValue:
+        value = build.load(place)
+        return value if wide else build.fpext(value, double)
+
+    with counted(build, INT(0), rows) as row:
+        build.store(exact(build.gep(factors, [row.number])), build.gep(weights, [row.number]))
     with counted(build, INT(0), count) as matrix:
         line = build.mul(matrix.number, INT(MATRIX))
-        address, step, size, to, *order = (
+        address, step, size, to, *order, others, stride, leading = (
             build.load(build.gep(matrices, [build.add(line, INT(column))])) for column in range(MATRIX)
         )
         first, place = build.inttoptr(address, numbers), build.inttoptr(to, numbers)
+        with build.if_then(build.icmp_signed("!=", others, INT(0))):
+            other, products = build.inttoptr(others, numbers), build.gep(weights, [rows])
+            with counted(build, INT(0), rows) as row, counted(build, INT(0), leading) as column:
+                value = exact(build.gep(other, [build.add(build.mul(row.number, stride), column.number)]))
+                value = build.fmul(value, build.load(build.gep(weights, [row.number])))  # of two float32 exact
+                build.store(value, build.gep(products, [build.add(build.mul(row.number, leading), column.number)]))
+            build.call(outer, [first, step, size, products, leading, rows, place])
         plain = build.icmp_signed("==", order[0], INT(0))
         into = build.select(plain, place, memory)
-        whole = build.sdiv(rows, INT(_BESIDE))
-        done = build.mul(whole, INT(_BESIDE))
         blocks = build.sdiv(build.add(size, INT(_COLUMNS - 1)), INT(_COLUMNS))
-        with counted(build, INT(0), blocks) as block:
+        with build.if_then(build.icmp_signed("==", others, INT(0))), counted(build, INT(0), blocks) as block:
             begin = build.mul(block.number, INT(_COLUMNS))
             left = build.sub(size, begin)
             width = build.select(build.icmp_signed("<", left, INT(_COLUMNS)), left, INT(_COLUMNS))
@@ -75,7 +95,7 @@ def _module(wide: bool) -> ir.Module:
                 with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
                     one = build.mul(some.number, INT(beside))
                     row = build.gep(first, [build.add(build.mul(one, step), begin)])
-                    build.call(add[beside], [row, step, build.gep(factors, [one]), sums, width])
+                    build.call(add[beside], [row, step, build.gep(weights, [one]), sums, width])
             with counted(build, INT(0), width) as each:
                 value = build.load(build.gep(sums, [each.number]))
                 value = value if wide else build.fptrunc(value, number)
@@ -96,19 +116,19 @@ def _module(wide: bool) -> ir.Module:
 
 
 def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:
-    """A function that adds some rows to a sum in float64: rows, step, factors, sum, size."""
+    """A function that adds some rows to a sum in float64: rows, step, weights, sum, size."""
     double, numbers = ir.DoubleType(), number.as_pointer()
-    kind = [numbers, INT, numbers, double.as_pointer(), INT]
+    kind = [numbers, INT, double.as_pointer(), double.as_pointer(), INT]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), f"added_{count}")
     function.linkage = "internal"
-    rows, step, factors, sums, size = function.args
+    rows, step, weights, sums, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
 
     def widened(value: LlvmValue, of: ir.Type) -> LlvmValue:
         return value if number == double else build.fpext(value, of)
 
     starts = [build.gep(rows, [build.mul(step, INT(i))]) for i in range(count)]
-    singles = [widened(build.load(build.gep(factors, [INT(i)])), double) for i in range(count)]
+    singles = [build.load(build.gep(weights, [INT(i)])) for i in range(count)]
     vector, short = ir.VectorType(double, _LANES), ir.IntType(32)
     none, lanes = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(short, _LANES), None)
     spread = [build.shuffle_vector(build.insert_element(none, f, short(0)), none, lanes) for f in singles]

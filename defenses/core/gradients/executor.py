@@ -135,6 +135,17 @@ def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
     return [noise.unit(std) for std in plan.stds]
 
 
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """Those of `model.modules()`, in a fourth of the time."""
+    found, seen = [model], {model}
+    for module in found:
+        for inner in module._modules.values():
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                found.append(inner)
+    return found
+
+
 def _copied(values: Tensor, copies: int) -> Tensor:
     return values if copies == 1 else values.repeat_interleave(copies, dim=0)
 
@@ -218,8 +229,8 @@ class Engine:
         """
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
         # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode. And the
-        # modules themselves, 0.4 us each: one that came later is unchecked, and its dropout would go by places.
-        kind = (exact, *shapes, *((id(module), module.training) for module in self.model.modules()))
+        # modules themselves: one that came later is unchecked, and its dropout would go by places.
+        kind = (exact, *shapes, *[(id(module), module.training) for module in _modules(self.model)])
         with ONE_PASS:
             if kind not in self._checked:
                 self._checked[kind] = choose(
@@ -431,9 +442,12 @@ class Engine:
     def _first(self) -> Tensor:
         """A trained parameter as it is now: another one may stand in its place since the engine was made."""
         with ONE_PASS:  # during which a model's parameters are others
-            # A fourth of the time that `model.parameters()` takes for its first.
-            tables = (module._parameters for module in self.model.modules())
-            return next(p for table in tables for p in table.values() if p is not None and p.requires_grad)
+            # By hand: `model.get_parameter` takes three times as long.
+            *path, key = self.layout.names[0].split(".")
+            module = self.model
+            for part in path:
+                module = module._modules[part]
+            return module._parameters[key]
 
     def _batches(self, like: Tensor) -> Batches:
         """What is known of the run's batches, given a trained parameter."""

@@ -8,8 +8,7 @@ GPU unless told otherwise.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any
 
@@ -19,7 +18,9 @@ from torch import nn
 from ..compiled.machine_code import COMPILING
 
 _EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
-backends: Any = torch.backends  # whose switches the type checker does not know
+# What a switch answers that has been told nothing, nor those above it, is no other precision either.
+_FULL = (_EXACT, "none")
+_C: Any = torch._C  # whose switches the type checker does not know, and which `torch.backends` answers from more slowly
 ONE_PASS = RLock()
 """Held by the thread that computes gradients."""
 
@@ -39,32 +40,48 @@ if hasattr(os, "register_at_fork"):
     # A fork waits for both: in the new process nobody would let go of what another thread held.
     os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on)
 
+# PyTorch's names of its switches, (backend, operation).
 _SWITCHES = (
-    backends.cuda.matmul,
-    backends.cudnn.conv,
-    backends.cudnn.rnn,
-    backends.mkldnn.matmul,
-    backends.mkldnn.conv,
-    backends.mkldnn.rnn,
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
 )
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision() -> AbstractContextManager[None]:
     """Products of float32 matrices and convolutions are computed in float32 meanwhile, whatever was set before.
 
     By one thread of Python at a time: the switches are the process's, and a pass puts other parameters and hooks into
     its model, where a second thread's pass would meet them.
     """
-    with ONE_PASS:
-        before = [switch.fp32_precision for switch in _SWITCHES]
-        for switch in _SWITCHES:
-            switch.fp32_precision = _EXACT
+    return _FullPrecision()
+
+
+class _FullPrecision(AbstractContextManager[None]):
+    """A class, because a small network's step takes no longer than ten contexts that are generators."""
+
+    __slots__ = ("_told",)
+
+    def __enter__(self) -> None:
+        ONE_PASS.acquire()
         try:
-            yield
+            told = [(switch, _C._get_fp32_precision_getter(*switch)) for switch in _SWITCHES]
+            self._told = [(switch, precision) for switch, precision in told if precision not in _FULL]
+            for switch, _ in self._told:
+                _C._set_fp32_precision_setter(*switch, _EXACT)
+        except BaseException:
+            ONE_PASS.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for switch, precision in self._told:
+                _C._set_fp32_precision_setter(*switch, precision)
         finally:
-            for switch, value in zip(_SWITCHES, before, strict=True):
-                switch.fp32_precision = value
+            ONE_PASS.release()
 
 
 def refuse_autocast(device: torch.device) -> None:

@@ -81,8 +81,9 @@ class Layout:
 
     def unflatten(self, vector: Float[Tensor, " dim"]) -> dict[str, Tensor]:
         """Named views into a flat vector."""
-        parts = torch.split(vector, list(self.sizes))
-        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        parts = torch.split_with_sizes(vector, self.sizes)
+        named = zip(self.names, parts, self.shapes, strict=True)
+        return {name: part if len(shape) == 1 else part.view(shape) for name, part, shape in named}
 
     def read(self, model: nn.Module) -> Float[Tensor, " dim"]:
         """A copy of the model's trained parameters as one vector."""

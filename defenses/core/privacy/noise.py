@@ -26,7 +26,6 @@ import os
 from threading import Lock
 from typing import Literal, NoReturn, Protocol, SupportsIndex, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -135,16 +134,16 @@ class CipherNoise:
         if sums.dtype not in (torch.float64, torch.float32):
             raise ValueError(f"sums must be float64 or float32 for noise of kind '{self.kind}', got {sums.dtype}")
         if sums.device.type == "cpu" and sums.is_contiguous() and not sums.requires_grad:
-            self._visit(sums.numpy(), std, unit)
+            self._visit(sums, std, unit)
             return sums
         # Drawn on the CPU for every device, so that a seed gives one stream everywhere.
-        draw = np.zeros(len(sums))
+        draw = torch.zeros(len(sums), dtype=torch.float64)
         self._visit(draw, 1.0, None)
-        noisy = sums.double() + torch.from_numpy(draw).to(sums.device) * std
+        noisy = sums.double() + draw.to(sums.device) * std
         return noisy.div(unit).round().mul(unit).to(sums.dtype)
 
-    def _visit(self, values: np.ndarray, std: float, unit: float | None) -> None:
-        """Adds one draw to a vector, in parts that are the same on any number of threads."""
+    def _visit(self, values: Float[Tensor, " size"], std: float, unit: float | None) -> None:
+        """Adds one draw to a vector, and rounds it where there is a unit; in parts, the same on any number of threads."""
         if self._process != _forks:
             raise ValueError(
                 f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
@@ -154,26 +153,16 @@ class CipherNoise:
         with self._drawing:
             stream = self._key, self._draws
             self._draws += 1
-        starts = range(0, len(values), _PART)
+        size, address, each = values.numel(), values.data_ptr(), values.element_size()
+        add = normals(rounded=unit is not None, wide=values.dtype == torch.float64)
+        starts = range(0, size, _PART)
 
         def change(number: int) -> None:
             start = starts[number]
-            self._change(values[start : start + _PART], start // GROUP, stream, std, unit)
+            add(*stream, start // GROUP, min(_PART, size - start), address + each * start, std, unit or 1.0)
 
         if starts:
             in_threads(change, len(starts), at_once=min(torch.get_num_threads(), len(starts)))
-
-    def _change(self, part: np.ndarray, first: int, stream: tuple[bytes, int], std: float, unit: float | None) -> None:
-        """Adds noise to one part in place, from a group of the stream on, and rounds it where there is a unit."""
-        change = normals(rounded=unit is not None, wide=part.dtype == np.float64)
-        whole, rest = divmod(len(part), GROUP)
-        if whole:
-            change(*stream, first, whole, _address(part), std, unit or 1.0)
-        if rest:  # a last group, of which the end is not used
-            filled = np.zeros(GROUP, part.dtype)
-            filled[:rest] = part[-rest:]
-            change(*stream, first + whole, 1, _address(filled), std, unit or 1.0)
-            part[-rest:] = filled[:rest]
 
     def state(self) -> Tensor | None:
         """Key and number of draws."""
@@ -281,7 +270,3 @@ def _refuse_tables(sums: Tensor) -> None:
     if sums.dim() != 1:  # as many numbers are drawn as the first dimension has
         raise ValueError(f"sums must be vectors [size], got {tuple(sums.shape)}")
 
-
-def _address(values: np.ndarray) -> int:
-    # `values.ctypes` makes an object of its own, 5 us.
-    return values.__array_interface__["data"][0]

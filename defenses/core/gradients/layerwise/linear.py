@@ -30,7 +30,7 @@ from .factors import (
     recomputed,
 )
 from .geometry import Geometry
-from .tables import NormTable
+from .tables import NormTable, SumTable
 
 _MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
 # How many times what may have vanished a sum of squares is at least, where it is believed.
@@ -75,6 +75,10 @@ class Outer(FactoredGradient):
             return norms.add(first, second, under=norms.squares(self.masked_squares(mask).value))
         weights = self.signals.square() @ mask.view(out, entering).to(self.like)
         return norms.add(first, second, under=norms.weighted(self.inputs, weights))
+
+    def enter_sum(self, sums: SumTable, start: int) -> bool:
+        """Both factors."""
+        return sums.outer(self.signals, self.inputs, start)
 
     def without(self, bad: Tensor) -> Outer:
         """Zeros in both factors."""

@@ -53,7 +53,7 @@ def expected(key: bytes, group: int, draw: int) -> list[float]:
 
 def drawn(count: int, *, key: bytes = KEY, draw: int = 0, first: int = 0) -> np.ndarray:
     values = np.zeros(count * GROUP)
-    normals(rounded=False)(key, draw, first, count, values.ctypes.data, 1.0, 1.0)
+    normals(rounded=False)(key, draw, first, count * GROUP, values.ctypes.data, 1.0, 1.0)
     return values
 
 
@@ -106,11 +106,21 @@ def test_numbers_are_independent_within_a_group():
 
 def test_sums_are_rounded_to_the_nearest_multiple_half_to_even():
     values = torch.arange(GROUP, dtype=torch.float64) / 2
-    normals(rounded=True)(KEY, 0, 0, 1, values.data_ptr(), 0.0, 1.0)
+    normals(rounded=True)(KEY, 0, 0, GROUP, values.data_ptr(), 0.0, 1.0)
     assert torch.equal(values, (torch.arange(GROUP, dtype=torch.float64) / 2).round())
 
 
 def test_nothing_beside_the_numbers_is_touched():
     values = np.full(4 * GROUP, 7.0)
-    normals(rounded=True)(KEY, 0, 0, 2, values[GROUP:].ctypes.data, 1.0, 2.0**-18)
+    normals(rounded=True)(KEY, 0, 0, 2 * GROUP, values[GROUP:].ctypes.data, 1.0, 2.0**-18)
     assert (values[:GROUP] == 7).all() and (values[3 * GROUP :] == 7).all() and (values[GROUP : 3 * GROUP] != 7).all()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("size", [1, 7, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP - 8])
+def test_of_a_last_group_that_is_short_the_first_numbers_are_used(size, wide):
+    found = torch.full((size + 2 * GROUP,), 7.0, dtype=torch.float64 if wide else torch.float32)
+    found[:size] = 0.0
+    normals(rounded=False, wide=wide)(KEY, 3, 2, size, found.data_ptr(), 1.0, 1.0)
+    assert torch.equal(found[:size], torch.from_numpy(drawn(3, draw=3, first=2)[:size]).to(found.dtype))
+    assert bool((found[size:] == 7).all())

@@ -470,14 +470,15 @@ def test_matrix_units_compute_in_full_precision_meanwhile_and_as_they_were_told_
     engine.prepare(*DATA)
     seen.clear()
     try:
-        switches[0].fp32_precision = "bf16"
+        for switch, less in zip(switches, ("bf16", "tf32", "tf32"), strict=True):
+            switch.fp32_precision = less
         told = [switch.fp32_precision for switch in switches]
         engine.run(plan.at(0.0), *DATA)
         assert [switch.fp32_precision for switch in switches] == told
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.fp32_precision = value
-    assert seen and set(seen) == {("ieee",) * 3}
+    assert seen and set(sum(seen, ())) <= {"ieee", "none"}
 
 
 @pytest.mark.parametrize("defense", [dp_sgd, random_sparsification])
