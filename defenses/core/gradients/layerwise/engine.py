@@ -14,7 +14,7 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
@@ -204,7 +204,7 @@ class Layerwise(PerExample):
             if self.last and _misread(use):
                 raise Unsupported(f"layer '{use.name}' has one channel, strides and one column, with channels last")
             # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
-            mine = use if views == 1 else replace(use, signals=use.signals / views)
+            mine = use if views == 1 else use._replace(signals=use.signals / views)
             if masks:
                 own = {
                     slot.role: part
@@ -212,7 +212,7 @@ class Layerwise(PerExample):
                     for slot in self._slots[use.layer]
                     if slot.source is None and (part := mask.partly(spans[slot.names[0]])) is not None
                 }
-                mine = replace(mine, masks=own)
+                mine = mine._replace(masks=own)
             terms = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.

@@ -8,12 +8,13 @@ it is known whether norms, sums or rows of them are wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
 
 from ..engines.interface import Unsupported
 from ..record_draws import one_pass
@@ -21,8 +22,12 @@ from ..reference import Loss
 from .buffers import Buffers
 
 
-@dataclass(frozen=True)
-class Use:
+_NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
+# Numbers that layers put out for a batch, up to which their derivatives are kept until all are there.
+_AT_ONCE = 2**20
+
+
+class Use(NamedTuple):
     """One call of one layer.
 
     Attributes:
@@ -43,7 +48,7 @@ class Use:
     signals: Tensor
     statistics: tuple[Tensor, Tensor] | None = None
     buffers: Buffers | None = None
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    masks: Mapping[str, Tensor] = _NO_MASKS
 
 
 def record(
@@ -57,7 +62,8 @@ def record(
 ) -> None:
     """Runs a batch forward and backward, and hands over each call of a layer as soon as the backward pass has met it.
 
-    What is not kept then is freed while the pass goes on.
+    What is not kept then is freed while the pass goes on. Of a small batch all calls are handed over at its end, which
+    takes the pass less time.
 
     Args:
         forward: the model as a function of its inputs, at parameters that need no gradient.
@@ -72,8 +78,11 @@ def record(
         Unsupported: when a layer's input was changed in place after the call.
     """
     under_way = [True]
+    calls: list[tuple[Node, int, Callable[[Tensor | None], None]]] = []
+    numbers = 0
 
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal numbers
         output = forward(*args, **kwargs)
         if not under_way:  # called by a copy of the layer that was made in the pass
             return output
@@ -87,20 +96,19 @@ def record(
         traced = _traced(output)
         seen, version = given[0].detach(), given[0]._version
         statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None
-        # The node stays what it is when the output is changed in place after this. Its hook must not hold it: the two
-        # would keep each other, and all activations, alive.
-        node, number = traced.grad_fn, traced.output_nr
 
-        def meet(signals: tuple[Tensor | None, ...]) -> None:
+        def meet(signals: Tensor | None) -> None:
             # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
             if seen._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
-            met = signals[number]
-            if met is not None:  # without a graph of its own, as all that a backward pass computes
-                take(Use(layer, layers[layer], seen, met, statistics, buffers))
+            if signals is not None:  # without a graph of its own, as all that a backward pass computes
+                take(Use(layer, layers[layer], seen, signals, statistics, buffers))
 
+        # The node stays what it is when the output is changed in place after this.
+        node = traced.grad_fn
         assert node is not None  # noqa: S101  `traced` is in the graph
-        node.register_prehook(meet)
+        calls.append((node, traced.output_nr, meet))
+        numbers += traced.numel()
         return traced
 
     # In the place of its `forward`, not by a hook: PyTorch calls a layer that has hooks in a slower way.
@@ -117,9 +125,26 @@ def record(
                 attributes.pop("forward", None)
             else:
                 attributes["forward"] = before
-    if losses.requires_grad:  # else no recorded layer leads to the loss, and all gradients are zero
-        # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
-        losses.backward(torch.ones_like(losses))
+    if not (losses.requires_grad and calls):  # no recorded layer leads to the loss, and all gradients are zero
+        return
+    ones = torch.ones_like(losses)
+    if numbers <= _AT_ONCE:
+        edges = [GradientEdge(node, number) for node, number, _ in calls]
+        met = torch.autograd.grad(losses, edges, ones, allow_unused=True)
+        for (*_, meet), signals in zip(reversed(calls), reversed(met), strict=True):
+            meet(signals)
+        return
+    while calls:
+        node, number, meet = calls.pop()
+        node.register_prehook(partial(_handed, meet, number))
+    # The last call's hook must not hold its node: the two would keep each other, and all activations, alive.
+    del node, meet
+    # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
+    losses.backward(ones)
+
+
+def _handed(meet: Callable[[Tensor | None], None], number: int, signals: tuple[Tensor | None, ...]) -> None:
+    meet(signals[number])
 
 
 def _traced(output: Tensor) -> Tensor:
