@@ -61,7 +61,7 @@ def full_precision() -> AbstractContextManager[None]:
 
 
 class _FullPrecision(AbstractContextManager[None]):
-    """A class, because a small network's step takes no longer than ten contexts that are generators."""
+    """A class, because a generator takes twice as long, which a small network's step shows."""
 
     __slots__ = ("_told",)
 

@@ -133,7 +133,7 @@ class CipherNoise:
         _refuse_tables(sums)
         if sums.dtype not in (torch.float64, torch.float32):
             raise ValueError(f"sums must be float64 or float32 for noise of kind '{self.kind}', got {sums.dtype}")
-        if sums.device.type == "cpu" and sums.is_contiguous() and not sums.requires_grad:
+        if sums.is_cpu and sums.is_contiguous() and not sums.requires_grad:
             self._visit(sums, std, unit)
             return sums
         # Drawn on the CPU for every device, so that a seed gives one stream everywhere.

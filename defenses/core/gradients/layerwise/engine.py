@@ -13,6 +13,7 @@ Guarantee:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -94,9 +95,12 @@ class Layerwise(PerExample):
             for slot in slots
             if type(layer) is nn.Conv2d and slot.role == "weight" and slot.source is None
         ]
+        self._rules = {layer: KNOWN[parametrize.type_before_parametrizations(layer)] for layer in self._slots}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
-        # Whether one image has its channels last too: PyTorch's InstanceNorm has wrong derivatives for it (2.15, CPU).
-        self._single = not any(isinstance(module, nn.InstanceNorm2d) for module in model.modules())
+        # From how many images on they have their channels last: two for PyTorch's InstanceNorm, which has wrong
+        # derivatives for one (2.15, CPU). Never where nothing convolves them.
+        kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+        self._least = (2 if nn.InstanceNorm2d in kinds else 1) if nn.Conv2d in kinds else sys.maxsize
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
         """Rows from the factors of one pass over the batch."""
@@ -213,7 +217,7 @@ class Layerwise(PerExample):
                     if slot.source is None and (part := mask.partly(spans[slot.names[0]])) is not None
                 }
                 mine = mine._replace(masks=own)
-            terms = KNOWN[parametrize.type_before_parametrizations(use.layer)](mine, use.layer, examples)
+            terms = self._rules[use.layer](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
                 found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
@@ -243,11 +247,11 @@ class Layerwise(PerExample):
         return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}
 
     def _arranged(self, inputs: Tensor) -> Tensor:
-        return channels_last(inputs) if inputs.shape[0] > 1 or self._single else inputs.contiguous()
+        return channels_last(inputs) if inputs.shape[0] >= self._least else inputs.contiguous()
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         """Weights of convolutions with their channels last: once, for the pass forward and the one back."""
-        if inputs.dim() != 4 or (inputs.shape[0] == 1 and not self._single):
+        if inputs.dim() != 4 or inputs.shape[0] < self._least:
             return {}
         weights = {name: trained[name] for name in self._kernels}
         # With one input channel both orders are the same numbers.
@@ -286,9 +290,10 @@ def _misread(use: Use) -> bool:
 
     The check against the reference is made in float64, and does not see it.
     """
-    layer, shape = use.layer, use.signals.shape
+    layer = use.layer
     if not isinstance(layer, nn.Conv2d) or layer.in_channels > 1 or layer.stride[1] == 1:
         return False
+    shape = use.signals.shape
     return len(shape) == 4 and shape[3] == 1 < shape[2]
 
 

@@ -34,8 +34,11 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
     inputs, signals = use.inputs, use.signals
     if inputs.numel() == examples * layer.in_features:
         # The derivatives are the bias's rows already; where the layer has none, nobody asks for them.
-        bias = GradientRows(signals.reshape(examples, layer.out_features))
-        return {"weight": Outer(inputs.reshape(examples, layer.in_features), bias.values, bias), "bias": bias}
+        if inputs.dim() != 2:
+            inputs = inputs.reshape(examples, layer.in_features)
+            signals = signals.reshape(examples, layer.out_features)
+        bias = GradientRows(signals)
+        return {"weight": Outer(inputs, signals, bias), "bias": bias}
     inputs = inputs.reshape(examples, -1, layer.in_features)
     signals = signals.reshape(examples, -1, layer.out_features)
     terms: FactoredGradients = {"weight": OuterSum(inputs, signals)}

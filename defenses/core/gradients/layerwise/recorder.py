@@ -25,6 +25,8 @@ from .buffers import Buffers
 _NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
 # Numbers that layers put out for a batch, up to which their derivatives are kept until all are there.
 _AT_ONCE = 2**20
+# Numbers that are copied in less time than a function of our own takes in PyTorch's graph.
+_COPIED = 2**14
 
 
 class Use(NamedTuple):
@@ -151,7 +153,11 @@ def _traced(output: Tensor) -> Tensor:
     """A layer's output in the graph of the backward pass, which the first layers' outputs begin."""
     # These depend on nothing that is differentiated. They must not be leaves, which nothing may change in place, as
     # nn.ReLU(inplace=True) does.
-    traced = output if output.requires_grad else _Begin.apply(output, _switch(output))
+    if output.requires_grad:
+        return output
+    if output.numel() <= _COPIED and output.is_floating_point():
+        return output.detach().requires_grad_().clone()
+    traced = _Begin.apply(output, _switch(output))
     assert isinstance(traced, Tensor)  # noqa: S101  for the type checker: apply is not typed
     return traced
 

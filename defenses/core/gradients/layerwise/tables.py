@@ -165,11 +165,10 @@ class SumTable:
             flat: where sums are written.
         """
         self._factors, self._to, self._bytes = factors, flat.data_ptr(), flat.element_size()
-        plain = all(measurable(each) and each.is_contiguous() for each in (factors, flat)) and len(factors) > 0
-        self._dtype = factors.dtype if plain and factors.dtype == flat.dtype else None
+        plain = measurable(factors) and measurable(flat) and factors.is_contiguous() and flat.is_contiguous()
+        self._dtype = factors.dtype if plain and factors.dtype == flat.dtype and factors.numel() else None
         self._lines: list[int] = []
-        self._longest, self._widest = 1, 0
-        self._threads = torch.get_num_threads()
+        self._longest, self._widest = 0, 0
 
     def add(self, values: Float[Tensor, "rows size"], start: int, order: tuple[int, int, int] = (0, 0, 0)) -> bool:
         """Adds a matrix, if compiled code is the way to add it up.
@@ -182,7 +181,7 @@ class SumTable:
         size = values.shape[1]
         if values.dtype != self._dtype or not (size and measurable(values)):
             return False
-        if (self._threads > 1 and values.numel() >= _WORTH_A_THREAD) or (order[0] and size > _MOST_IN_ORDER):
+        if (values.numel() >= _WORTH_A_THREAD and torch.get_num_threads() > 1) or (order[0] and size > _MOST_IN_ORDER):
             return False
         self._lines += (values.data_ptr(), values.stride(0), size, self._to + start * self._bytes, *order, 0, 0, 0)
         if order[0]:
@@ -208,13 +207,14 @@ class SumTable:
     def run(self) -> None:
         """Writes the sums."""
         if self._lines:
-            lines, memory = array("q", self._lines), self._factors.new_empty(self._longest)
+            lines = array("q", self._lines)
+            memory = self._factors.new_empty(self._longest) if self._longest else None
             weights = array("d", (0.0,)) * (len(self._factors) + self._widest)
             weighted_rows(wide=self._dtype == torch.float64)(
                 lines.buffer_info()[0],
                 len(lines) // MATRIX,
                 self._factors.data_ptr(),
                 len(self._factors),
-                memory.data_ptr(),
+                0 if memory is None else memory.data_ptr(),
                 weights.buffer_info()[0],
             )
