@@ -27,7 +27,7 @@ from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
-from .model_checks import Findings, Refused, fresh, try_passes
+from .model_checks import Findings, MadeUp, Refused, copied_loss, fresh, try_first, try_passes
 from .record_draws import entries, record_keys, words
 from .reference import Loss, ModelFunction
 
@@ -99,7 +99,8 @@ def choose(
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         trial = _Trial(model, loss, layout, inputs, targets)
         verdict = _choose(name, trial, batches)
-    if key:
+    # A loss that has changed meanwhile is another one, and an equal one has to be tried itself.
+    if key and key == _key(name, model, loss, layout, inputs, targets, batches):
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
             _verdicts.pop(next(iter(_verdicts)))  # the oldest
@@ -222,7 +223,7 @@ class _Trial:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor) -> None:
-        self._original, self._loss, self._layout = model, loss, layout
+        self._original, self._untouched_loss, self._layout = model, loss, layout
         self._inputs, self._targets = inputs, targets
         self.failure = self.doubt = ""
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
@@ -247,9 +248,12 @@ class _Trial:
         """Copies the model in this precision and records what passes over a few examples show."""
         self._dtype = dtype
         self._model = _moved(copy.deepcopy(self._original).to(dtype))
-        x, y, keys = self._made_up(_EXAMPLES)
-        self.findings = try_passes(self._model, self._loss, x, y, keys)
-        self._activations = self._count(x)
+        self._untouched = fresh(self._model)
+        self._loss = copied_loss(self._untouched_loss)
+        examples = self._made_up(_EXAMPLES)
+        self.findings = try_passes(self._model, self._loss, examples)
+        try_first(self._untouched, self._untouched_loss, examples, examples)
+        self._activations = self._count(examples.inputs)
 
     def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
         """The verdict that this kind of engine is to be used."""
@@ -264,8 +268,8 @@ class _Trial:
         """
         engine = self.made(kind, self._original)  # what it does not know it says here
         agrees = _AGREES if self._dtype == torch.float64 else _AGREES_IN_FLOAT32
-        x, y, keys = self._made_up(_EXAMPLES)
-        error = _distance(self._sum(kind, x, y, keys), self._sum(OneByOne, x, y, keys))
+        examples = self._made_up(_EXAMPLES)
+        error = _distance(self._sum(kind, examples), self._sum(OneByOne, examples))
         if not error <= agrees:  # NaN differs too
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
         if kind is TorchFunc:  # vmap calls the model with one example, in whose gradient no other can show
@@ -274,6 +278,9 @@ class _Trial:
             self._run_in_own_precision(kind)
         # Sizes of the run, because a model may mix examples in large batches only (experts with limited places).
         asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
+        if asked:
+            # What begins with a large batch alone, as a standard deviation does.
+            try_first(self._untouched, self._untouched_loss, self._made_up(max(asked)), examples)
         for size in sorted({2, 3, *(max(2, size) for size in asked)}):
             error = self._leave_one_out(kind, size)
             if not error <= agrees:
@@ -290,28 +297,27 @@ class _Trial:
             Unsupported: when it fails.
         """
         own = copy.deepcopy(self._original).to(self._own)
-        x, y, keys = self._made_up(2)
-        x, y = (values.to(self._own) if values.is_floating_point() else values for values in (x, y))
-        self._sum(kind, x, y, keys, own)
+        two = self._made_up(2)
+        x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
+        self._sum(kind, MadeUp(x, y, two.keys), own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
         """Change of the sum beyond an example's own contribution when that is left out, of the largest entry."""
-        x, y, keys = self._made_up(size)
-        whole, worst = self._sum(kind, x, y, keys), 0.0
+        examples = self._made_up(size)
+        x, y, keys = examples.inputs, examples.targets, examples.keys
+        whole, worst = self._sum(kind, examples), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
             rest = torch.arange(size, device=x.device) != left_out
-            alone = self._sum(OneByOne, x[~rest], y[~rest], keys[~rest])
-            without = self._sum(kind, x[rest], y[rest], keys[rest])
+            alone = self._sum(OneByOne, MadeUp(x[~rest], y[~rest], keys[~rest]))
+            without = self._sum(kind, MadeUp(x[rest], y[rest], keys[rest]))
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
-    def _sum(
-        self, kind: type[PerExample], x: Tensor, y: Tensor, keys: Tensor, model: nn.Module | None = None
-    ) -> Tensor:
+    def _sum(self, kind: type[PerExample], examples: MadeUp, model: nn.Module | None = None) -> Tensor:
         engine = self.made(kind, self._model if model is None else model)
         try:
-            with entries(keys if self.findings.draws else None):
-                (found,) = engine.sums(self.plan, x, y)
+            with entries(examples.keys if self.findings.draws else None):
+                (found,) = engine.sums(self.plan, examples.inputs, examples.targets)
         except (Unsupported, ImportError):
             raise
         except Exception as error:  # whatever a third party's hooks, or torch under vmap, raise on a model
@@ -321,10 +327,11 @@ class _Trial:
     def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
         """The engine of this kind for a model, made once."""
         if (kind, model) not in self._engines:
-            self._engines[kind, model] = kind(model, self._loss, self._layout)
+            loss = self._untouched_loss if model is self._original else self._loss
+            self._engines[kind, model] = kind(model, loss, self._layout)
         return self._engines[kind, model]
 
-    def _made_up(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _made_up(self, size: int) -> MadeUp:
         """Examples of the data's shape: half of them different, a quarter copies of one, a quarter large or small."""
         # Always the same: a verdict must not depend on luck, and is remembered for equal models.
         coins = torch.Generator().manual_seed(0)
@@ -340,7 +347,7 @@ class _Trial:
         else:
             x = torch.randint(0, _vocabulary(self._original), shape, generator=coins).to(device, self._inputs.dtype)
         y = self._made_up_targets(x, coins)
-        return x, y, words(record_keys(x, y), 1, 0).flatten()
+        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten())
 
     def _made_up_targets(self, x: Tensor, coins: torch.Generator) -> Tensor:
         like = self._targets
@@ -352,8 +359,8 @@ class _Trial:
             return made.to(like.device, self._dtype)
         if not self._classes:
             with torch.no_grad():
-                # By a copy: the model must not have seen a batch when `try_passes` looks at what it keeps of its first.
-                outputs = fresh(self._model)(x[:1])
+                # By a copy: the model must not have seen a batch when `try_first` looks at what it keeps of its first.
+                outputs = fresh(self._untouched)(x[:1])
             self._classes = max(1, outputs.shape[1]) if outputs.dim() > 1 else 2
         made = torch.randint(0, self._classes, shape, generator=coins)
         made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples are of one class

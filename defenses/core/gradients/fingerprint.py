@@ -19,6 +19,7 @@ import hashlib
 import io
 import logging
 import pathlib
+import pickle
 import random
 import struct
 import sys
@@ -209,7 +210,8 @@ class _Walker:
         if dataclasses.is_dataclass(value):
             # Where no field is compared, all of them are content, and none is a memory.
             never = all(not f.compare for f in dataclasses.fields(value))
-            return self._instance(value, place, set() if never else _memories(value))
+            # Where a change is looked for, memories are content too.
+            return self._instance(value, place, _memories(value) if self._strict and not never else set())
         return self._instance(value, place)
 
     def _instance(self, value: object, place: str, left_out: Set[str] = frozenset()) -> None:
@@ -232,7 +234,7 @@ class _Walker:
                 f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
                 "tell whether a resumed run computes the same; use plain values, or train without a checkpoint"
             )
-        self._say("opaque", _name(type(value)))
+        self._say("opaque", _name(type(value)), _pickled(value))
 
     def _tensor(self, value: Tensor) -> None:
         plain = value.detach()
@@ -313,6 +315,14 @@ class _Walker:
             # The length first, so that no two sequences of words run together into the same bytes.
             content = word if isinstance(word, bytes) else repr(word).encode()
             self.found.update(f"{len(content)}:".encode() + content)
+
+
+def _pickled(value: object) -> bytes:
+    """What pickle makes of something; nothing where it makes nothing of it."""
+    try:
+        return pickle.dumps(value)
+    except Exception:  # whatever an object's own methods raise
+        return b""
 
 
 def _bound_to(value: Any) -> object:

@@ -7,8 +7,8 @@ with limited places in a batch, a loss that pulls the examples of a class togeth
 What is looked for:
 * hooks on gradients, which per-example gradients do not run: refused;
 * what is made in the first pass and kept, if it follows from the examples of that pass: refused;
-* whatever a forward pass in training mode changes (buffers, parameters, attributes): refused, because it is a release
-  without noise, and carries one batch into the next;
+* whatever a pass forward and backward changes in training mode (buffers, parameters, attributes, what a loss holds):
+  refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, but for dropout, which is drawn by record;
 * values of tensors read by Python code, on which a batch would branch as one: such a model gets one example at a time;
 * examples that show in each other's gradients: in `choose.py`, by comparing batches with and without one.
@@ -22,11 +22,12 @@ only after many steps; or code that is written to pass it. Whoever trains a stra
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all_modules
 from torch.overrides import TorchFunctionMode
@@ -87,69 +88,135 @@ def refuse_model(model: nn.Module) -> None:
             )
 
 
-def try_passes(
-    model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, keys: Int64[Tensor, " entries"]
-) -> Findings:
-    """Passes over made-up examples, forward alone.
+@dataclass(frozen=True)
+class MadeUp:
+    """Made-up examples.
+
+    Attributes:
+        inputs: of the data's shape and dtype.
+        targets: of the inputs.
+        keys: of the entries, for dropout.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    keys: Int64[Tensor, " entries"]
+
+
+def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
+    """Passes over made-up examples, forward and backward.
 
     Args:
         model: a copy of the user's, in its own mode.
         loss: per-example loss.
-        inputs: made up.
-        targets: of the inputs.
-        keys: of the entries, for dropout.
+        examples: a few.
 
     Raises:
-        Refused: when the model changes in a pass, or draws at random by place.
+        Refused: when the model or the loss changes in a pass, or draws at random by place.
     """
-
-    def forward(x: Tensor, y: Tensor, model: nn.Module = model) -> tuple[Tensor, _Watch, bool]:
-        # `one_pass` draws dropout from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
-        with torch.no_grad(), entries(keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
-            values = loss(model(x), y)
-        watch.reads = watch.reads or memory.reads
-        return values, watch, dropout is not None and dropout.calls > 0
-
-    other, drawn = fresh(model), _generators(inputs.device)
-    forward(inputs, targets)  # what is computed once and kept, as a table of positions, is there afterwards
-    before = _state(model)
-    first, watch, draws = forward(inputs, targets)
-    # Other entries in between: a model that carries one batch into the next answers the first one differently then.
-    forward(inputs.flip(0), targets.flip(0))
-    after = _state(model)
-    again, _, _ = forward(inputs, targets)
+    _pass(model, loss, examples)  # what is computed once and kept, as a table of positions, is there afterwards
+    before = _state(model, loss)
+    first = _pass(model, loss, examples)
+    # Others in between: a model that carries one batch into the next answers the first one differently then. As many,
+    # because what is computed once for a size, as a mask, may be kept.
+    _pass(model, loss, _others(examples, len(examples.keys)))
+    after = _state(model, loss)
+    again = _pass(model, loss, examples)
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     if changed:
         raise Refused(
-            f"a forward pass in training mode must change nothing, got another {changed[0]} after one: it would be "
+            f"a pass in training mode must change nothing, got another {changed[0]} after one: it would be "
             "released without noise, and carry one example into another's gradient; take a layer without statistics, "
             "or put that module in evaluation mode"
         )
-    if watch.random or not _alike(first, again):
-        what = f"by {watch.random}" if watch.random else "differently in two equal passes"
+    if first.random or not _alike(first, again):
+        what = f"by {first.random}" if first.random else "differently in two equal passes"
         raise Refused(
             f"a model must draw nothing at random but dropout, got a layer that does ({what}): draws depend on an "
             "example's place in its batch, and removing one example would move all others'; take torch.nn.Dropout, "
             "or put that layer in evaluation mode"
         )
-    # What is kept must not follow from the first batch: another copy begins with copies of one example.
-    begun = inputs[-1:].expand_as(inputs)
-    for generator, state in drawn:  # what is drawn once and kept is the same for both
-        generator.set_state(state)
-    forward(0.5 * begun if inputs.is_floating_point() else begun, targets, other)
-    elsewhere, _, _ = forward(inputs, targets, other)
-    if not _alike(first, elsewhere):
+    return Findings(first.reads, first.draws)
+
+
+def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> None:
+    """Refuses what follows from the first batch and is kept: two copies begin with different ones.
+
+    Args:
+        model: a copy of the user's that has seen no batch, in its own mode.
+        loss: per-example loss, likewise.
+        begun: what one copy begins with; the other begins with others, and fewer.
+        examples: what both are then asked.
+
+    Raises:
+        Refused: when they answer differently.
+    """
+    drawn, answers = _generators(begun.inputs.device), []
+    for batch in (begun, _others(begun, max(1, len(begun.keys) - 2))):
+        for generator, state in drawn:  # what is drawn once and kept is the same for both
+            generator.set_state(state)
+        copied, own_loss = fresh(model), copied_loss(loss)
+        _pass(copied, own_loss, batch)
+        answers.append(_pass(copied, own_loss, examples))
+    if not _alike(*answers):
         raise Refused(
-            "a model must keep nothing of its first batch, got one that answers differently after another: what it "
-            "keeps would be released without noise, and carry one example into another's gradient; compute it in "
-            "the model's `__init__`, from public data"
+            "a model and its loss must keep nothing of their first batch, got one that answers differently after "
+            "another: what it keeps would be released without noise, and carry one example into another's gradient; "
+            "compute it in the model's `__init__`, from public data"
         )
-    return Findings(watch.reads, draws)
+
+
+def _others(examples: MadeUp, count: int) -> MadeUp:
+    """A batch of copies of one example, of which whatever can be computed is another."""
+    x, y = (values[-1:].expand(count, *values.shape[1:]) for values in (examples.inputs, examples.targets))
+    return MadeUp(0.5 * x if x.is_floating_point() else x, y, examples.keys[:count])
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one pass showed.
+
+    Attributes:
+        losses: as the loss gave them.
+        gradients: of each trained parameter's gradient its sum and norm, by which another one is told.
+        random: the operation that drew at random; empty where none did.
+        reads: the operation by which a value was handed to Python; empty where none was.
+        draws: whether dropout was computed.
+    """
+
+    losses: Tensor
+    gradients: Float[Tensor, "parameters 2"]
+    random: str
+    reads: str
+    draws: bool
+
+
+def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
+    """One pass as a run takes it, of which a part may be for passes with gradients alone."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # `one_pass` draws dropout from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
+    with torch.enable_grad(), entries(examples.keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
+        losses = loss(model(examples.inputs), examples.targets)
+        found: Sequence[Tensor | None] = [None] * len(trained)
+        if losses.requires_grad:
+            found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+    none = losses.new_zeros(2)
+    told = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in found]
+    draws = dropout is not None and dropout.calls > 0
+    return _Seen(losses.detach(), torch.stack([none, *told]), watch.random, watch.reads or memory.reads, draws)
 
 
 def fresh(model: nn.Module) -> nn.Module:
     """A copy that shares the model's parameters alone: a large model is in memory once."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def copied_loss(loss: Loss) -> Loss:
+    """A copy of a loss that is an object, and what is no object, or cannot be copied, as it is."""
+    try:
+        return copy.deepcopy(loss)
+    except Exception:  # whatever a user's object raises
+        return loss
 
 
 def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
@@ -189,11 +256,20 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         # PyTorch's own tag of operations that read a generator: no list of random layers is kept here.
-        if torch.Tag.nondeterministic_seeded in func.tags and not self.random:
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.random and not _without_dropout(func, args, kwargs):
             self.random = name
         if name in _READS and not self.reads:
             self.reads = name
         return func(*args, **(kwargs or {}))
+
+
+def _without_dropout(func: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bool:
+    """Whether an operation with dropout, such as attention, is called without."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
+            return given == 0
+    return False
 
 
 class _WatchMemory(TorchFunctionMode):
@@ -210,9 +286,9 @@ class _WatchMemory(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _state(model: nn.Module) -> dict[str, str]:
-    """A digest of everything that a module holds, by its place."""
-    found = {}
+def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
+    """A digest of everything that a module holds, by its place, and of the loss."""
+    found = {"state of the loss": digest(loss, strict=False)}
     for name, module in model.named_modules():
         for key, value in own_attributes(module).items():
             found[f"attribute '{key}' of {_place(name, module)}"] = digest(value, strict=False)
@@ -231,11 +307,15 @@ def _identical(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the order in which a GPU adds up; exactly where nothing is random about that."""
-    if a.shape != b.shape:
+def _alike(a: _Seen, b: _Seen) -> bool:
+    """Equal losses, up to the order in which a GPU adds up; gradients up to that on several threads too."""
+    if a.losses.shape != b.losses.shape:
         return False
-    return torch.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True) if a.is_cuda else _identical(a, b)
+    size = a.gradients.abs().nan_to_num().max()
+    near = torch.allclose(a.gradients, b.gradients, rtol=1e-6, atol=1e-6 * float(size), equal_nan=True)
+    if a.losses.is_cuda:
+        return near and torch.allclose(a.losses, b.losses, rtol=1e-6, atol=1e-9, equal_nan=True)
+    return near and _identical(a.losses, b.losses)
 
 
 def _place(name: str, module: nn.Module) -> str:

@@ -246,7 +246,7 @@ class Drifting(nn.Linear):
 )
 @pytest.mark.parametrize("engine", ["auto", "torch.func", "one_by_one"])
 def test_what_a_forward_pass_changes_is_refused_by_name(layer, what, engine):
-    with pytest.raises(ValueError, match=f"a forward pass in training mode must change nothing, got another {what}"):
+    with pytest.raises(ValueError, match=f"a pass in training mode must change nothing, got another {what}"):
         train(
             network(layer()),
             DATA,
@@ -409,7 +409,7 @@ class Keeping(nn.Module):
 @pytest.mark.parametrize("kind", ["attribute", "parameter", "buffer", "further buffer"])
 def test_what_follows_from_the_first_batch_is_not_kept(kind, engine):
     """As by an initialisation from data: it is released without noise, and scales all examples alike."""
-    with pytest.raises(ValueError, match="a model must keep nothing of its first batch"):
+    with pytest.raises(ValueError, match="a model and its loss must keep nothing of their first batch"):
         moved(network(Keeping(kind, public=False)), engine=engine)
     model = network(Keeping(kind, public=True))
     assert moved(model, engine=engine)[0] <= 1 + 1e-4
