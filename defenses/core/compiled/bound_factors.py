@@ -23,6 +23,8 @@ from .row_squares import squared_row
 
 SIDE, PART = 5, 3
 """Numbers of the tables' rows."""
+_LEAST_SCALED = 1e-60
+"""The squared norm of a scaled row, from which on float32 holds it: below 1e-38 its numbers have fewer digits."""
 _CERTAIN = 1e6
 """How many times what may have vanished a squared norm is at least, where it is believed."""
 KINDS = ("clip", "normalize", "adaptive_weight")
@@ -102,7 +104,7 @@ def _module(wide: bool) -> ir.Module:
                             with weights:
                                 at = build.gep(build.inttoptr(marks, numbers), [build.mul(example.number, apart)])
                                 build.store(build.call(weighted_row, [row, at, size]), place)
-        with counted(build, INT(0), part_count, [zero] * 3) as part:
+        with counted(build, INT(0), part_count, [zero] * 3 + [double(1 / SMALL)]) as part:
             first, other, counts = (entry(parts, part.number, PART, column) for column in range(PART))
 
             def measured_of(number: Any, otherwise: Any) -> Any:
@@ -110,7 +112,7 @@ def _module(wide: bool) -> ir.Module:
                 found = build.load(build.gep(squares, [build.select(there, number, first)]))
                 return build.select(there, found, otherwise)
 
-            sum_, all_, vanished = part.sums
+            sum_, all_, vanished, least_side = part.sums
             product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (other, counts))
             entering, leaving = measured_of(first, zero), measured_of(other, one)
             value = build.fmul(entering, leaving)
@@ -128,8 +130,16 @@ def _module(wide: bool) -> ir.Module:
                 build.fadd(sum_, measured_of(counts, itself)),
                 build.fadd(all_, value),
                 build.fadd(vanished, build.select(some, build.fmul(lost, double(least)), zero)),
+                build.select(
+                    build.and_(
+                        build.and_(product, build.fcmp_ordered(">", leaving, zero)),
+                        build.fcmp_ordered("<", leaving, least_side),
+                    ),
+                    leaving,
+                    least_side,
+                ),
             ]
-        square, everything, vanished = part.sums
+        square, everything, vanished, least_side = part.sums
         build.store(square, build.gep(norms, [example.number]))
         length = build.call(root, [square])
         # As `Bound.factors` has them, which says why.
@@ -141,6 +151,7 @@ def _module(wide: bool) -> ir.Module:
             divisor = build.select(build.icmp_signed("==", kind, INT(place)), each, divisor)
         factor = build.fdiv(norm, divisor)
         factor = factor if wide else build.fptrunc(factor, number)
+        scale = factor if wide else build.fpext(factor, double)
         build.store(factor, build.gep(factors, [example.number]))
         long = build.fadd(build.fmul(build.fadd(square, vanished), double(1 + 1e-4)), double(SMALL))
         short = build.fcmp_ordered("<", long, build.fmul(norm, norm))
@@ -150,9 +161,12 @@ def _module(wide: bool) -> ir.Module:
         limits = (
             (square, 0.0, 1 / SMALL),
             (everything, 0.0, 1 / SMALL),
-            (factor if wide else build.fpext(factor, double), least, most),
+            (scale, least, most),
         )
-        certain = build.or_(known, short)
+        # Of an outer product the second row is scaled: in what is left of it rounding must not show.
+        shrunk = build.fmul(build.fmul(scale, scale), least_side)
+        scaled = build.or_(build.fcmp_ordered(">=", scale, one), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED)))
+        certain = build.and_(build.or_(known, short), scaled)
         for value, low, high in limits:  # false for NaN
             for sign, limit in ((">=", low), ("<=", high)):
                 certain = build.and_(certain, build.fcmp_ordered(sign, value, double(limit)))

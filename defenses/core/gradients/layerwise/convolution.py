@@ -28,6 +28,7 @@ from .factors import (
     BasisPiece,
     FactoredGradient,
     Squares,
+    added_in_parts,
     gram,
     gram_squares,
     joined,
@@ -105,10 +106,20 @@ class Convolution(FactoredGradient):
             yield part, self.rows(part)
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
-        """From the rows if they were kept, otherwise made anew, by tiles, or the vendor's kernel for a whole batch."""
-        g = self.geometry
+        """From the rows if they were kept, otherwise made anew, by tiles, or the vendor's kernel for many examples."""
         if self._kept is not None:
             return self._kept.weighted(factors)
+        return added_in_parts(self.examples, self.like, lambda part: self._some(part)._added(factors[part]))
+
+    def _some(self, which: slice) -> Convolution:
+        """The same of some examples."""
+        if which == slice(0, self.examples):
+            return self
+        images = slice(which.start * self.views, which.stop * self.views)
+        return Convolution(self.inputs[images], self.signals[images], self.geometry, views=self.views)
+
+    def _added(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, "leaving entering height width"]:
+        g = self.geometry
         if self._summing is not None:
             return self._summing.order.restored(self._summing.weighted(factors))
         factors = factors.repeat_interleave(self.views)

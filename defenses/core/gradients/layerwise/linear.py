@@ -18,10 +18,12 @@ from .compiled_products import product_flops, product_squares
 from .compiled_rows import usable
 from .cost import Shape, Strategy, cheapest
 from .factors import (
+    TOGETHER,
     BasisPiece,
     FactoredGradient,
     GradientRows,
     Squares,
+    added_products,
     gram,
     gram_squares,
     joined,
@@ -58,10 +60,12 @@ class Outer(FactoredGradient):
 
     def weighted(self, factors: Tensor) -> Tensor:
         """One product over the batch."""
-        return ((self.signals * factors.unsqueeze(1)).T @ self.inputs).flatten()
+        return added_products(self.signals, factors, self.inputs, 1).flatten()
 
     def weighted_into(self, place: Float[Tensor, " size"], factors: Tensor) -> None:
         """One product, written where it belongs."""
+        if self.examples > TOGETHER:
+            return super().weighted_into(place, factors)
         scaled = self.signals * factors.unsqueeze(1)
         torch.mm(scaled.T, self.inputs, out=place.view(self.signals.shape[1], self.inputs.shape[1]))
 
@@ -180,7 +184,10 @@ class OuterSum(FactoredGradient):
         """From the rows if they were kept, otherwise one product over all positions of the batch."""
         if self._kept is not None:
             return self._kept.weighted(factors)
-        return ((self.signals * factors.view(-1, 1, 1)).flatten(0, 1).T @ self.inputs.flatten(0, 1)).flatten()
+        positions = self.inputs.shape[1]
+        weights = factors.repeat_interleave(positions)
+        signals, inputs = (values.flatten(0, 1) for values in (self.signals, self.inputs))
+        return added_products(signals, weights, inputs, positions).flatten()
 
     def without(self, bad: Tensor) -> OuterSum:
         """Zeros in both factors."""

@@ -151,6 +151,16 @@ def test_squares_that_float32_loses_under_a_mask_are_not_believed():
     assert squares.tolist() == [9, 1] and factors.tolist() == pytest.approx([1 / 3, 1])
 
 
+def test_an_outer_product_whose_scaled_side_float32_rounds_is_not_certain():
+    """2^-149 times 0.51 is 2^-149 again: times numbers of 3e38 that is twice the bound."""
+    inputs, signals = torch.full((2, 4), 1.0), torch.full((2, 3), 1.0)
+    length = 2.0**-149 * 3e38 * 12**0.5
+    assert found_of([Outer(inputs, signals)], [True], clip(0.51 * length)) is not None
+    inputs[1], signals[1] = 3e38, 2.0**-149
+    assert found_of([Outer(inputs, signals)], [True], clip(0.51 * length)) is None
+    assert found_of([Outer(inputs[:, :1], signals[:, :1])], [True], clip(1.0)) is not None  # it is not scaled
+
+
 def test_squares_that_float64_loses_are_not_believed():
     """Of a product of 1e-162 and 1e153 the one square is zero, and the product is none."""
     inputs, signals = (torch.full((2, 100), value, dtype=torch.float64) for value in (1.0, 1.0))

@@ -34,7 +34,7 @@ from defenses.core import (
 from defenses.core.gradients.choose import choose
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise import blocks, convolution, factors, linear, patches
+from defenses.core.gradients.layerwise import blocks, convolution, factors, linear, patches, recorder, tables
 from defenses.core.gradients.layerwise.cost import Strategy, Summation, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
 from defenses.core.plan import codec, query
@@ -201,6 +201,38 @@ def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
         monkeypatch.setattr(linear, "cheapest", forced)
         names = ("normalize", "masked", "three blocks", "two masks, and none", "two parts behind a mask, and without")
         assert_same_sums(made, rows, names, way)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_large_batches_are_recorded_by_hooks_and_give_the_same_to_the_last_bit(name, monkeypatch):
+    made = problem(name)
+    rows = engine_of(made).rows(made.inputs, made.targets)
+    monkeypatch.setattr(recorder, "_AT_ONCE", -1)
+    monkeypatch.setattr(recorder, "_COPIED", -1)
+    assert torch.equal(engine_of(made).rows(made.inputs, made.targets), rows)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", ["mlp", "linear_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"])
+def test_sums_of_many_examples_in_parts_are_those_in_one(name, views, monkeypatch):
+    made = problem(name)
+    model, inputs = copy.deepcopy(made.model).float(), made.inputs
+    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    plan = plans(by_loop(made))["normalize"]
+
+    def summed():
+        engine = Layerwise(model, cross_entropy, Layout.of(model))
+        return engine.sums(plan, inputs, made.targets, views=views)[0]
+
+    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)  # rows are not kept
+    monkeypatch.setattr(linear, "cheapest", lambda *_: Strategy.FREE)
+    monkeypatch.setattr(tables.SumTable, "outer", lambda *_: False)
+    whole = summed()
+    for module in (factors, linear):
+        monkeypatch.setattr(module, "TOGETHER", 1)
+    monkeypatch.setattr(factors, "_LEAST_TOGETHER", 1)
+    monkeypatch.setattr(factors, "_CHUNK_BYTES", {"cpu": 200, "cuda": 200})
+    torch.testing.assert_close(summed(), whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
 
 
 @pytest.mark.parametrize("chunk", [1, 2000, 10**9])
