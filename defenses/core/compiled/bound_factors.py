@@ -165,7 +165,9 @@ def _module(wide: bool) -> ir.Module:
         )
         # Of an outer product the second row is scaled: in what is left of it rounding must not show.
         shrunk = build.fmul(build.fmul(scale, scale), least_side)
-        scaled = build.or_(build.fcmp_ordered(">=", scale, one), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED)))
+        scaled = build.or_(
+            build.fcmp_ordered(">=", scale, one), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED))
+        )
         certain = build.and_(build.or_(known, short), scaled)
         for value, low, high in limits:  # false for NaN
             for sign, limit in ((">=", low), ("<=", high)):

@@ -52,8 +52,8 @@ def normals(*, rounded: bool, wide: bool = True) -> Callable[..., None]:
     """A function that adds noise in place.
 
     Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many numbers there are (at
-    least one; of a last group the end may not be used), the numbers, the noise's standard deviation and, where `rounded`,
-    the power of two that sums are then rounded to multiples of.
+    least one; they may end within a group), the numbers, the noise's standard deviation and, where `rounded`, the power
+    of two that sums are then rounded to multiples of.
 
     Args:
         rounded: whether sums are rounded.

@@ -445,7 +445,7 @@ class Engine:
         with ONE_PASS:  # during which a model's parameters are others
             # By hand: `model.get_parameter` takes three times as long.
             *path, key = self.layout.names[0].split(".")
-            module = self.model
+            module: Any = self.model
             for part in path:
                 module = module._modules[part]
             return module._parameters[key]

@@ -195,7 +195,13 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
     """One pass as a run takes it, of which a part may be for passes with gradients alone."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # `one_pass` draws dropout from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
-    with torch.enable_grad(), entries(examples.keys), _WatchMemory() as memory, one_pass() as dropout, _Watch() as watch:
+    with (
+        torch.enable_grad(),
+        entries(examples.keys),
+        _WatchMemory() as memory,
+        one_pass() as dropout,
+        _Watch() as watch,
+    ):
         losses = loss(model(examples.inputs), examples.targets)
         found: Sequence[Tensor | None] = [None] * len(trained)
         if losses.requires_grad:
@@ -256,7 +262,11 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         # PyTorch's own tag of operations that read a generator: no list of random layers is kept here.
-        if torch.Tag.nondeterministic_seeded in func.tags and not self.random and not _without_dropout(func, args, kwargs):
+        if (
+            torch.Tag.nondeterministic_seeded in func.tags
+            and not self.random
+            and not _without_dropout(func, args, kwargs)
+        ):
             self.random = name
         if name in _READS and not self.reads:
             self.reads = name

@@ -143,7 +143,7 @@ class CipherNoise:
         return noisy.div(unit).round().mul(unit).to(sums.dtype)
 
     def _visit(self, values: Float[Tensor, " size"], std: float, unit: float | None) -> None:
-        """Adds one draw to a vector, and rounds it where there is a unit; in parts, the same on any number of threads."""
+        """Adds a draw to a vector, in parts that are the same on any number of threads; rounds where there is a unit."""
         if self._process != _forks:
             raise ValueError(
                 f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
@@ -269,4 +269,3 @@ def _checked(std: float) -> float:
 def _refuse_tables(sums: Tensor) -> None:
     if sums.dim() != 1:  # as many numbers are drawn as the first dimension has
         raise ValueError(f"sums must be vectors [size], got {tuple(sums.shape)}")
-

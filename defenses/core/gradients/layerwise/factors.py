@@ -25,7 +25,7 @@ from .tables import NormTable, SumTable, measurable
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 TOGETHER = 512
-"""Examples whose gradients float32 may add up in one piece: the removal of one moves the sum by a hundredth of a bound."""
+"""Examples whose gradients float32 may add up in one piece: rounding then moves a sum by a 64th of a bound at most."""
 _LEAST_TOGETHER = 16  # examples, of which a layer's kernel takes longer than to be called
 # A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
 _ROUNDING = 4.0
@@ -124,9 +124,9 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
 def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor]) -> Tensor:
     """A sum over examples, of which parts that float32 adds up are added up in float64.
 
-    Where n gradients of a bound's length are added one after another, each is rounded to a last digit of the sum of those
-    before it. Without the first one all later ones are rounded otherwise, by up to n² / 2^24 of the bound: of 65,536
-    chosen examples it was 49 bounds. In parts of m it is n m / 2^24.
+    Where n gradients of a bound's length are added one after another, each is rounded to a last digit of the sum of
+    those before it. Without the first one all later ones are rounded otherwise, by up to n² / 2^24 of the bound: of
+    65,536 chosen examples it was 49 bounds. In parts of m it is n m / 2^24.
 
     Args:
         examples: how many there are.
@@ -157,7 +157,9 @@ def added_products(
     if signals.dtype == torch.float64 or places * (places // terms) <= TOGETHER**2:
         return (signals * weights.unsqueeze(1)).T @ inputs
     if not signals.is_cpu:  # most GPUs have few units for float64
-        return added_in_parts(places, signals, lambda part: (signals[part] * weights[part].unsqueeze(1)).T @ inputs[part])
+        return added_in_parts(
+            places, signals, lambda part: (signals[part] * weights[part].unsqueeze(1)).T @ inputs[part]
+        )
     total = signals.new_zeros(signals.shape[1], inputs.shape[1], dtype=torch.float64)
     for part in parts(places, 8 * (signals.shape[1] + inputs.shape[1]), signals):
         scaled = signals[part].double() * weights[part].double().unsqueeze(1)

@@ -21,7 +21,6 @@ from ..record_draws import one_pass
 from ..reference import Loss
 from .buffers import Buffers
 
-
 _NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
 # Numbers that layers put out for a batch, up to which their derivatives are kept until all are there.
 _AT_ONCE = 2**20
@@ -136,17 +135,15 @@ def record(
         for (*_, meet), signals in zip(reversed(calls), reversed(met), strict=True):
             meet(signals)
         return
-    while calls:
-        node, number, meet = calls.pop()
-        node.register_prehook(partial(_handed, meet, number))
-    # The last call's hook must not hold its node: the two would keep each other, and all activations, alive.
-    del node, meet
+    while calls:  # of which none is left here: what the pass has met is freed
+        _hooked(*calls.pop())
     # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
     losses.backward(ones)
 
 
-def _handed(meet: Callable[[Tensor | None], None], number: int, signals: tuple[Tensor | None, ...]) -> None:
-    meet(signals[number])
+def _hooked(node: Node, number: int, meet: Callable[[Tensor | None], None]) -> None:
+    # The hook must not hold its node: the two would keep each other, and all activations, alive.
+    node.register_prehook(lambda signals: meet(signals[number]))
 
 
 def _traced(output: Tensor) -> Tensor:

@@ -213,7 +213,9 @@ def test_large_batches_are_recorded_by_hooks_and_give_the_same_to_the_last_bit(n
 
 
 @pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("name", ["mlp", "linear_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "linear_one_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"]
+)
 def test_sums_of_many_examples_in_parts_are_those_in_one(name, views, monkeypatch):
     made = problem(name)
     model, inputs = copy.deepcopy(made.model).float(), made.inputs

@@ -1,4 +1,4 @@
-"""What a model or a loss keeps of a batch, also where gradients are on, in the pass backward, or of large batches alone."""
+"""What models and losses keep of a batch, where gradients are on, in the pass backward, or of large batches alone."""
 
 import dataclasses
 from collections import deque
@@ -14,7 +14,7 @@ CLIP = 0.1
 COINS = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 6, generator=COINS), torch.randint(0, 3, (48,), generator=COINS)
 X[0] *= 100
-PASS = "a pass in training mode must change nothing, got another"
+CHANGED = "a pass in training mode must change nothing, got another"
 FIRST = "must keep nothing of their first batch"
 
 
@@ -128,15 +128,15 @@ class Passed(nn.Module):
     [
         (lambda: Scaled(lambda x: torch.is_grad_enabled()), FIRST),
         (lambda: Scaled(lambda x: x.requires_grad), FIRST),
-        (lambda: Scaled(lambda x: torch.is_grad_enabled(), average=True), PASS),
+        (lambda: Scaled(lambda x: torch.is_grad_enabled(), average=True), CHANGED),
         (lambda: Scaled(lambda x: len(x) >= 16), FIRST),
-        (InField, PASS),
-        (Bank, PASS),
+        (InField, CHANGED),
+        (Bank, CHANGED),
         (OfItsSize, FIRST),
         (lambda: Passed(average=False, hook=False), FIRST),
-        (lambda: Passed(average=True, hook=False), PASS),
+        (lambda: Passed(average=True, hook=False), CHANGED),
         (lambda: Passed(average=False, hook=True), FIRST),
-        (lambda: Passed(average=True, hook=True), PASS),
+        (lambda: Passed(average=True, hook=True), CHANGED),
     ],
 )
 def test_what_a_model_keeps_is_refused(layer, why):
@@ -182,7 +182,7 @@ def averaging():
     return loss
 
 
-@pytest.mark.parametrize(("loss", "why"), [(ScaledLoss, FIRST), (WeightedLoss, FIRST), (averaging, PASS)])
+@pytest.mark.parametrize(("loss", "why"), [(ScaledLoss, FIRST), (WeightedLoss, FIRST), (averaging, CHANGED)])
 def test_what_a_loss_keeps_is_refused_for_its_equals_too(loss, why):
     for _ in range(2):
         with pytest.raises(ValueError, match=why):
