@@ -27,7 +27,7 @@ from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
-from .model_checks import Findings, MadeUp, Refused, copied_loss, fresh, try_first, try_passes
+from .model_checks import Findings, MadeUp, Refused, copied_loss, fresh, loss_state, try_first, try_passes
 from .record_draws import entries, record_keys, words
 from .reference import Loss, ModelFunction
 
@@ -95,12 +95,13 @@ def choose(
     if key in _verdicts:
         verdict = _verdicts[key]
         return verdict.choice(verdict.kind(model, loss, layout))
+    held = loss_state(loss)
     # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         trial = _Trial(model, loss, layout, inputs, targets)
         verdict = _choose(name, trial, batches)
-    # A loss that has changed meanwhile is another one, and an equal one has to be tried itself.
-    if key and key == _key(name, model, loss, layout, inputs, targets, batches):
+    # What equals a loss that has changed meanwhile has to be tried itself.
+    if key and held == loss_state(loss):
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
             _verdicts.pop(next(iter(_verdicts)))  # the oldest

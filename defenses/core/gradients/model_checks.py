@@ -22,6 +22,8 @@ only after many steps; or code that is written to pass it. Whoever trains a stra
 from __future__ import annotations
 
 import copy
+import functools
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -225,6 +227,28 @@ def copied_loss(loss: Loss) -> Loss:
         return loss
 
 
+def loss_state(loss: Loss) -> str:
+    """A digest of what a loss holds: an object's content, and of functions the variables of their closures."""
+    found: list[object] = []
+    waiting, met = [loss], set[int]()
+    while waiting:
+        one: Any = waiting.pop()
+        if id(one) in met:
+            continue
+        met.add(id(one))
+        if isinstance(one, types.FunctionType):
+            # Not its code, and what that refers to by name, which takes a hundred times as long to look into.
+            cells = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+            waiting += [*cells, *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values(), *vars(one).values()]
+        elif isinstance(one, functools.partial):
+            waiting += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, types.MethodType):
+            waiting += [one.__func__, one.__self__]
+        else:
+            found.append(one)
+    return digest(found, strict=False)
+
+
 def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
     """PyTorch's own generators that a pass on a device may draw from, with their states."""
     found = [torch.default_generator]
@@ -298,7 +322,7 @@ class _WatchMemory(TorchFunctionMode):
 
 def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
     """A digest of everything that a module holds, by its place, and of the loss."""
-    found = {"state of the loss": digest(loss, strict=False)}
+    found = {"state of the loss": loss_state(loss)}
     for name, module in model.named_modules():
         for key, value in own_attributes(module).items():
             found[f"attribute '{key}' of {_place(name, module)}"] = digest(value, strict=False)

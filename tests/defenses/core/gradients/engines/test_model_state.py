@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ class Scaled(nn.Module):
 
 @dataclasses.dataclass
 class Statistics:
-    scale: object = dataclasses.field(default=None, init=False, compare=False)
+    scale: Any = dataclasses.field(default=None, init=False, compare=False)
 
 
 class InField(nn.Module):
