@@ -143,7 +143,7 @@ class CipherNoise:
         return noisy.div(unit).round().mul(unit).to(sums.dtype)
 
     def _visit(self, values: Float[Tensor, " size"], std: float, unit: float | None) -> None:
-        """Adds a draw to a vector, in parts that are the same on any number of threads, and rounds to the unit, if any."""
+        """Adds a draw to a vector, in parts that are the same on any number of threads, and rounds to a unit if any."""
         if self._process != _forks:
             raise ValueError(
                 f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
