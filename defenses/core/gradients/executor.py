@@ -388,7 +388,8 @@ class Engine:
         refuse_autocast(inputs.device)
         choice = self.prepare(inputs, targets)
         if choice.draws:
-            raise ValueError("the model must draw nothing where its entries are given as they are, got dropout")
+            found = f"one that could not be checked: {choice.unverified}" if choice.unverified else "dropout"
+            raise ValueError(f"the model must draw nothing where its entries are given as they are, got {found}")
         like = self._first()
         batches = replace(self._batches(like), views=views)
         for chosen, copies in self._fitting(choice, inputs.shape[0] // views, batches, like):
