@@ -72,7 +72,8 @@ def digest(*values: object, strict: bool = True) -> str:
 
     Args:
         values: of any kind.
-        strict: whether what cannot be looked into is an error; otherwise its type stands for it.
+        strict: whether what cannot be looked into is an error; otherwise its type, and what pickle makes of it, stand
+            for it, and what a dataclass remembers beside its settings is content too.
 
     Raises:
         UnknownContent: when strict, naming the place and the type.

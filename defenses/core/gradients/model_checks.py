@@ -15,8 +15,9 @@ What is looked for:
 
 This is a search, and best effort: it finds what shows on made-up examples, in batches of a few sizes, one of them the
 run's largest. It cannot see a branch on a batch size that was not tried, or on values that made-up examples do not
-reach (where Python reads none); state that lives outside of the model, in a global variable or a file; what begins
-only after many steps; or code that is written to pass it. Whoever trains a stranger's model takes the stranger's word.
+reach (where Python reads none); state that lives outside of the model and the loss, in a global variable or a file, or
+in an object that neither shows its content nor can be pickled; what begins only after many steps; or code that is
+written to pass it. Whoever trains a stranger's model takes the stranger's word.
 """
 
 from __future__ import annotations
@@ -220,7 +221,10 @@ def fresh(model: nn.Module) -> nn.Module:
 
 
 def copied_loss(loss: Loss) -> Loss:
-    """A copy of a loss that is an object, and what is no object, or cannot be copied, as it is."""
+    """A copy of a loss that is an object; a function, or what cannot be copied, as it is.
+
+    What that remembers it then has of made-up examples, before any data: `loss_state` shows it.
+    """
     try:
         return copy.deepcopy(loss)
     except Exception:  # whatever a user's object raises

@@ -25,7 +25,7 @@ from .tables import NormTable, SumTable, measurable
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 TOGETHER = 512
-"""Examples whose gradients float32 may add up in one piece: rounding then moves a sum by a 64th of a bound at most."""
+"""Examples whose gradients float32 may add up in one piece: n² / 2^24 of a bound (`added_in_parts`) is then a 64th."""
 _LEAST_TOGETHER = 16  # examples, of which a layer's kernel takes longer than to be called
 # A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
 _ROUNDING = 4.0
@@ -126,7 +126,8 @@ def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor])
 
     Where n gradients of a bound's length are added one after another, each is rounded to a last digit of the sum of
     those before it. Without the first one all later ones are rounded otherwise, by up to n² / 2^24 of the bound: of
-    65,536 chosen examples it was 49 bounds. In parts of m it is n m / 2^24.
+    65,536 chosen examples it was 49 bounds. In parts of m it is n m / 2^24. That is of kernels that add up an example's
+    positions first; of one that adds all positions one after another it is as many times more as there are positions.
 
     Args:
         examples: how many there are.
