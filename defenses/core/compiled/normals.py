@@ -1,9 +1,11 @@
 """Normal numbers from the stream cipher ChaCha20, added to a vector and rounded to a grid in one pass.
 
-Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits, of which 120 make 80 numbers by
-the transform of Box and Muller in float64. The radius is of a uniform number of 128 bits, so that tails end at 13.3
-standard deviations; the angle is of one of 64. Every operation is exact or rounded as IEEE 754 says, and none is fused
-that is not written so: a key gives the same numbers on every processor.
+Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits; each two of them make two
+numbers by the transform of Box and Muller in float64. The radius is of a uniform number of 88 bits, so that tails end
+at 11 standard deviations; the angle is of one of 40, whose steps are 300,000 times or more finer, at one standard
+deviation, than the unit that sums are rounded to (`noise.py`). Most of the time is the cipher's, so no bits are left.
+Every operation is exact or rounded as IEEE 754 says, and none is fused that is not written so: a key gives the same
+numbers on every processor.
 
 Sources: Bernstein, "ChaCha, a variant of Salsa20", 2008, with its counter and nonce of 64 bits each; Box & Muller, "A
 Note on the Generation of Random Normal Deviates", 1958. Polynomials of logarithm, sine and cosine as in Sun's fdlibm
@@ -25,10 +27,11 @@ from llvmlite import ir
 
 from .machine_code import INT, LlvmValue, compiled, counted
 
-GROUP = 80
+GROUP = 128
 """Numbers that are made at a time, of blocks that no others are made of."""
 
 _BLOCKS, _LANES = 16, 8
+_SHARED = 24  # bits of a pair's second word that are the radius's last; the others are the angle
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
 _QUARTERS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))  # columns, then diagonals
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
@@ -98,7 +101,7 @@ class _NormalWriter:
                 self._copied(there, last, left)
             at = build.select(short, last, there)
             for number in range(GROUP // (2 * _LANES)):
-                pair = self._pair(*(build.bitcast(words[3 * number + i], self._long) for i in range(3)))
+                pair = self._pair(*(build.bitcast(words[2 * number + i], self._long) for i in range(2)))
                 for half, drawn in enumerate(pair):
                     place = build.gep(at, [INT((2 * number + half) * _LANES)])
                     place = build.bitcast(place, ir.VectorType(entry, _LANES).as_pointer())
@@ -149,17 +152,18 @@ class _NormalWriter:
         left, right = (ir.Constant(self._block, [count] * _BLOCKS) for count in (bits, 32 - bits))
         return build.or_(build.shl(value, left), build.lshr(value, right))
 
-    def _pair(self, high: LlvmValue, low: LlvmValue, angle: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-        """Two vectors of normal numbers from three of uniform words."""
-        build = self._build
-        upper, lower = (build.uitofp(value, self._number) for value in (high, low))
-        uniform = self._fused(lower, 2.0**-128, build.fmul(upper, self._constant(2.0**-64)))
-        # Zero, once in 2^128, has no logarithm.
+    def _pair(self, high: LlvmValue, shared: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+        """Two vectors of normal numbers from two of uniform words."""
+        build, last = self._build, 2**_SHARED - 1
+        upper = build.uitofp(high, self._number)
+        lower = build.sitofp(build.and_(shared, self._whole(last)), self._number)
+        uniform = self._fused(lower, 2.0 ** -(64 + _SHARED), build.fmul(upper, self._constant(2.0**-64)))
+        # Zero, once in 2^88, has no logarithm.
         uniform = build.select(
-            build.fcmp_ordered(">", uniform, self._constant(0.0)), uniform, self._constant(2.0**-129)
+            build.fcmp_ordered(">", uniform, self._constant(0.0)), uniform, self._constant(2.0 ** -(65 + _SHARED))
         )
         radius = self._call("sqrt", build.fmul(self._logarithm(uniform), self._constant(-2.0)))
-        cosine, sine = self._circle(angle)
+        cosine, sine = self._circle(build.and_(shared, self._whole(2**64 - 1 - last)))
         return build.fmul(radius, cosine), build.fmul(radius, sine)
 
     def _logarithm(self, value: LlvmValue) -> LlvmValue:

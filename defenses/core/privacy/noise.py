@@ -13,7 +13,7 @@ Guarantee:
     of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
     the unit, of which there are 2^18 or more to a standard deviation. Assumes that nobody tells the stream of ChaCha20,
     a cipher, from fair bits, and that what float64 leaves of a Gaussian is one: within five standard deviations a unit
-    holds 2^31 floats or more, two numbers are made of 192 bits, and tails end at 13. The sums themselves are rounded as
+    holds 2^31 floats or more, two numbers are made of 128 bits, and tails end at 11. The sums themselves are rounded as
     float32 rounds them. `os` has a key of 256 bits from the operating system; the key of `seeded` follows from a
     number, which must be kept secret for the guarantee to mean anything, and be a large one.
 """
@@ -43,7 +43,7 @@ EXACT_SCALE = 2.0**30
 """Units to a standard deviation of exact noise: so many that rounding contributions to whole units is harmless."""
 
 _FINE = 18  # bits: the unit of float64 noise is between 2^-19 and 2^-18 of its standard deviation
-_PART = 1600 * GROUP  # numbers that a thread adds at a time
+_PART = 1000 * GROUP  # numbers that a thread adds at a time
 _KEY_BYTES, _STATE_WORDS = 32, 5  # of ChaCha20; of a saved stream
 
 

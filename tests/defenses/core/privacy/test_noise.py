@@ -20,7 +20,7 @@ from defenses.core.privacy import noise as noise_module
 from defenses.core.privacy.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
 
 ALARM = 1e-8
-PART = 1600 * GROUP  # numbers that one thread draws at a time
+PART = 1000 * GROUP  # numbers that one thread draws at a time
 LONG = 2 * PART + 12_345  # drawn in three parts
 SOURCES = {"seeded": lambda: seeded(5), "os": from_os, "secure": secure}
 each = pytest.mark.parametrize("kind", SOURCES)
