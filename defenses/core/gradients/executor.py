@@ -17,7 +17,7 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -391,7 +391,7 @@ class Engine:
             found = f"one that could not be checked: {choice.unverified}" if choice.unverified else "dropout"
             raise ValueError(f"the model must draw nothing where its entries are given as they are, got {found}")
         like = self._first()
-        batches = replace(self._batches(like), views=views)
+        batches = self._batches(like)._replace(views=views)
         for chosen, copies in self._fitting(choice, inputs.shape[0] // views, batches, like):
             span = slice(chosen.start * views, chosen.stop * views)
             yield choice.engine, _copied(inputs[span], copies), _copied(targets[span], copies), copies
@@ -408,6 +408,9 @@ class Engine:
             Pairs of a span and how many copies of each of its examples are worked on.
         """
         limit = batches.fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
+        if 1 < examples <= limit:
+            yield slice(0, examples), 1
+            return
         even = -(-examples // max(1, -(-examples // limit)))
         for chosen in microbatches(examples, max(1, even)):
             alone = batches.views * (chosen.stop - chosen.start) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +11,7 @@ import torch
 REUSED_MEMORY = 256 * 2**20
 
 
-@dataclass(frozen=True)
-class Batches:
+class Batches(NamedTuple):
     """The batches of a run, as far as they are known before it.
 
     Attributes:
