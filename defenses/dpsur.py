@@ -81,7 +81,8 @@ def dpsur(
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
         loss_clip: C_v, largest change of an example's loss, in units of the loss.
-        beta: a step stands if the noisy mean change is below beta C_v; infinity keeps every step.
+        beta: a step stands if the noisy mean change is below beta C_v; infinity keeps every step (in Python; a suite
+            takes a large number).
         validation_rate: q_v, every example joins a validation batch with this probability, independently of the step's.
         validation_noise_multiplier: sigma_v, noise standard deviation / C_v of the summed changes; stays as it is when
             a defense is calibrated.

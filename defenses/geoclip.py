@@ -93,8 +93,9 @@ class GeoClip:
         """The moving averages with a release in them: the covariance is exact in the directions and the new one."""
         decay, dim, batch = self.covariance_decay, context.dim, context.expected_batch
         factors, rest = self._factors(state, context)
-        centred = update - state["mean"]
-        directions = state["directions"]
+        # In the model's dtype, which nothing tells before the first release.
+        mean, directions = state["mean"].to(update), state["directions"].to(update)
+        centred = update - mean
         known = directions.shape[1]
         # Orthonormal anew in every step, or rounding adds up.
         frame = torch.linalg.qr(torch.cat([directions, centred.unsqueeze(1)], dim=1)).Q
@@ -114,7 +115,7 @@ class GeoClip:
             outside = float((centred - directions @ (directions.T @ centred)).double().square().sum())
             others = outside / unit / (dim - known) - noise / rest**2
         return {
-            "mean": self.mean_decay * state["mean"] + (1 - self.mean_decay) * update,
+            "mean": self.mean_decay * mean + (1 - self.mean_decay) * update,
             "directions": frame @ vectors[:, order].to(frame),
             "variances": variances[order].tolist(),
             "rest": decay * state["rest"] + (1 - decay) * others,

@@ -260,6 +260,12 @@ def test_an_empty_batch_is_a_step(name, world):
 
 @pytest.mark.long
 @each
+def test_a_model_in_float64_is_trained_in_float64(name):
+    duties.check_doubles(FACTORIES[name])
+
+
+@pytest.mark.long
+@each
 def test_a_run_interrupted_halfway_goes_on_bit_for_bit(name, tmp_path):
     duties.check_interruption(FACTORIES[name], tmp_path)
 

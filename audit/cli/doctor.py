@@ -22,10 +22,17 @@ _EXTRAS = {
     },
 }
 
+_SUMS = {
+    True: "the same wherever in a batch an example lies",
+    False: "go by where in a batch an example lies (docs/limits.md); is MKL_CBWR=AUTO in the environment?",
+}
+
 
 def examine() -> dict[str, Any]:
     """Everything that `leakbench doctor` prints, as plain data."""
     import torch
+
+    from defenses.core import sums_are_alike
 
     from ..catalog import methods as catalog
     from ..catalog.explain import describe
@@ -39,6 +46,7 @@ def examine() -> dict[str, Any]:
         "auto": "cuda" if cuda else "cpu",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "sums_alike": sums_are_alike(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _CORE},
         # By module and by metadata: either may be left behind without the other.
@@ -66,6 +74,7 @@ def words(found: dict[str, Any]) -> str:
     """The same for people."""
     lines = [
         f"device     {found['auto']}: {found['device']}, {found['cores']} cores, {found['threads']} threads",
+        f"sums       {_SUMS[found['sums_alike']]}",
         f"python     {found['python']}",
     ]
     lines += [f"{name:<14} {version or 'not installed'}" for name, version in found["versions"].items()]

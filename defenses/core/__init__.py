@@ -4,6 +4,7 @@ A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPla
 bound. A user calls `calibrate` and `train`.
 """
 
+from .gradients.alike import sums_are_alike
 from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
 from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_example_gradients
@@ -218,6 +219,7 @@ __all__ = [
     "shuffle",
     "spread",
     "standardised",
+    "sums_are_alike",
     "train",
     "train_together",
     "truncated_poisson",

@@ -431,6 +431,15 @@ def check_empty_batches(factory: Factory, world: World | None = None) -> None:
         assert torch.equal(parameters(run), LAYOUT.read(network())) is not noisy  # both networks start alike
 
 
+def check_doubles(factory: Factory) -> None:
+    """A model in float64 is trained in float64, under the same plans."""
+    data, public = ((inputs.double(), labels) for inputs, labels in (DATA, PUBLIC))
+    run = trained(factory(1.0), World(lambda: network().double(), data, public, {}))
+    assert run.ledger.entries == usual(factory, PLAIN).ledger.entries
+    assert all(p.dtype == torch.float64 and bool(torch.isfinite(p).all()) for p in run.model.parameters())
+    assert all(values.dtype == torch.float64 for step in run.transcript.steps for values in step.noisy or ())
+
+
 class _Stop:
     """A progress callback that interrupts after a number of steps."""
 

@@ -25,7 +25,7 @@ from importlib.metadata import version
 import dp_accounting
 import numpy as np
 from dp_accounting import rdp
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 
 from . import pld
 from .events import Gaussian, merged
@@ -106,7 +106,8 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     if interval is None:
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; too large for a grid of losses)")
     if by_pld is None:
-        return Epsilon(by_rdp, by_rdp, f"RDP ({library}; PLD took longer than {time_limit:g} s)")
+        why = f"took longer than {time_limit:g} s" if _lost(events) < delta else "loses all of delta to rounding"
+        return Epsilon(by_rdp, by_rdp, f"RDP ({library}; PLD {why})")
     if by_pld > by_rdp:
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; below PLD's pessimistic estimate)")
     # Slow lists go to dp-accounting's own accountant, in a process of its own.
@@ -153,11 +154,16 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
         epsilon: nats, positive.
         delta: in (0, 1).
     """
-    # dp-accounting solves for sigma up to a tolerance of its own; the loop ends on the private side of it.
+    relative, absolute = _CLOSED_FORM_ERROR
+    # Of what is left for epsilon where rounding up has its share: nothing, where delta must do by itself.
+    wanted = max((epsilon - absolute) / (1 + relative), 0.0)
     with np.errstate(divide="ignore"):
-        sigma = float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+        sigma = float(dp_accounting.get_sigma_gaussian(wanted, delta))
+    # dp-accounting solves for sigma up to a tolerance of its own; the loop ends on the private side of it. In growing
+    # steps: of a small delta a millionth more noise is less than that tolerance.
+    step = 1e-6
     while gaussian_epsilon(sigma, delta) > epsilon:
-        sigma *= 1 + 1e-6
+        sigma, step = sigma * (1 + step), 2 * step
     return sigma
 
 
@@ -177,7 +183,9 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
         accountant = rdp.RdpAccountant([order])
         for event, count in composed:
             accountant.compose(event, count)
-        return float(accountant.get_epsilon(delta))
+        # Before the conversion: a divergence that rounding has made 0, or negative, the library takes for epsilon 0.
+        divergence = np.maximum(accountant.rdp, 0.0) + lost
+        return float(compute_epsilon([order], divergence.tolist(), delta)[0])
 
     low, high = 0, len(_WHOLE_ORDERS) - 1
     with _quiet():
@@ -191,7 +199,7 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
                 low = middle + 1
         start = _WHOLE_ORDERS[low - 1] if low else 0
         end = _WHOLE_ORDERS[min(low + 1, len(_WHOLE_ORDERS) - 1)]
-        return min(lowest, *(at(order) for order in DEFAULT_RDP_ORDERS if start <= order <= end)) + lost
+        return min(lowest, *(at(order) for order in DEFAULT_RDP_ORDERS if start <= order <= end))
 
 
 def pld_epsilon(events: Sequence[Gaussian], delta: float, interval: float = DISCRETISATION) -> float:
@@ -237,12 +245,20 @@ print(json.dumps([float(accountant.get_epsilon(job["delta"])), deltas]))
 """
 
 
+def _lost(events: Sequence[Gaussian]) -> float:
+    """What the transforms of dp-accounting's own accountant may lose of a delta, which it does not count."""
+    return 64 * 2.0**-53 * sum(e.count for e in events)  # a few more digits with every power
+
+
 @lru_cache(maxsize=256)
 def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, time_limit: float) -> SlowAnswer | None:
-    """PLD's answers from a process that is ended at the limit; None when it was, or ran out of memory."""
+    """PLD's answers from a process that is ended at the limit; None when it was, ran out of memory, or lost all."""
+    lost = _lost(events)
+    if lost >= delta:
+        return None
     job = {
         "interval": interval,
-        "delta": delta,
+        "delta": delta - lost,
         "epsilons": SOME_EPSILONS.tolist(),
         "events": [[e.sample_rate, e.noise_multiplier, e.count] for e in events],
     }
@@ -254,8 +270,6 @@ def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, tim
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return None
     found, deltas = json.loads(done.stdout)
-    # Its transforms lose digits, a few more with every power, and it counts none of that.
-    lost = 64 * 2.0**-53 * sum(e.count for e in events)
     return SlowAnswer(float(found), (SOME_EPSILONS, np.minimum(np.array(deltas) + lost, 1.0)))
 
 

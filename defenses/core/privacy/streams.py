@@ -72,9 +72,10 @@ def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, positio
     places = slice(position, position + steps)
     shared = np.abs(gram(strategy)[places, places])
     numbers = first + np.arange(steps)
-    turns = sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch
+    # A turn that is never over is as long as the stream: of a tiny rate it is no integer of 64 bits.
+    turns = min(sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch, first + steps)
     if sampling.kind in ("partition", "cyclic"):
-        alike = [np.flatnonzero(numbers % turns == place) for place in range(min(turns, first + steps))]
+        alike = [np.flatnonzero(numbers % turns == place) for place in range(turns)]
         largest = max(float(shared[np.ix_(one, one)].sum()) for one in alike if len(one))
     elif sampling.kind in ("shuffle", "random_allocation"):
         largest = _one_of_each(shared, numbers // turns)

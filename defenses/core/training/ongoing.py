@@ -339,6 +339,15 @@ class OngoingRun:
                 self.stepper.start()
             return 0
         saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
+        try:
+            return self._restored(saved)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"checkpoint {path} must hold what a run of this version writes, got {type(error).__name__}: {error}; "
+                "delete it to start afresh"
+            ) from error
+
+    def _restored(self, saved: dict[str, Any]) -> int:
         self.key, self.coins = saved["sampler_key"], saved["seed"]
         self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
         self.model.load_state_dict(saved["model"])
@@ -346,6 +355,11 @@ class OngoingRun:
         self.noise.load(saved["noise"])
         self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
+        if not self.account.ledger.steps == saved["step"] <= self.settings.steps:
+            raise ValueError(
+                f"checkpoint {self.settings.recording.checkpoint} must have charged every step that it has taken, got "
+                f"{self.account.ledger.steps} charged of {saved['step']} taken, in a run of {self.settings.steps}"
+            )
         self.account.remarks |= saved["remarks"]
         # A run that is finished executes no plan any more, by which the engine would say it again.
         self.runner.name, self.runner.unverified = saved["engine"]

@@ -28,7 +28,7 @@ from ..conftest import SUITE
 
 CPU = torch.device("cpu")
 SHARE = (
-    '\nshare = { data = "photos", model = { name = "mlp", hidden = 8 }, step = 1, batch = 2, images = 16, lr = 0.1 }\n'
+    '\nshare = { data = "photos", model = { name = "mlp", hidden = 8 }, step = 1, batch = 2, images = 32, lr = 0.1 }\n'
 )
 TEXT = SUITE.replace('{ name = "likelihood_ratio" }, { name = "loss_threshold" }', '{ name = "rero" }')
 TEXT = TEXT.replace("epsilon = 3.0", "noise_multiplier = [1.0, 0.05]").replace("controls = false", "controls = true")
@@ -59,7 +59,7 @@ def test_success_is_near_the_bound_under_noise_high_with_little_and_certain_with
     _, _, found = ran
     for (sigma, noise, control), record in found.items():
         success, bound = record.metrics["prior_success"], record.metrics["rero_bound"]
-        assert success.n == 16 and success.detail["kappa"] == 0.1 and success.low <= success.value <= success.high
+        assert success.n == 32 and success.detail["kappa"] == 0.1 and success.low <= success.value <= success.high
         assert "claim_violated" not in record.flags
         if noise == "none":
             assert bound.value is None and "nothing is proved" in str(bound.reason)
@@ -67,8 +67,8 @@ def test_success_is_near_the_bound_under_noise_high_with_little_and_certain_with
             continue
         # The record that is sought has one chance, whatever the batch.
         assert bound.value == pytest.approx(gaussian_bound(0.1, 1 / sigma)) and bound.detail["batch"] == 1
-        hits = round((success.value or 0.0) * 16)
-        assert stats.binom.sf(hits - 1, 16, min(bound.value, 1 - 1e-9)) > 1e-6
+        hits = round((success.value or 0.0) * 32)
+        assert stats.binom.sf(hits - 1, 32, min(bound.value, 1 - 1e-9)) > 1e-6
         assert success.value > (0.9 if sigma == 0.05 else 0.2)
     assert len(found) == 6
 
@@ -87,7 +87,7 @@ def test_none_of_its_pictures_is_scored_shown_or_told_as_found(ran):
     for row in board.rows:
         assert row.estimates["psnr_free"].value is None and row.estimates["psnr_noisy"].value is None
     words = board.to_text(width=250)
-    assert "picked," in words and "1.00 [0.79, 1.00]" in words
+    assert "picked," in words and "1.00 [0.89, 1.00]" in words
     page = build(folder, folder / "page").read_text(encoding="utf-8")
     assert "Picked right" in page and "data:image/png" not in page and "holds no images" not in page
 
@@ -174,9 +174,9 @@ def test_candidates_took_part_in_nothing_that_the_attacker_sees(watching, tmp_pa
         own = one.contributions(one.prior.inputs[sought : sought + 1], one.prior.labels[sought : sought + 1])[0]
         torch.testing.assert_close(one.remainder, own.double(), atol=1e-4, rtol=1e-4)
         assert not torch.allclose(one.released * 2, own, atol=1e-3)
-    # Whoever picks by the order alone has what chance gives: 16 targets of 10 candidates, more than 9 are improbable.
+    # Whoever picks by the order alone has what chance gives: 32 targets of 10 candidates, more than 14 are improbable.
     for found in (positive, negative):
-        assert (found.metrics["prior_success"].value or 0.0) <= 9 / 16
+        assert (found.metrics["prior_success"].value or 0.0) <= 14 / 32
 
 
 def test_an_attack_cannot_change_what_it_is_scored_against(watching, tmp_path):

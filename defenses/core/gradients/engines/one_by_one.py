@@ -31,7 +31,7 @@ class OneByOne(PerExample):
         keys, rows = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
-                x, y = inputs[i : i + 1], targets[i : i + 1]
+                x, y = _alone(inputs, i), _alone(targets, i)
                 rows.append(per_example_gradients(self.model, self.loss, self.layout, x, y, parameters=point).detach())
         return torch.cat(rows)
 
@@ -42,7 +42,7 @@ class OneByOne(PerExample):
         keys, found = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
-                x, y = inputs[i : i + 1], targets[i : i + 1]
+                x, y = _alone(inputs, i), _alone(targets, i)
                 found.append(per_example_losses(self.model, self.loss, self.layout, x, y, parameters=point))
         return torch.cat(found).view(-1, views).mean(dim=1, keepdim=True)
 
@@ -76,3 +76,12 @@ class OneByOne(PerExample):
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
         """Next to nothing: one example is in memory at a time, so a batch need not be cut."""
         return 1
+
+
+def _alone(values: Tensor, number: int) -> Tensor:
+    """One entry in memory of its own: vendors' sums depend on where in a cache line a vector begins.
+
+    Of a view, that would be the entry's place among others, in last bits of a row; and whole rows, where a ReLU turns
+    on rounding.
+    """
+    return values[number : number + 1].clone()

@@ -12,16 +12,19 @@ from defenses.core import (
     Context,
     Engine,
     Everything,
+    Layout,
     NormWithin,
     StepPlan,
     Subspace,
     clip,
+    cross_entropy,
     normalize,
     release,
     secure,
     unbounded,
 )
 from defenses.core.gradients import executor as engine_module
+from defenses.core.gradients.engines.one_by_one import OneByOne
 from defenses.core.gradients.exact_sums import exact_sums, whole_units
 from defenses.core.gradients.executor import units_of
 from defenses.dp_sgd import dp_sgd
@@ -82,6 +85,21 @@ def test_removing_an_example_takes_off_exactly_its_own_contribution(monkeypatch)
             assert total.dtype == torch.int64
             assert torch.equal(total, less + own)
     assert all(bool((own != 0).any()) for one in alone for own in one)
+
+
+@pytest.mark.parametrize("width", [33, 123])
+def test_an_example_has_one_row_to_the_last_digit_wherever_in_a_batch_it_lies(width):
+    # Of lines of so many numbers every one begins elsewhere in a cache line, where MKL adds in another order.
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    inputs, labels = torch.randn(20, width), torch.randint(3, (20,))
+    alike = inputs[:1].expand(20, -1).contiguous()
+    engine = OneByOne(model, cross_entropy, Layout.of(model))
+    for x in (inputs, alike):
+        rows, losses = engine.rows(x, labels), engine.losses(x, labels)
+        for i in range(len(x)):
+            assert torch.equal(rows[i : i + 1], engine.rows(x[i : i + 1].clone(), labels[i : i + 1]))
+            assert torch.equal(losses[i : i + 1], engine.losses(x[i : i + 1].clone(), labels[i : i + 1]))
 
 
 def test_an_exact_run_is_the_usual_one_up_to_noise_and_units():

@@ -45,7 +45,8 @@ def test_a_run_is_the_sum_of_bounded_gradients_plus_one_draw_of_noise():
     out = Engine(duties.network(), noise=seeded(3)).run(PLAIN.at(2.0), inputs, labels)
     rows = per_example_gradients(duties.network(), cross_entropy, duties.LAYOUT, inputs, labels)
     expected = clip(0.3)(rows).sum(dim=0) + duties.noise_of(3, duties.DIM, 0.6)
-    torch.testing.assert_close(out.total, expected, rtol=1e-5, atol=1e-6)
+    # Of the sum that is rounded to a unit, and of noise that is, one may be the next.
+    torch.testing.assert_close(out.total, expected, rtol=1e-5, atol=2 * seeded(0).unit(0.6))
     assert torch.equal(out.noisy[0], out.total)
 
 

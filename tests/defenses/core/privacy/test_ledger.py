@@ -370,6 +370,15 @@ def test_without_amplification_any_epsilon_is_calibrated_at_once(sampling, epsil
     assert "closed form" in claim.accountant
 
 
+@pytest.mark.parametrize(("epsilon_", "delta"), [(1e-8, 1e-5), (1e-9, 1e-5), (1e-10, 1e-6), (1e-5, 1e-12)])
+def test_an_epsilon_below_what_rounding_up_adds_is_calibrated_at_once(epsilon_, delta):
+    found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=full(), steps=1)
+    assert predict(found, sampling=full(), steps=1).claim(delta).epsilon <= epsilon_
+    # About where delta is all that two Gaussians differ by, 0.4 / sigma.
+    assert found.noise_multiplier is not None
+    assert found.noise_multiplier * delta < 1.01 / math.sqrt(2 * math.pi)
+
+
 @pytest.mark.parametrize(("epsilon_", "delta"), [(0.01, 1e-12), (300.0, 1e-5)])
 def test_with_amplification_small_and_large_epsilons_are_calibrated_too(epsilon_, delta):
     found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=poisson(0.3), steps=2)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,10 @@ def test_the_sensitivity_bounds_every_record_and_is_reached_where_it_can_be(stra
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         largest = max(largest, float(np.linalg.norm(columns @ vectors)))
     assert largest <= found * (1 + 1e-9)
+    # A rate so small that nobody comes again in the stream, nor does a number of its turns fit 64 bits.
+    if sampling.kind in ("partition", "shuffle", "random_allocation"):
+        rare = [sensitivity(strategy, replace(sampling, rate=rate), 0, 0, STEPS) for rate in (1e-3, 1e-300)]
+        assert rare[0] == rare[1]
     positive = (gram(strategy) >= 0).all()
     if positive and sampling.kind not in ("shuffle", "random_allocation"):
         assert largest == pytest.approx(found)  # everybody in one direction

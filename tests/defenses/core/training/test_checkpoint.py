@@ -8,6 +8,7 @@ import pickle
 import stat
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,6 +182,29 @@ def test_what_cannot_be_looked_into_is_refused_before_anything_is_released(tmp_p
 def test_a_refused_run_can_still_be_resumed(halfway):
     refused(halfway, "belongs to another run", lr=0.2)
     duties.check_same_run(duties.trained(DEFENSE, checkpoint=halfway), duties.trained(DEFENSE))
+
+
+def fewer_steps(entry):
+    return replace(entry, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda saved: saved.update(entries=[]), "every step .*, got 0 charged of 3 taken, in a run of 6"),
+        (lambda saved: saved.update(entries=[fewer_steps(saved["entries"][0])]), "got 1 charged of 3 taken"),
+        (lambda saved: saved.update(step=500), "got 3 charged of 500 taken"),
+        (lambda saved: saved.update(step=-3), "got 3 charged of -3 taken"),
+        (lambda saved: saved.pop("entries"), "must hold what a run of this version writes, got KeyError: 'entries'"),
+        (lambda saved: saved.update(entries=None), "must hold what a run of this version writes, got TypeError"),
+    ],
+)
+def test_a_checkpoint_that_contradicts_itself_is_refused(halfway, change, message):
+    """Its digest has no key, so that anybody can write one; a ledger that lacks steps is a claim that is too small."""
+    saved = disk.load(halfway, fingerprint=fingerprint(halfway))
+    change(saved)
+    disk.save(saved, halfway)
+    refused(halfway, message)
 
 
 def test_a_finished_run_is_given_back_without_doing_it_again(halfway):
