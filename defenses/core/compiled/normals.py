@@ -157,11 +157,9 @@ class _NormalWriter:
         build, last = self._build, 2**_SHARED - 1
         upper = build.uitofp(high, self._number)
         lower = build.sitofp(build.and_(shared, self._whole(last)), self._number)
-        uniform = self._fused(lower, 2.0 ** -(64 + _SHARED), build.fmul(upper, self._constant(2.0**-64)))
-        # Zero, once in 2^88, has no logarithm.
-        uniform = build.select(
-            build.fcmp_ordered(">", uniform, self._constant(0.0)), uniform, self._constant(2.0 ** -(65 + _SHARED))
-        )
+        # In the middle of its 2^-88, so that there is none without a logarithm.
+        end = self._fused(upper, 2.0**-64, self._constant(2.0 ** -(65 + _SHARED)))
+        uniform = self._fused(lower, 2.0 ** -(64 + _SHARED), end)
         radius = self._call("sqrt", build.fmul(self._logarithm(uniform), self._constant(-2.0)))
         cosine, sine = self._circle(build.and_(shared, self._whole(2**64 - 1 - last)))
         return build.fmul(radius, cosine), build.fmul(radius, sine)

@@ -45,7 +45,7 @@ def expected(key: bytes, group: int, draw: int) -> list[float]:
             pairs = []
             for high, shared in zip(*words, strict=True):
                 # No bit is both the radius's and the angle's.
-                uniform = mpmath.mpf(high << 24 | shared & (2**24 - 1)) / mpmath.mpf(2) ** 88
+                uniform = (mpmath.mpf(high << 24 | shared & (2**24 - 1)) + 0.5) / mpmath.mpf(2) ** 88
                 radius = mpmath.sqrt(-2 * mpmath.log(uniform))
                 turn = 2 * mpmath.pi * (shared >> 24) / mpmath.mpf(2) ** 40
                 pairs.append((float(radius * mpmath.cos(turn)), float(radius * mpmath.sin(turn))))
