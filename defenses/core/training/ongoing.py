@@ -235,7 +235,9 @@ class OngoingRun:
     def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
         """Executes a plan on the examples of these numbers."""
         chosen = batch.to(self.device)
-        return self.runner.run(plan, self.inputs[chosen], self.labels[chosen], coins=self._draws())
+        # `index_select`, not brackets, which take seven times as long on images.
+        inputs, labels = (values.index_select(0, chosen) for values in (self.inputs, self.labels))
+        return self.runner.run(plan, inputs, labels, coins=self._draws())
 
     def _draws(self) -> int:
         """The public seed of what is drawn inside models and views, in the step under way."""
