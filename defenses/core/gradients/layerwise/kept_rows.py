@@ -7,15 +7,21 @@ long as to make it: so masks, directions and sums are brought into the rows' ord
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...plan.products import product
 from .factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
 from .geometry import Geometry
 from .tables import NormTable, SumTable
+
+_REORDERED: Any = WeakIdKeyDictionary()
+"""Directions in the order of rows, by the tensor that they are of, for as long as that is there."""
+_MOST_HELD = 2**24  # numbers of directions, from which on memory counts for more than time
 
 
 class ProductOrder:
@@ -27,7 +33,7 @@ class ProductOrder:
 
     def __init__(self, geometry: Geometry) -> None:
         """Takes the layer's settings."""
-        self._weight, self._groups = geometry.weight_shape, geometry.groups
+        self._geometry, self._weight, self._groups = geometry, geometry.weight_shape, geometry.groups
         out, entering, height, width = self._weight
         self._shape = (self._groups, height, width, entering, out // self._groups)
         self.simple = (height * width, entering, out) if self._groups == 1 else None
@@ -54,15 +60,29 @@ class ProductOrder:
         first, last = start // patch, -(-(start + len(basis)) // patch)
         if groups > 1 or 2 * (last - first) > out:
             first, last = 0, out
+        some = made
+        if last - first < out:
+            some = made.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(made), -1)
+        return product(some, self._directions(start, basis, first, last).T)
+
+    def _directions(self, start: int, basis: Float[Tensor, "span k"], first: int, last: int) -> Tensor:
+        """Directions as rows that lie as `made` does, of the channels [first, last) that leave."""
+        _, entering, height, width = self._weight
+        groups, patch = self._groups, entering * height * width
+        # Of a basis that is kept for some steps, once: it is as long as many rows.
+        owner = basis if basis._base is None else basis._base
+        key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride(), basis._version)
+        held = _REORDERED.get(owner, {})
+        if key in held:
+            return held[key]
         # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
-        directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), groups * patch, (last - first) // groups)
-        some = made
-        if last - first < out:
-            some = made.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(made), -1)
-        return product(some, directions.flatten(1).T)
+        found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), -1)
+        if found.numel() <= _MOST_HELD:
+            _REORDERED[owner] = {**held, key: found}
+        return found
 
 
 def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:
