@@ -71,7 +71,8 @@ class ProductOrder:
         groups, patch = self._groups, entering * height * width
         # Of a basis that is kept for some steps, once: it is as long as many rows.
         owner = basis if basis._base is None else basis._base
-        key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride(), basis._version)
+        version = None if basis.is_inference() else basis._version
+        key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride(), version)
         held = _REORDERED.get(owner, {})
         if key in held:
             return held[key]
@@ -80,7 +81,8 @@ class ProductOrder:
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
         found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), -1)
-        if found.numel() <= _MOST_HELD:
+        # A view would keep alive what it is held for.
+        if found._base is None and version is not None and found.numel() <= _MOST_HELD:
             _REORDERED[owner] = {**held, key: found}
         return found
 
