@@ -23,8 +23,8 @@ _EXTRAS = {
 }
 
 _SUMS = {
-    True: "the same wherever in a batch an example lies",
-    False: "go by where in a batch an example lies (docs/limits.md); is MKL_CBWR=AUTO in the environment?",
+    True: "an example's last digits are the same without the others of its batch, in the products that were tried",
+    False: "an example's last digits go by the others of its batch (docs/limits.md); on one thread they may not",
 }
 
 

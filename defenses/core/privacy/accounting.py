@@ -142,9 +142,12 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         delta: in (0, 1).
     """
     relative, absolute = _CLOSED_FORM_ERROR
+    # Of epsilon 0, delta is the total variation of two Gaussians, which the library has from a difference.
+    if math.erf(1 / (math.sqrt(8) * noise_multiplier)) * (1 + 1e-12) <= delta:
+        return 0.0
     with np.errstate(divide="ignore"):  # the logarithm of a delta that vanishes
         found = float(dp_accounting.get_epsilon_gaussian(noise_multiplier, delta))
-    return found * (1 + relative) + absolute if found else 0.0
+    return found * (1 + relative) + absolute
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared
 from ..privacy.keys import global_coins, key_from, seed_from
-from ..privacy.ledger import Ledger
+from ..privacy.ledger import Entry, Ledger
 from ..privacy.noise import Noise, of_one_run
 from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
@@ -235,8 +236,7 @@ class OngoingRun:
     def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
         """Executes a plan on the examples of these numbers."""
         chosen = batch.to(self.device)
-        # `index_select`, not brackets, which take seven times as long on images.
-        inputs, labels = (values.index_select(0, chosen) for values in (self.inputs, self.labels))
+        inputs, labels = _selected(self.inputs, chosen), _selected(self.labels, chosen)
         return self.runner.run(plan, inputs, labels, coins=self._draws())
 
     def _draws(self) -> int:
@@ -341,15 +341,7 @@ class OngoingRun:
                 self.stepper.start()
             return 0
         saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
-        try:
-            return self._restored(saved)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"checkpoint {path} must hold what a run of this version writes, got {type(error).__name__}: {error}; "
-                "delete it to start afresh"
-            ) from error
-
-    def _restored(self, saved: dict[str, Any]) -> int:
+        self._refuse_contradiction(saved, path)
         self.key, self.coins = saved["sampler_key"], saved["seed"]
         self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
         self.model.load_state_dict(saved["model"])
@@ -357,11 +349,6 @@ class OngoingRun:
         self.noise.load(saved["noise"])
         self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
-        if not self.account.ledger.steps == saved["step"] <= self.settings.steps:
-            raise ValueError(
-                f"checkpoint {self.settings.recording.checkpoint} must have charged every step that it has taken, got "
-                f"{self.account.ledger.steps} charged of {saved['step']} taken, in a run of {self.settings.steps}"
-            )
         self.account.remarks |= saved["remarks"]
         # A run that is finished executes no plan any more, by which the engine would say it again.
         self.runner.name, self.runner.unverified = saved["engine"]
@@ -375,6 +362,18 @@ class OngoingRun:
         self.stepper.state = _to(saved["state"], self.device)
         self.stepper.context = replace(self.stepper.context, seed=self.coins, update=_to(saved["update"], self.device))
         return saved["step"]
+
+    def _refuse_contradiction(self, saved: dict[str, Any], path: Path) -> None:
+        """Raises `ValueError` for a file whose ledger has not charged every step that was taken."""
+        entries, taken = saved.get("entries"), saved.get("step")
+        if not (isinstance(entries, list) and all(isinstance(entry, Entry) for entry in entries)):
+            raise ValueError(f"checkpoint {path} must hold a ledger's entries, got {type(entries).__name__}")
+        charged = Ledger(self.settings.sampling, entries=entries).steps
+        if not (isinstance(taken, int) and charged == taken <= self.settings.steps):
+            raise ValueError(
+                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of {taken} "
+                f"taken, in a run of {self.settings.steps}"
+            )
 
     def _save(self, done: int) -> None:
         if self.settings.recording.checkpoint is None:
@@ -433,6 +432,12 @@ class OngoingRun:
             augmentation=self.settings.recipe.augmentation,
             resumed=self.resumed,
         )
+
+
+def _selected(values: Tensor, which: Tensor) -> Tensor:
+    """Some of a data set's entries, in the memory format that it has."""
+    # Brackets, which keep strides, take several times as long.
+    return values.index_select(0, which) if values.is_contiguous() else values[which]
 
 
 def _to(state: State, device: torch.device) -> State:

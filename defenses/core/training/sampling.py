@@ -59,6 +59,8 @@ class Sampling:
         object.__setattr__(self, "rate", float(self.rate))
         if not 0 < self.rate <= 1:
             raise ValueError(f"sample_rate must be in (0, 1], got {self.rate}")
+        if math.isinf(1 / self.rate):
+            raise ValueError(f"sample_rate must be so large that its inverse is a float, got {self.rate}")
         if self.kind == "full" and self.rate != 1:
             raise ValueError(f"sample_rate must be 1 for full batches, got {self.rate}")
         if self.kind == "random_allocation":

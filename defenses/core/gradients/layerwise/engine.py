@@ -325,7 +325,10 @@ def _is_copied_here(images: Tensor) -> bool:
     """Whether our kernel brings a batch's channels to the end, in one thread: where PyTorch has few, which are slow."""
     plain = type(images) is Tensor and images.is_cpu and images.dtype in (torch.float32, torch.float64)
     few = torch.get_num_threads() <= _FEW_THREADS and images.numel() >= _WORTH_A_KERNEL
-    return plain and few and images.is_contiguous() and not images.requires_grad
+    # Of one pixel both orders are the same numbers, and PyTorch keeps the strides that they have. Others would have
+    # GroupNorm take another way, in batches that are large enough for this one alone.
+    pixels = images.shape[2] * images.shape[3] > 1
+    return plain and few and pixels and images.is_contiguous() and not (images.requires_grad or images.is_neg())
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:

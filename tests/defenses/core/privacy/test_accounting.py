@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from defenses.core import Block, Everything, StepPlan, Subspace, clip
-from defenses.core.privacy.accounting import DISCRETISATION, epsilon, pld_epsilon, rdp_epsilon
+from defenses.core.privacy.accounting import DISCRETISATION, epsilon, gaussian_epsilon, pld_epsilon, rdp_epsilon
 from defenses.core.privacy.events import Gaussian, merged
 
 DELTA = 1e-5
@@ -278,3 +278,13 @@ def test_a_step_whose_divergence_float64_does_not_see_is_charged_all_the_same(ra
         without = mpmath.ncdf(-edge / s)
         spent = (1 - q) * without + q * mpmath.ncdf((1 - edge) / s) - mpmath.exp(mpmath.mpf(claimed)) * without
     assert spent <= delta
+
+
+@pytest.mark.parametrize("sigma", [3.0, 1e4, 6e8, 1e13])
+def test_epsilon_is_zero_where_delta_is_the_total_variation_and_no_sooner(sigma):
+    # The library finds 0 on the other side, too, where a root is closer to it than its tolerance.
+    with mpmath.workdps(60):
+        variation = float(mpmath.erf(1 / (mpmath.sqrt(8) * mpmath.mpf(sigma))))
+    for share in (1e-4, 1e-7, 1e-11):
+        assert gaussian_epsilon(sigma, variation * (1 - share)) > 0
+    assert gaussian_epsilon(sigma, variation * (1 + 1e-9)) == 0

@@ -138,6 +138,11 @@ def test_a_rate_that_is_none_is_refused(rate):
         poisson(rate)
 
 
+def test_a_rate_whose_inverse_is_no_float_is_refused():
+    with pytest.raises(ValueError, match="sample_rate must be so large that its inverse is a float, got 5e-324"):
+        poisson(5e-324)
+
+
 def test_full_batches_have_no_rate_and_unknown_samplers_are_named():
     with pytest.raises(ValueError, match=r"sample_rate must be 1 for full batches, got 0\.5"):
         Sampling("full", 0.5)
