@@ -104,13 +104,13 @@ class PublicGradients:
         """Per-example gradients of the examples at these positions."""
         self.used = True
         chosen = chosen.to(self._inputs.device)
-        return self._rows(self._inputs[chosen], self._labels[chosen]).detach()
+        return self._rows(selected(self._inputs, chosen), selected(self._labels, chosen)).detach()
 
     def batch(self, chosen: Int64[Tensor, " n"]) -> GradientBatch:
         """The same gradients, with the factors of those that have some."""
         self.used = True
         chosen = chosen.to(self._inputs.device)
-        return self._factored(self._inputs[chosen], self._labels[chosen])
+        return self._factored(selected(self._inputs, chosen), selected(self._labels, chosen))
 
 
 class ToyRows:
@@ -155,6 +155,13 @@ def refuse_shared(private: Tensor, public: Tensor) -> None:
 def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     floating = [dtype for dtype in (a, b) if dtype.is_floating_point]
     return min(floating, key=lambda dtype: dtype.itemsize, default=torch.promote_types(a, b))
+
+
+def selected(values: Tensor, which: Int64[Tensor, " some"]) -> Tensor:
+    """Some of a data set's entries, in the memory format that it has."""
+    # Brackets, which keep strides, take several times as long.
+    plain = values.is_contiguous() and which.dtype == torch.int64 and which.dim() == 1
+    return values.index_select(0, which) if plain else values[which]
 
 
 def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:

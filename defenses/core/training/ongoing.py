@@ -32,7 +32,7 @@ from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
-from ..plan.public import GradientBatch, PublicGradients, refuse_shared
+from ..plan.public import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.keys import global_coins, key_from, seed_from
 from ..privacy.ledger import Entry, Ledger
 from ..privacy.noise import Noise, of_one_run
@@ -236,7 +236,7 @@ class OngoingRun:
     def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
         """Executes a plan on the examples of these numbers."""
         chosen = batch.to(self.device)
-        inputs, labels = _selected(self.inputs, chosen), _selected(self.labels, chosen)
+        inputs, labels = selected(self.inputs, chosen), selected(self.labels, chosen)
         return self.runner.run(plan, inputs, labels, coins=self._draws())
 
     def _draws(self) -> int:
@@ -432,12 +432,6 @@ class OngoingRun:
             augmentation=self.settings.recipe.augmentation,
             resumed=self.resumed,
         )
-
-
-def _selected(values: Tensor, which: Tensor) -> Tensor:
-    """Some of a data set's entries, in the memory format that it has."""
-    # Brackets, which keep strides, take several times as long.
-    return values.index_select(0, which) if values.is_contiguous() else values[which]
 
 
 def _to(state: State, device: torch.device) -> State:
