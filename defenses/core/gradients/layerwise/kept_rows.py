@@ -80,7 +80,7 @@ class ProductOrder:
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
-        found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), -1)
+        found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), patch * (last - first))
         # A view would keep alive what it is held for.
         if found._base is None and version is not None and found.numel() <= _MOST_HELD:
             _REORDERED[owner] = {**held, key: found}

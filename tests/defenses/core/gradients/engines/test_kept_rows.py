@@ -34,6 +34,7 @@ def test_directions_that_are_kept_are_forgotten_with_their_basis_and_noticed_whe
         assert right(0, basis[: size // 2 or 1])
         assert right(size // 2, basis[size // 2 :])
         assert right(0, basis[size - size // 2 - 1 :][: size // 2 or 1])
+    assert order.products(made, 0, basis[:, :0]).shape == (5, 0)
     basis.mul_(2.0)
     assert right(0, basis)
     basis[0, 0] = 7.0
