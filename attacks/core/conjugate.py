@@ -21,6 +21,7 @@ LEAST_VARIANCE = 1e-12
 """Of each value: subjects whose values are all the same would have a likelihood without bound."""
 
 _FARTHEST = 20.0  # of a hyperparameter's logarithm: as good as 0, or as infinity, and far from overflow
+_MOST_DESCENTS, _IMPROVED = 20, 1e-12  # of a mean log likelihood
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,21 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
 
 
 def _descend(objective: Callable[[], Tensor], point: Tensor) -> None:
-    search = torch.optim.LBFGS([point], max_iter=300, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+    # Where a variance is the same for all, alpha and beta grow without end, on a plateau: what the search has learnt of
+    # curvature is of no use there, and it stops short of the best kappa. Begun anew it goes on.
+    before = math.inf
+    for _ in range(_MOST_DESCENTS):
+        _descend_once(objective, point)
+        with torch.no_grad():
+            found = float(objective())
+        if not found < before - _IMPROVED:  # true for NaN, too
+            return
+        before = found
+
+
+def _descend_once(objective: Callable[[], Tensor], point: Tensor) -> None:
+    settings = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-13}
+    search = torch.optim.LBFGS([point], line_search_fn="strong_wolfe", **settings)
 
     def closure() -> Tensor:
         search.zero_grad()

@@ -167,3 +167,18 @@ def test_models_that_all_answer_alike_give_finite_scores_and_too_few_are_refused
     assert bavaria(target, shadows=8, online=False).scores.isfinite().all()
     with pytest.raises(NotApplicable, match="take more shadows"):
         bavaria(target, shadows=2)
+
+
+def test_the_prior_is_found_on_a_plateau_of_the_likelihood_too():
+    # Of these values alpha grows without end, and a search that stopped there had kappa 7,000.
+    coins = torch.Generator().manual_seed(57)
+    middle = 0.4 * torch.randn(60, generator=coins, dtype=torch.float64)
+    values = middle + torch.randn(2, 60, generator=coins, dtype=torch.float64)
+    seen = Summary.of(values, torch.ones(2, 60, dtype=torch.bool))
+    found = fitted_prior(seen, torch.ones(60, 1, dtype=torch.float64))
+    # No prior of one variance for all, alpha as good as infinite, is likelier.
+    hypers = np.array([(k, 1e8, v * 1e8) for k in np.geomspace(1, 1e4, 60) for v in np.linspace(0.5, 2, 31)])
+    tried = [ConjugatePrior(found.location, *hyper) for hyper in torch.from_numpy(hypers)]
+    best = max(float(prior.log_marginal(seen).mean()) for prior in tried)
+    assert float(found.log_marginal(seen).mean()) > best - 1e-7
+    assert 50 < float(found.kappa) < 120
