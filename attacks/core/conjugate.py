@@ -21,7 +21,8 @@ LEAST_VARIANCE = 1e-12
 """Of each value: subjects whose values are all the same would have a likelihood without bound."""
 
 _FARTHEST = 20.0  # of a hyperparameter's logarithm: as good as 0, or as infinity, and far from overflow
-_MOST_DESCENTS, _IMPROVED = 20, 1e-12  # of a mean log likelihood
+_MOST_DESCENTS = 20
+_IMPROVED = 1e-12  # of a mean log likelihood: a descent that gains less is the last
 
 
 @dataclass(frozen=True)

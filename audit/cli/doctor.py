@@ -24,7 +24,7 @@ _EXTRAS = {
 
 _SUMS = {
     True: "an example's last digits are the same without the others of its batch, in the products that were tried",
-    False: "an example's last digits go by the others of its batch (docs/limits.md); on one thread they may not",
+    False: "an example's last digits depend on the others of its batch (docs/limits.md); try OMP_NUM_THREADS=1",
 }
 
 

@@ -3,9 +3,9 @@
 Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits; each two of them make two
 numbers by the transform of Box and Muller in float64. The radius is of a uniform number of 88 bits, so that tails end
 at 11 standard deviations; the angle is of one of 40, whose steps are 300,000 times or more finer, at one standard
-deviation, than the unit that sums are rounded to (`noise.py`). Most of the time is the cipher's, so no bits are left.
-Every operation is exact or rounded as IEEE 754 says, and none is fused that is not written so: a key gives the same
-numbers on every processor.
+deviation, than the unit that sums are rounded to (`noise.py`). Every bit is used, because the cipher takes most of the
+time. Every operation is exact or rounded as IEEE 754 says, and none is fused that is not written so: a key gives the
+same numbers on every processor.
 
 Sources: Bernstein, "ChaCha, a variant of Salsa20", 2008, with its counter and nonce of 64 bits each; Box & Muller, "A
 Note on the Generation of Random Normal Deviates", 1958. Polynomials of logarithm, sine and cosine as in Sun's fdlibm

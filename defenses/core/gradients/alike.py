@@ -5,12 +5,13 @@ elsewhere, and without the first example of a batch all others move by one place
 is rounding alone (a ReLU's inputs that cancel, logits at the end of the number format), that turns the derivatives of
 all others: without one of 64 examples that were made for it a sum moved by 54 bounds.
 
-MKL's conditional numerical reproducibility is without that, and took no more time here. It is asked for when this file
-is imported, as with the whole library: in time if MKL has not been called before, which is when it reads the variable.
+With MKL's conditional numerical reproducibility the order does not go by the place, and products took no more time
+here. It is asked for when this file is imported, as with the whole library: in time if MKL has not been called before,
+because it reads the variable at its first call.
 
-It is not without everything. On several threads MKL divides the work by the larger dimension: all rows are added up
-otherwise where there are as many examples as outputs, or one less. Products with one column have an order that goes by
-the number of rows, on one thread too.
+An order that goes by the number of rows remains. On several threads MKL divides the work by the larger dimension: all
+rows are added up otherwise where there are as many examples as outputs, or one less. Products with one column go by the
+number of rows on one thread, too.
 
 Source: Intel, "Developer Guide for oneAPI Math Kernel Library", chapter on numerical reproducibility.
 """
@@ -22,11 +23,8 @@ import os
 import torch
 from torch.nn import functional as F
 
-VARIABLE = "MKL_CBWR"
-"""Which kernels MKL takes; "AUTO" for the processor's own, in a fixed order of adding."""
-
-os.environ.setdefault(VARIABLE, "AUTO")
-
+# "AUTO": the processor's own kernels, in an order of adding that does not go by places.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 # Inputs and outputs of products that have gone by places or by the number of examples.
 _TRIED = ((33, 7), (33, 16), (200, 10), (512, 32), (784, 64), (785, 64))

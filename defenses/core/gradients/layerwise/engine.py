@@ -38,8 +38,8 @@ from .layer_rules import KNOWN, refuse_settings
 from .masks import SpanMasks, Spans
 from .recorder import Use, record
 
-_FEW_THREADS = 4
-_WORTH_A_KERNEL = 2**12  # numbers of a batch
+_FEW_THREADS = 4  # of PyTorch, up to which its copy of a batch's images takes longer than our kernel's one thread
+_WORTH_A_KERNEL = 2**12  # numbers of a batch, below which PyTorch's copy is as fast
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 
 def _is_copied_here(images: Tensor) -> bool:
-    """Whether our kernel brings a batch's channels to the end, in one thread: where PyTorch has few, which are slow."""
+    """Whether our kernel brings a batch's channels to the end, and not PyTorch."""
     plain = type(images) is Tensor and images.is_cpu and images.dtype in (torch.float32, torch.float64)
     few = torch.get_num_threads() <= _FEW_THREADS and images.numel() >= _WORTH_A_KERNEL
     # Of one pixel both orders are the same numbers, and PyTorch keeps the strides that they have. Others would have
