@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -38,11 +39,13 @@ from .core import (
     Defense,
     Masked,
     RandomMasks,
+    Remembered,
+    Rows,
     StepPlan,
     SubspaceMemory,
     bounded,
     dealt,
-    leading_directions,
+    group_directions,
     refuse_count,
 )
 
@@ -108,27 +111,31 @@ class Gep:
 
     def _directions(
         self, spans: tuple[tuple[int, int], ...], kept: Coordinates | None, context: Context
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Remembered, ...]:
         """Leading directions of public gradients in each group: `rank` in all, by the roots of their lengths."""
-        rows = context.public_rows(self.auxiliary_size or self.rank)
-        if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
-            rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-        if kept is not None:
-            rows = kept.encode(rows)
+        batch = context.public_batch(self.auxiliary_size or self.rank)
+
+        @cache
+        def rows() -> Tensor:
+            every = batch.columns(0, context.dim)
+            if not every.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
+                every = torch.where(every.isfinite().all(dim=1, keepdim=True), every, 0.0)
+            return every if kept is None else kept.encode(every)
+
         ranks = dealt(self.rank, [math.sqrt(b - a) for a, b in spans])
         found = []
         for number, ((a, b), own) in enumerate(zip(spans, ranks, strict=True)):
             rank = min(max(1, own), b - a)
             coins = context.coins(f"gep {context.step} {number}")
             found.append(
-                leading_directions(
-                    rows[:, a:b],
+                group_directions(
+                    batch if kept is None else Rows(rows()),
+                    context.layout,
+                    (a, b),
+                    rows,
                     rank,
-                    method="randomized",
                     generator=coins,
-                    oversampling=0,
                     passes=self.passes,
-                    ordered=False,
                 )
             )
         return tuple(found)

@@ -33,11 +33,21 @@ from .plan.layout import Layout
 from .plan.masks import RandomMasks
 from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
-from .plan.public import PublicGradients, PublicRows, ToyRows, refuse_shared
+from .plan.public import PublicGradients, PublicRows, Rows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
 from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
 from .plan.streamed import Streamed
-from .plan.subspaces import Bases, PublicSubspace, RandomKind, RandomSubspace, Scope, SubspaceMemory, Subspaces
+from .plan.subspaces import (
+    Bases,
+    PublicSubspace,
+    RandomKind,
+    RandomSubspace,
+    Remembered,
+    Scope,
+    SubspaceMemory,
+    Subspaces,
+    group_directions,
+)
 from .privacy.calibration import (
     TOY_DIM,
     MembershipLimit,
@@ -141,7 +151,9 @@ __all__ = [
     "RecordSchedule",
     "Recording",
     "Release",
+    "Remembered",
     "Rescale",
+    "Rows",
     "Run",
     "Sampling",
     "Scaled",
@@ -189,6 +201,7 @@ __all__ = [
     "from_os",
     "full",
     "give_memory_back",
+    "group_directions",
     "group_norm_instead",
     "keep_freed_memory",
     "keyed",

@@ -28,8 +28,10 @@ from .products import compiled_for, lower_products
 
 _STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
 _BAND = 48  # rows of a Gram matrix that are computed at once; MKL's kernels take 24 (float64) or 48 (float32)
+_SMALL = 1e-12  # numbers, whose squares and reciprocals are far within the range of float32
 _NEGLIGIBLE = 1e-10  # eigenvalues, relative to the largest: below lies the rounding of float32 rows
 _ORTHONORMAL = 1e-5  # what is guaranteed
+_EXACT = 1e-7  # what shares in float64 leave of it
 _ROUNDING_SHOWS = 3e-6  # from here on, coefficients rounded to the rows' precision are corrected for it
 
 
@@ -43,6 +45,7 @@ def leading_directions(
     oversampling: int = 10,
     passes: int = 2,
     ordered: bool = True,
+    moments: Float[Tensor, "rows rows"] | None = None,
 ) -> Float[Tensor, "dim k"]:
     """An orthonormal basis of the directions in which the rows' uncentred second moment is largest, in order.
 
@@ -65,6 +68,7 @@ def leading_directions(
             that its errors shrink with.
         ordered: False where no more than the span matters: that of all rows then gets a basis by a Cholesky
             decomposition, in a tenth of the time of eigenvectors.
+        moments: the rows' inner products in float64, where somebody has them; of `gram`.
 
     Returns:
         Orthonormal columns in the rows' dtype, on their device. There are fewer than `rank` where the rows span fewer
@@ -88,10 +92,10 @@ def leading_directions(
     if not rows.numel():
         raise ValueError(f"rows must hold at least one number, got {count} rows of length {dim}")
 
-    rows = _of_moderate_size(rows)
+    given, rows = rows, _of_moderate_size(rows)
     sketch = rank + oversampling
     if method == "gram" or sketch >= min(count, dim):
-        basis = _from_gram(rows, rank, ordered=ordered)
+        basis = _from_gram(rows, rank, ordered=ordered, moments=moments if rows is given else None)
     elif count <= min(dim, 4 * passes * sketch):
         # Inner products of all rows, half of a matrix, are fewer than those that the passes would take.
         moments = gram(rows, torch.float64)
@@ -102,6 +106,34 @@ def leading_directions(
         basis = _from_gram(compressed, rank, out=compressed, ordered=ordered)
     _orient(basis)
     return basis.T
+
+
+@torch.no_grad()
+def leading_shares(
+    moments: Float[Tensor, "rows rows"], dim: int, rank: int, *, generator: torch.Generator, passes: int
+) -> Float[Tensor, "rows k"] | None:
+    """Shares W of rows in directions Wᵀ rows, as `leading_directions` finds them by inner products of all rows.
+
+    Of method `randomized` without oversampling, in no order and unsigned. In float64: the directions are orthonormal to
+    1e-7 where they are formed in it too.
+
+    Args:
+        moments: the rows' inner products, in float64.
+        dim: length of a row.
+        rank: largest number of directions.
+        generator: public coins, on the CPU.
+        passes: power iterations.
+
+    Returns:
+        None where that method would go another way, rows are huge, tiny or not finite, or rounding shows.
+    """
+    count, largest = len(moments), float(moments.diagonal().max())
+    sketch = rank < min(count, dim)
+    if count > dim or (sketch and count > 4 * passes * rank) or not _SMALL**2 < largest < _SMALL**-2:
+        return None
+    within = _iterated(moments, rank, passes, generator, lambda chosen: moments @ chosen) if sketch else None
+    shares = _whitened(moments, rank, within, ordered=False)
+    return shares.T if _distance_from_identity(shares @ moments @ shares.T) < _EXACT else None
 
 
 @torch.no_grad()
@@ -142,13 +174,7 @@ def _from_gram(
         return vectors.T.to(rows.dtype).contiguous()
 
     moments = gram(rows, torch.float64) if moments is None else moments
-    inner = moments if within is None else within.T @ moments @ within
-    exact = None if ordered or rank < len(inner) else whitening(inner, 1 / _NEGLIGIBLE)
-    if exact is None:
-        values, vectors = leading_eigenvectors(inner, rank)
-        exact = (vectors / values.sqrt()).T  # v_j = rows^T u_j / sigma_j
-    if within is not None:
-        exact = exact @ within.T
+    exact = _whitened(moments, rank, within, ordered=ordered)
     # On CUDA in float64, because float32 products may be TF32 there.
     working = torch.float64 if rows.is_cuda else rows.dtype
     weights = [exact.to(working)]
@@ -163,6 +189,18 @@ def _from_gram(
     while _distance_from_identity(measured) > _ORTHONORMAL / 2:  # singular values below 1e-4 of the largest; rare
         measured = _combine([_orthonormaliser(measured)], basis, basis, torch.float64)
     return basis
+
+
+def _whitened(
+    moments: Float[Tensor, "m m"], rank: int, within: Float[Tensor, "m s"] | None, *, ordered: bool
+) -> Float[Tensor, "k m"]:
+    """Shares of rows in their leading directions, from their inner products; arguments as for `_from_gram`."""
+    inner = moments if within is None else within.T @ moments @ within
+    exact = None if ordered or rank < len(inner) else whitening(inner, 1 / _NEGLIGIBLE)
+    if exact is None:
+        values, vectors = leading_eigenvectors(inner, rank)
+        exact = (vectors / values.sqrt()).T  # v_j = rows^T u_j / sigma_j
+    return exact if within is None else exact @ within.T
 
 
 def _compressed(
@@ -278,7 +316,7 @@ def _of_moderate_size(rows: Tensor) -> Tensor:
     peak = max(-low.item(), high.item())
     if not math.isfinite(peak):
         raise ValueError("rows must be finite, got a NaN or an infinity")
-    if peak == 0 or 1e-12 < peak < 1e12:
+    if peak == 0 or _SMALL < peak < 1 / _SMALL:
         return rows
     exponent = -math.frexp(peak)[1]
     # In two steps: 2^150 itself is no float32.

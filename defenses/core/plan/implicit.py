@@ -1,4 +1,7 @@
-"""Subspaces of which a part of the basis is never formed: sketches, and combinations of outer products.
+"""Subspaces of which a part of the basis is never formed: sketches, and combinations of public gradients.
+
+Of other layers a basis that spans m public gradients holds as many numbers as they do, and costs as much to form as to
+use: coefficients are Wᵀ (P g), as below, with the gradients P themselves.
 
 A linear layer's gradient is such a product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
 V = Pᵀ W, with public gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
@@ -20,7 +23,7 @@ from torch import Tensor
 from .basis import leading_eigenvectors, whitening
 from .codec import Subspace
 from .memo import Memo
-from .products import exact_products, inner_products
+from .products import compiled_for, exact_products, inner_products, product
 from .sketch import SketchDirections
 
 # Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
@@ -29,6 +32,7 @@ _FEW = 8
 # Of the smallest singular value to the largest: rounding of an inner product comes back divided by it.
 _LEAST_RATIO = 1e-3
 _EDGE = 1e15  # sizes between this and its inverse have squares that are float32 numbers
+_ROW_EDGE = 1e4  # whose products with rows of up to 1e34, and down to 1e-33, are float32 numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +69,8 @@ class OuterDirections:
         if not bool(((sizes < _EDGE) & (sizes > 1 / _EDGE)).all()):  # NaN too
             return None
         moments = exact_products(signals, signals) * exact_products(inputs, inputs)
-        # Directions of all products may be any that span them, which take a tenth of the time of eigenvectors.
-        whole = whitening(moments, _LEAST_RATIO**-2) if rank >= len(moments) else None
-        if whole is None:
-            values, vectors = leading_eigenvectors(moments, rank)
-            if not len(values) or float(values[-1]) < _LEAST_RATIO**2 * float(values[0]):
-                return None
-            whole = (vectors / values.sqrt()).T
-        weights = whole.T
-        largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
-        return cls(signals, inputs, (weights * largest.sign()).to(signals.dtype))
+        weights = _combinations(moments, rank)
+        return None if weights is None else cls(signals, inputs, weights.to(signals.dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies without the basis, which may have been formed."""
@@ -123,8 +119,193 @@ class OuterDirections:
         return torch.matmul(scaled, self.inputs.to(coefficients)).flatten(1)
 
 
-Directions = Tensor | OuterDirections | SketchDirections
+@dataclass(frozen=True, eq=False)
+class RowDirections:
+    """Orthonormal combinations of rows.
+
+    Attributes:
+        rows: P, one a row; their longest within 1e-4 and 1e4.
+        weights: W, in float64; each column holds the share of every row in a direction.
+    """
+
+    rows: Float[Tensor, "m span"] = field(repr=False)
+    weights: Float[Tensor, "m k"] = field(repr=False)
+    _formed: Memo[Tensor] = field(default_factory=Memo, init=False, repr=False)
+
+    @classmethod
+    @torch.no_grad()
+    def leading(cls, rows: Float[Tensor, "m span"], rank: int, moments: Float[Tensor, "m m"]) -> RowDirections | None:
+        """The leading directions of these rows, in no order and with signs as of `OuterDirections`.
+
+        None where inner products do not tell them well enough, or do not go by the kernel: rounding of one that went
+        by the size of a batch would be divided by the smallest singular value.
+
+        Args:
+            rows: one a row.
+            rank: largest number of directions.
+            moments: their inner products, in float64.
+        """
+        longest = float(moments.diagonal().max()) ** 0.5 if compiled_for(rows, rows) else 0.0
+        if not 1 / _ROW_EDGE < longest < _ROW_EDGE:  # NaN too
+            return None
+        weights = _combinations(moments, rank)
+        return None if weights is None else cls(rows.contiguous(), weights)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies without the basis, which may have been formed."""
+        return RowDirections, (self.rows, self.weights)
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.weights.shape[1]
+
+    @property
+    def basis(self) -> Float[Tensor, "span k"]:
+        """The directions themselves, one a column; as elsewhere the transpose of a contiguous matrix."""
+        return self._formed.of((self.rows, self.weights), self._form)
+
+    def _form(self) -> Tensor:
+        return (self.weights.T.to(self.rows) @ self.rows).T
+
+    def of_inner(self, inner: Float[Tensor, "rows m"]) -> Float[Tensor, "rows k"]:
+        """Coefficients from inner products with the rows: in float64, in which the small ones are not lost."""
+        return (inner.double() @ self.weights.to(inner.device)).to(inner.dtype)
+
+    def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
+        """Coefficients of any rows, each of which is multiplied by itself."""
+        known = self.rows.to(rows)
+        if compiled_for(rows, known):
+            return self.of_inner(product(rows, known.T))
+        return self.of_inner(rows.double() @ known.double().T).to(rows.dtype)
+
+    def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
+        """The combinations of directions that have these coefficients."""
+        shares = coefficients.double() @ self.weights.T.to(coefficients.device)
+        return shares.to(coefficients.dtype) @ self.rows.to(coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredBasis:
+    """A basis that is a combination of public gradients, with the factors of those that are outer products.
+
+    Coefficients of outer products follow from the factors, as those of `OuterDirections`; all else from the basis,
+    which is formed in float64, so that the two differ by the rounding of its numbers alone.
+
+    Attributes:
+        basis: the directions, one a column, the transpose of a contiguous matrix.
+        weights: W, in float64; each column holds the share of every gradient in a direction.
+        spans: (start, stop) of the parameters whose gradients are outer products, which may reach beyond the basis;
+            counted from its first coordinate.
+        factors: (signals, inputs) of each.
+    """
+
+    basis: Float[Tensor, "span k"] = field(repr=False)
+    weights: Float[Tensor, "m k"] = field(repr=False)
+    spans: tuple[tuple[int, int], ...]
+    factors: tuple[tuple[Float[Tensor, "m out"], Float[Tensor, "m in"]], ...] = field(repr=False)
+    _versions: list[int] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", self._now())
+
+    @classmethod
+    @torch.no_grad()
+    def formed(
+        cls,
+        others: Float[Tensor, "m rest"],
+        length: int,
+        weights: Float[Tensor, "m k"],
+        spans: tuple[tuple[int, int], ...],
+        factors: tuple[tuple[Tensor, Tensor], ...],
+    ) -> FactoredBasis:
+        """The basis of these combinations, with their factors.
+
+        Args:
+            others: of the public gradients what lies in none of the spans, one a row.
+            length: of the basis.
+            weights: see there.
+            spans: see there; increasing.
+            factors: see there.
+        """
+        basis, rest = others.new_empty(weights.shape[1], length), weights.T @ others.double()
+        at = taken = 0
+        for (start, stop), (signals, inputs) in zip(spans, factors, strict=True):
+            low, high, width = max(start, 0), min(stop, length), inputs.shape[1]
+            basis[:, at:low] = rest[:, taken : taken + low - at]
+            taken += low - at
+            # Not of rows, which are products of the factors with a rounding of their own.
+            first, last = (low - start) // width, -(-(high - start) // width)
+            shares = weights.T.unsqueeze(1) * signals.double().T[first:last]
+            whole = (shares @ inputs.double()).flatten(1)
+            basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
+            at = high
+        basis[:, at:] = rest[:, taken:]
+        return cls(basis.T, weights, spans, factors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies with the factors as long as they are those of the basis."""
+        known = (self.spans, self.factors) if self._unchanged else ((), ())
+        return FactoredBasis, (self.basis, self.weights, *known)
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.weights.shape[1]
+
+    def factors_of(self, span: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
+        """Factors (signals, inputs) of a parameter's public gradients; None where they are not known.
+
+        Args:
+            span: (start, stop) of the parameter, counted from the first coordinate of the basis.
+        """
+        return self.factors[self.spans.index(span)] if span in self.spans and self._unchanged else None
+
+    def of_inner(self, inner: Float[Tensor, "rows m"]) -> Float[Tensor, "rows k"]:
+        """Shares of coefficients from inner products with the gradients, in float64."""
+        return inner @ self.weights.to(inner)
+
+    def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
+        """Coefficients of any rows."""
+        return inner_products(rows, self.basis.to(rows))
+
+    def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
+        """The combinations of directions that have these coefficients."""
+        return coefficients @ self.basis.to(coefficients).T
+
+    @property
+    def _unchanged(self) -> bool:
+        """Whether nobody has written into any of the tensors, of which one would no longer be made of the others."""
+        return self._versions is not None and self._versions == self._now()
+
+    def _now(self) -> list[int] | None:
+        tensors = [self.basis, self.weights, *(part for pair in self.factors for part in pair)]
+        # Inference tensors do not count what is written.
+        return None if any(part.is_inference() for part in tensors) else [part._version for part in tensors]
+
+
+def _combinations(moments: Float[Tensor, "m m"], rank: int) -> Float[Tensor, "m k"] | None:
+    """Shares W for which Wᵀ moments W = 1, of the leading directions; None where rounding of moments shows in some.
+
+    Args:
+        moments: inner products, in float64.
+        rank: largest number of directions.
+    """
+    # Directions of all products may be any that span them, which take a tenth of the time of eigenvectors.
+    whole = whitening(moments, _LEAST_RATIO**-2) if rank >= len(moments) else None
+    if whole is None:
+        values, vectors = leading_eigenvectors(moments, rank)
+        if not len(values) or float(values[-1]) < _LEAST_RATIO**2 * float(values[0]):
+            return None
+        whole = (vectors / values.sqrt()).T
+    weights = whole.T
+    largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
+    return weights * largest.sign()
+
+
+Directions = Tensor | OuterDirections | RowDirections | FactoredBasis | SketchDirections
 """An orthonormal basis [span, k], or directions that stand for one."""
+_OURS = OuterDirections, RowDirections, FactoredBasis, SketchDirections
 
 
 class ImplicitSubspace(Subspace):
@@ -145,10 +326,9 @@ class ImplicitSubspace(Subspace):
                 of another length than its span.
         """
         for part, (start, stop) in zip(parts, spans, strict=True):
-            if not isinstance(part, Tensor) and type(part) not in (OuterDirections, SketchDirections):
-                raise ValueError(
-                    f"directions must be OuterDirections or SketchDirections itself, got {type(part).__name__}"
-                )
+            if not isinstance(part, Tensor) and type(part) not in _OURS:
+                names = ", ".join(kind.__name__ for kind in _OURS)
+                raise ValueError(f"directions must be of {names} itself, got {type(part).__name__}")
             if isinstance(part, SketchDirections) and len(part.factors) != stop - start:
                 raise ValueError(f"factors must be {stop - start}, one for each of a span, got {len(part.factors)}")
         # A frozen dataclass can only be filled this way.
@@ -178,7 +358,7 @@ class ImplicitSubspace(Subspace):
         found = [rows.new_zeros(len(rows), 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
             some = rows[:, start:stop]
-            if isinstance(part, SketchDirections):
+            if isinstance(part, SketchDirections | RowDirections):
                 found.append(part.of_rows(some))
             else:
                 found.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))

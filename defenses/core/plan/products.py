@@ -12,6 +12,7 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -90,6 +91,53 @@ def exact_products(rows: Float[Tensor, "n d"], others: Float[Tensor, "k d"]) -> 
     if not compiled_for(rows, others):
         return rows.double() @ others.double().T
     return _sums(rows, others, 8)
+
+
+OuterPiece = tuple[int, int, Tensor, Tensor]
+"""Of flattened outer products the places from a first to before a last one; signals and inputs, one a row."""
+
+
+def inner_with(
+    signals: Float[Tensor, "n out"], inputs: Float[Tensor, "n in"], pieces: Sequence[OuterPiece]
+) -> list[Float[Tensor, "n m"]]:
+    """Inner products of outer products s xᵀ with others, of which a piece is looked at, in float64.
+
+    <s xᵀ, t yᵀ> = <s, t> <x, y>; a row of the matrix that a piece cuts has a share of the inputs.
+
+    Args:
+        signals: s, one a row.
+        inputs: x, one a row.
+        pieces: of the others, t and y.
+    """
+    width = inputs.shape[1]
+    # Where rows are cut: between two such places inputs are multiplied once, for all pieces of the same inputs.
+    cuts = sorted({0, width} | {place % width for start, stop, *_ in pieces for place in (start, stop)})
+    known: dict[tuple[int, int, int], Tensor] = {}
+
+    def along(others: Tensor, low: int, high: int) -> Tensor:
+        products: list[Tensor] = []
+        for a, b in pairwise(cuts):
+            if low <= a and b <= high:
+                if (id(others), a, b) not in known:
+                    known[id(others), a, b] = exact_products(inputs[:, a:b], others[:, a:b])
+                products.append(known[id(others), a, b])
+        return sum(products[1:], start=products[0])
+
+    found = []
+    for start, stop, leaving, entering in pieces:
+        total = signals.new_zeros(len(signals), len(leaving), dtype=torch.float64)
+        first, last = -(-start // width), stop // width  # whole rows of the matrix
+        if first < last:
+            total += exact_products(signals[:, first:last], leaving[:, first:last]) * along(entering, 0, width)
+        # The rows that are cut, or the one that is cut twice.
+        edges = [(start, min(stop, first * width)), (max(start, last * width), stop)]
+        for low, high in edges if first <= last else [(start, stop)]:
+            if low < high:
+                row = low // width
+                through = signals[:, row].double().unsqueeze(1) * leaving[:, row].double()
+                total += through * along(entering, low - row * width, high - row * width)
+        found.append(total)
+    return found
 
 
 def lower_products(rows: Float[Tensor, "m d"], *, exact: bool) -> Float[Tensor, "m m"]:

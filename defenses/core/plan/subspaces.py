@@ -6,6 +6,7 @@ public coins, so it costs no privacy. It is kept for `interval` steps and then m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -13,10 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .basis import gram, leading_directions
+from .basis import gram, leading_directions, leading_shares
 from .codec import Subspace
 from .defense import Context
-from .implicit import Directions, ImplicitSubspace, OuterDirections
+from .implicit import Directions, FactoredBasis, ImplicitSubspace, OuterDirections, RowDirections
+from .layout import Layout
+from .products import inner_with
 from .public import GradientBatch
 from .refusals import refuse_count, refuse_unknown
 from .sketch import SketchDirections
@@ -27,7 +30,8 @@ Scope = Literal["tensor", "global"]
 """Whether every parameter tensor has a basis of its own, or all of them have one together."""
 
 Remembered = Tensor | tuple[Tensor, ...]
-"""Of a span: a basis, or what `OuterDirections` or `SketchDirections` are made of; tensors, as in checkpoints."""
+"""Of a span a basis, or what directions are made of; tensors, as in checkpoints: three of `OuterDirections`, two of
+`RowDirections` or, with whole numbers, of `SketchDirections`, five and more of a `FactoredBasis`."""
 
 RandomKind = Literal["gaussian", "sketch"]
 """How random directions are drawn."""
@@ -120,7 +124,9 @@ class PublicSubspace:
             most = min(self.rank, size)
             bases = tuple(
                 # Whole, whatever the public gradients span: those of a softmax's biases add up to zero.
-                torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
+                torch.eye(b - a, device=context.device)
+                if b - a <= most
+                else _directions(batch, a, b, most, formed=self.interval > 1 or self.scope == "global")
                 for a, b in spans
             )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
@@ -187,17 +193,31 @@ class RandomSubspace:
 
 
 def _directions_of(remembered: Remembered) -> Directions:
-    """Three tensors make combinations of outer products, two a sketch."""
+    """By how many tensors there are: see `Remembered`."""
     if isinstance(remembered, Tensor):
         return remembered
     if len(remembered) == 3:
         return OuterDirections(*remembered)
-    factors, numbers = remembered
-    return SketchDirections(factors, *numbers.tolist())
+    first, second, *rest = remembered
+    if rest:
+        spans, factors = [(int(a), int(b)) for a, b in rest[0].tolist()], rest[1:]
+        return FactoredBasis(first, second, tuple(spans), tuple(zip(factors[::2], factors[1::2], strict=True)))
+    return RowDirections(first, second) if second.is_floating_point() else SketchDirections(first, *second.tolist())
 
 
-def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remembered:
-    """Leading directions of a span, from factors where the gradients have some that are far smaller."""
+def _directions(batch: GradientBatch, start: int, stop: int, rank: int, *, formed: bool) -> Remembered:
+    """Leading directions of a span.
+
+    From factors where the gradients have some that are far smaller; else of a parameter, for one step, as combinations
+    of its public gradients.
+
+    Args:
+        batch: public gradients.
+        start: of the span.
+        stop: of the span.
+        rank: largest number of directions.
+        formed: whether the basis is formed rather than made of the gradients, as pays where it is kept for some steps.
+    """
     factors = batch.outer(start, stop)
     if factors is not None and 4 * sum(part.shape[1] for part in factors) < stop - start:
         found = OuterDirections.leading(*factors, rank)
@@ -206,8 +226,86 @@ def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remem
     rows = batch.columns(start, stop)
     if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+    moments = None
+    if factors is None and not formed and len(rows) < stop - start:
+        moments = gram(rows, torch.float64)
+        combined = RowDirections.leading(rows, rank, moments)
+        if combined is not None:
+            return combined.rows, combined.weights
     # Bounds and noise look the same in all directions.
-    return leading_directions(rows, rank, ordered=False)
+    return leading_directions(rows, rank, ordered=False, moments=moments)
+
+
+def group_directions(
+    batch: GradientBatch,
+    layout: Layout,
+    span: tuple[int, int],
+    rows: Callable[[], Float[Tensor, "m dim"]],
+    rank: int,
+    *,
+    generator: torch.Generator,
+    passes: int,
+) -> Remembered:
+    """Leading directions of neighbouring coordinates, of which some may have gradients that are outer products.
+
+    Args:
+        batch: public gradients.
+        layout: of the parameters, which the span may cut.
+        span: (start, stop) of the coordinates.
+        rows: makes rows of the gradients, where they are needed.
+        rank: largest number of directions.
+        generator: public coins, as for `leading_directions` of method `randomized`, without oversampling.
+        passes: power iterations.
+    """
+    start, stop = span
+    state = generator.get_state()
+    found = _by_factors(batch, layout, span, rank, generator, passes)
+    if found is not None:
+        return found
+    generator.set_state(state)
+    return leading_directions(
+        rows()[:, start:stop],
+        rank,
+        method="randomized",
+        generator=generator,
+        oversampling=0,
+        passes=passes,
+        ordered=False,
+    )
+
+
+@torch.no_grad()
+def _by_factors(
+    batch: GradientBatch, layout: Layout, span: tuple[int, int], rank: int, generator: torch.Generator, passes: int
+) -> tuple[Tensor, ...] | None:
+    """What a `FactoredBasis` is made of; None where factors are not known, would not pay, or do not tell directions."""
+    first, last = span
+    spans: list[tuple[int, int]] = []
+    factors: list[tuple[Tensor, Tensor]] = []
+    moments: list[Tensor] = []
+    rest_of: list[tuple[int, int, slice]] = []
+    for a, b in layout.slices:
+        low, high = max(a, first), min(b, last)
+        if low >= high:
+            continue
+        pair = batch.outer(a, b)
+        # Inner products with all gradients, in float64, beside those with all directions.
+        if pair is not None and 2 * len(pair[0]) * sum(part.shape[1] for part in pair) < rank * (high - low):
+            spans.append((a - first, b - first))
+            factors.append(pair)
+            moments += inner_with(*pair, [(low - a, high - a, *pair)])
+        else:
+            rest_of.append((a, b, slice(low - a, high - a)))
+    if not spans:
+        return None
+    others = [batch.columns(a, b)[:, part] for a, b, part in rest_of]
+    rest = torch.cat(others, dim=1) if others else factors[0][0].new_zeros(len(factors[0][0]), 0)
+    total = sum(moments, start=gram(rest, torch.float64))
+    shares = leading_shares(total, last - first, rank, generator=generator, passes=passes)
+    if shares is None:
+        return None
+    basis = FactoredBasis.formed(rest, last - first, shares, tuple(spans), tuple(factors))
+    return basis.basis, shares, torch.tensor(spans), *(part for pair in factors for part in pair)
 
 
 def _check(rank: int, scope: str, interval: int) -> None:

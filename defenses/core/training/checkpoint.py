@@ -43,6 +43,8 @@ _OURS = [
     defense.Trial,
     implicit.ImplicitSubspace,
     implicit.OuterDirections,
+    implicit.RowDirections,
+    implicit.FactoredBasis,
     sketch.SketchDirections,
     ledger.Entry,
     post.Identity,

@@ -21,7 +21,8 @@ from ...plan.bound import Bound, finite_rows, normalize, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed import Masked, spread
 from ...plan.defense import Block
-from ...plan.implicit import ImplicitSubspace, OuterDirections
+from ...plan.implicit import FactoredBasis, ImplicitSubspace, OuterDirections, RowDirections
+from ...plan.products import OuterPiece, compiled_for, inner_with
 from ...plan.query import Gradient, Gradients, NormWithin
 from ...plan.rounding import LEAST_SHARE
 from ...plan.sketch import SketchDirections
@@ -281,19 +282,31 @@ class BatchGradients:
         found: list[Tensor] = []
         bases: dict[int, BasisPiece] = {}  # by number of the part, in flat coordinates
         sketches: dict[int, SketchDirections] = {}
+        factored: dict[int, FactoredBasis] = {}
+        combined: dict[int, RowDirections] = {}  # of which `found` has inner products with their rows first
         for number, (part, span) in enumerate(zip(parts_of, subspace.spans, strict=True)):
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 found.append(part.of_products(*factors))
+                continue
+            if isinstance(part, RowDirections) and compiled_for(part.rows, part.rows):
+                combined[number] = part
+                bases[number] = (span[0], part.rows.T)
+                found.append(self.like.new_zeros(self.examples, len(part.rows)))
                 continue
             found.append(self.like.new_zeros(self.examples, subspace.ranks[number]))
             if isinstance(part, SketchDirections):
                 sketches[number] = part
             else:
-                bases[number] = (span[0], (part.basis if isinstance(part, OuterDirections) else part).to(self.like))
+                if isinstance(part, FactoredBasis):
+                    factored[number] = part
+                bases[number] = (span[0], (part if isinstance(part, Tensor) else part.basis).to(self.like))
         norms: dict[int, Tensor] = {}  # by number of the term
         for number, (spans, term) in enumerate(self.terms):
             # All directions at once: a layer's rows, where it needs some, are formed once.
             shared = {of: pieces for of, basis in bases.items() if (pieces := _within(basis, spans))}
+            if factored and type(term) is Outer and len(spans) == 1:
+                for of, product in _by_factors(term, spans[0], shared, factored, bases):
+                    found[of] = found[of] + product.to(self.like)
             if shared:
                 products, norms[number] = term.along([piece for pieces in shared.values() for piece in pieces])
                 for of, product in zip((of for of, pieces in shared.items() for _ in pieces), products, strict=True):
@@ -304,6 +317,8 @@ class BatchGradients:
                 for which, rows in term.chunks() if overlaps else ():
                     for place, low, high in overlaps:
                         found[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
+        for of, rows_of in combined.items():
+            found[of] = rows_of.of_inner(found[of])
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
         self.known[key] = (
             torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),
@@ -436,6 +451,33 @@ def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:
 
 def _split(spans: Spans, rows: Tensor) -> Iterator[tuple[tuple[int, int], Tensor]]:
     return zip(spans, rows.split([stop - start for start, stop in spans], dim=1), strict=True)
+
+
+def _by_factors(
+    term: Outer,
+    span: tuple[int, int],
+    shared: dict[int, list[BasisPiece]],
+    factored: Mapping[int, FactoredBasis],
+    bases: Mapping[int, BasisPiece],
+) -> Iterator[tuple[int, Tensor]]:
+    """Shares of coefficients of outer products, by number of the part, from the factors of public ones.
+
+    Args:
+        term: the outer products.
+        span: (start, stop) of their parameter.
+        shared: by number of the part, what of its basis belongs to them; what is found is taken out.
+        factored: bases whose factors are known.
+        bases: where each begins, with itself.
+    """
+    asked: list[tuple[int, OuterPiece]] = []
+    for of, part in factored.items():
+        first = bases[of][0]
+        if of in shared and (factors := part.factors_of((span[0] - first, span[1] - first))) is not None:
+            ((place, basis),) = shared.pop(of)
+            asked.append((of, (place, place + len(basis), *factors)))
+    products = inner_with(term.signals, term.inputs, [piece for _, piece in asked]) if asked else []
+    for (of, _), inner in zip(asked, products, strict=True):
+        yield of, factored[of].of_inner(inner)
 
 
 def _within(part: BasisPiece, spans: Spans) -> list[BasisPiece]:
