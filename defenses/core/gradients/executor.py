@@ -229,7 +229,7 @@ class Engine:
         Raises:
             ValueError: when the model must not be trained, or the engine that was asked for cannot run it.
         """
-        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.device)
+        shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.is_cpu or inputs.device)
         # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode. And the
         # modules themselves: one that came later is unchecked, and its dropout would go by places.
         kind = (exact, *shapes, *[(id(module), module.training) for module in _modules(self.model)])
@@ -260,7 +260,7 @@ class Engine:
         keys = self._entry_keys(choice, inputs, targets, 1, coins)
 
         def rows(point: Tensor | None) -> Tensor:
-            refuse_autocast(inputs.device)
+            refuse_autocast(inputs)
             with entries(keys), full_precision():
                 return choice.engine.rows(inputs, targets, point=point)
 
@@ -270,7 +270,7 @@ class Engine:
         """Per-example gradients at the model's parameters as of `gradients`, with factors where there are some."""
         choice = self.prepare(inputs, targets)
         keys = self._entry_keys(choice, inputs, targets, 1, coins)
-        refuse_autocast(inputs.device)
+        refuse_autocast(inputs)
         with entries(keys), full_precision():
             return choice.engine.batch(inputs, targets)
 
@@ -286,7 +286,7 @@ class Engine:
         Raises:
             ValueError: without a source of noise or public coins where they are needed, or under `torch.autocast`.
         """
-        refuse_autocast(inputs.device)
+        refuse_autocast(inputs)
         noise = self.noise
         # Without noise nothing is claimed, and exact sums would only be slow.
         exact = plan.noise_multiplier > 0 and noise is not None and noise.exact
@@ -385,7 +385,7 @@ class Engine:
 
     def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor, int]]:
         """What computes, entries that fit the memory budget, and copies of each; of a model that draws nothing."""
-        refuse_autocast(inputs.device)
+        refuse_autocast(inputs)
         choice = self.prepare(inputs, targets)
         if choice.draws:
             found = f"one that could not be checked: {choice.unverified}" if choice.unverified else "dropout"

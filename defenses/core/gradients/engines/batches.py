@@ -52,6 +52,5 @@ def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
         parameter: one of the model's.
         dim: numbers in all of them.
     """
-    on_cpu = parameter.device.type == "cpu"
     # At least 64 such vectors at a time, of which those passes are a small share.
-    return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if on_cpu else budget
+    return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if parameter.is_cpu else budget

@@ -51,7 +51,7 @@ class _Loan(AbstractContextManager[Buffers]):
             found = self._idle.setdefault(layer, []).pop()
         except IndexError:
             found = None
-        if found is None or found.numel() < numbers or (found.dtype, found.device) != (like.dtype, like.device):
+        if found is None or found.numel() < numbers or found.dtype != like.dtype or not _together(found, like):
             found = like.new_empty(numbers + int(_SPARE * numbers))
         self._lent.append((layer, found))
         return found[:numbers]
@@ -59,5 +59,10 @@ class _Loan(AbstractContextManager[Buffers]):
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
             for layer, tensor in self._lent:
-                if tensor.device.type == "cpu":  # elsewhere PyTorch keeps what is freed by itself
+                if tensor.is_cpu:  # elsewhere PyTorch keeps what is freed by itself
                     self._idle.setdefault(layer, []).append(tensor)
+
+
+def _together(one: Tensor, other: Tensor) -> bool:
+    """Whether both are on one device; to make and compare devices takes several times as long as to ask for the CPU."""
+    return (one.is_cpu and other.is_cpu) or one.device == other.device

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...compiled.convolution_rows import RowKernel
 from ...compiled.machine_code import in_threads, processor
 from .geometry import Geometry
-from .kept_rows import ProductOrder
+from .kept_rows import product_order
 from .patches import PatchProducts, images_of
 
 _TOLERANCE = 1e-5  # of a row's length: what is off by less is rounding
@@ -48,7 +48,7 @@ class CompiledRows:
         """
         refuse_unlike(inputs, signals, geometry, views)
         self.inputs, self.signals, self._geometry, self._views = inputs, signals, geometry, views
-        self.order, self.scratch = ProductOrder(geometry), 0
+        self.order, self.scratch = product_order(geometry), 0
         wide = signals.dtype == torch.float64
         self.kernel = row_kernel(geometry, inputs.shape[2:], signals.shape[2:], views, wide)
         self.size = self.kernel.size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,6 +19,7 @@ from torch.nn.grad import conv2d_weight
 
 from ...compiled.convolution_rows import MOST_IN_A_ROW
 from ...plan.bound import row_norms
+from ..full_precision import device_type
 from . import compiled_rows
 from . import winograd as tiles
 from .compiled_products import product_flops, product_squares
@@ -75,7 +76,7 @@ class Convolution(FactoredGradient):
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
         """What makes rows."""
-        if made_by_kernel(self.shape, self.like.device.type) and self._right("rows"):
+        if self._plan.compiled:
             return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
 
@@ -154,7 +155,7 @@ class Convolution(FactoredGradient):
         """By the formula that `cost.py` finds the cheapest; rows that are kept already are not computed again."""
         if self._kept is not None:
             return self._kept.squares()
-        way = cheapest(self.shape, self.like.device.type)
+        way = self._plan.way
         if way is Strategy.PAIRS:
             found = product_squares(self.inputs, self.signals, self.geometry)
             if found is not None:
@@ -206,7 +207,7 @@ class Convolution(FactoredGradient):
         Args:
             mask: of which norms will be asked for: they are taken of each row while it is in the cache.
         """
-        if cheapest(self.shape, self.like.device.type) is not Strategy.KEEP:
+        if self._plan.way is not Strategy.KEEP:
             return self
         self._of_rows(keep=True, mask=mask)
         return self._kept or self
@@ -235,14 +236,18 @@ class Convolution(FactoredGradient):
             value, inputs, signals, overlap * tiles.GROWTH**2 if self._summation is Summation.TILES else overlap
         )
 
-    @cached_property
+    @property
     def shape(self) -> Shape:
         """What the cost model looks at."""
-        sizes = (self.geometry, self.inputs.shape[2:], self.signals.shape[2:], self.views)
-        if not compiled_rows.usable(self.inputs, self.signals, self.geometry):
-            return _shape(*sizes, 0, 0)
-        kernel = compiled_rows.row_kernel(*sizes, self.like.dtype == torch.float64)
-        return _shape(*sizes, compiled_rows.lanes(), kernel.products)
+        return self._plan.shape
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        (_, _, *inputs), (_, _, *signals), like = self.inputs.shape, self.signals.shape, self.like
+        compiled = compiled_rows.usable(self.inputs, self.signals, self.geometry)
+        # Asked of every layer in every step, hence by one look into one cache.
+        sizes = (self.geometry, tuple(inputs), tuple(signals), self.views)
+        return _planned(cheapest, *sizes, like.dtype, device_type(like), compiled=compiled)
 
     @property
     def _summation(self) -> Summation:
@@ -321,11 +326,61 @@ class Convolution(FactoredGradient):
         return summed.reshape(len(inputs), rows * columns, rows * columns)
 
 
-@lru_cache(maxsize=512)
-def _shape(
-    g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, lanes: int, multiplied: int
-) -> Shape:
-    """What the cost model looks at, of a layer's settings, heights and widths."""
+class _Plan(NamedTuple):
+    """How a layer's norms are found.
+
+    Attributes:
+        shape: what the cost model has looked at.
+        way: what it has chosen.
+        compiled: whether rows, where some are made, are made by our kernel.
+    """
+
+    shape: Shape
+    way: Strategy
+    compiled: bool
+
+
+@lru_cache(maxsize=1024)
+def _planned(
+    choice: Callable[[Shape, str], Strategy],
+    g: Geometry,
+    inputs: tuple[int, int],
+    signals: tuple[int, int],
+    views: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    compiled: bool,
+) -> _Plan:
+    """The plan of a layer's settings, heights and widths.
+
+    Args:
+        choice: `cheapest`.
+        g: the settings.
+        inputs: height and width.
+        signals: rows and columns.
+        views: images of an example.
+        dtype: of the numbers.
+        device: where they are.
+        compiled: whether our kernel can make rows.
+    """
+    shape = _shape(g, inputs, signals, views, dtype == torch.float64 if compiled else None)
+    by_kernel = made_by_kernel(shape, device) and compiled_rows.right(g, inputs, signals, views, dtype, "rows")
+    return _Plan(shape, choice(shape, device), by_kernel)
+
+
+def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, wide: bool | None) -> Shape:
+    """What the cost model looks at, of a layer's settings, heights and widths.
+
+    Args:
+        g: the settings.
+        inputs: height and width.
+        signals: rows and columns.
+        views: images of an example.
+        wide: whether our kernel makes rows of float64, or of float32; None where it cannot.
+    """
+    lanes = 0 if wide is None else compiled_rows.lanes()
+    multiplied = 0 if wide is None else compiled_rows.row_kernel(g, inputs, signals, views, wide).products
     (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
     # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
     plain = g.groups == 1 and views == 1

@@ -39,6 +39,7 @@ from .masks import SpanMasks, Spans
 from .recorder import Use, record
 
 _FEW_THREADS = 4  # of PyTorch, up to which its copy of a batch's images takes longer than our kernel's one thread
+_SMALL = 2**18  # numbers of a first layer's output, up to which what begins the graph shows
 _WORTH_A_KERNEL = 2**12  # numbers of a batch, below which PyTorch's copy is as fast
 
 
@@ -101,6 +102,7 @@ class Layerwise(PerExample):
         ]
         self._rules = {layer: KNOWN[parametrize.type_before_parametrizations(layer)] for layer in self._slots}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
+        self._first_biases: set[str] = set()
         # From how many images on they have their channels last: two for PyTorch's InstanceNorm, which has wrong
         # derivatives for one (2.15, CPU). Never where nothing convolves them.
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
@@ -131,7 +133,7 @@ class Layerwise(PerExample):
             # Of what nothing bounds the sum alone is wanted, which the vendor's kernels make without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
             gradients = self._gradients(
-                inputs, targets, None, views, buffers if bounded else None, self._masks(plan, inputs.device)
+                inputs, targets, None, views, buffers if bounded else None, self._masks(plan, inputs)
             )
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
@@ -177,10 +179,14 @@ class Layerwise(PerExample):
         """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
         return 4 * activations * itemsize
 
-    def _masks(self, plan: StepPlan, device: torch.device) -> dict[int, SpanMasks]:
+    def _masks(self, plan: StepPlan, like: Tensor) -> dict[int, SpanMasks]:
         """The mask of a plan's norms, by identity; of several, the first, because rows are measured once."""
         kept = next((kept for block in plan.blocks if (kept := mask_of(block)) is not None), None)
-        return {} if kept is None else {id(kept): SpanMasks(kept.kept.to(device), self.layout.dim, self.layout.slices)}
+        return (
+            {}
+            if kept is None
+            else {id(kept): SpanMasks(kept.kept.to(like.device), self.layout.dim, self.layout.slices)}
+        )
 
     def _gradients(
         self,
@@ -226,7 +232,11 @@ class Layerwise(PerExample):
                 # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
                 found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
-        record(lambda batch: forward(values, batch), self._layers, inputs, targets, self.loss, take, buffers)
+        # The graph of a small pass begins at the biases of the first layers, which nobody asks the derivatives of: what
+        # begins it otherwise takes a percent of a step.
+        starting = {name: values[name].detach().requires_grad_() for name in self._first_biases & values.keys()}
+        met = {**values, **starting} if starting else values
+        record(lambda batch: forward(met, batch), self._layers, inputs, targets, self.loss, take, buffers, self._begins)
         gradients: list[tuple[Spans, FactoredGradient]] = []
         for names, terms in found.items():
             own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
@@ -246,6 +256,12 @@ class Layerwise(PerExample):
             like=values[self.layout.names[0]],
             masks=masks,
         )
+
+    def _begins(self, layer: nn.Module, output: Tensor) -> None:
+        """Remembers the bias of a layer in front of which nothing is differentiated, for the next passes."""
+        if output.is_cpu and output.numel() <= _SMALL:
+            own = (slot.names[0] for slot in self._slots[layer] if slot.role == "bias" and slot.source is None)
+            self._first_biases.update(own)
 
     def _values(self) -> dict[str, Tensor]:
         return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}

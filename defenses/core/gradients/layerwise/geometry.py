@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 IntPair = tuple[int, int]
 
@@ -26,6 +27,14 @@ class Geometry:
     dilation: IntPair
     padding: tuple[int, int, int, int]
     groups: int
+
+    def __hash__(self) -> int:
+        """Computed once: caches ask for it at every layer of every step."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.channels, self.kernel, self.stride, self.dilation, self.padding, self.groups))
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:

@@ -7,6 +7,7 @@ long as to make it: so masks, directions and sums are brought into the rows' ord
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -22,6 +23,12 @@ from .tables import NormTable, SumTable
 _REORDERED: Any = WeakIdKeyDictionary()
 """Directions in the order of rows, by the tensor that they are of, for as long as that is there."""
 _MOST_HELD = 2**24  # numbers of directions, from which on memory counts for more than time
+
+
+@lru_cache(maxsize=512)
+def product_order(geometry: Geometry) -> ProductOrder:
+    """The one order of a layer's settings."""
+    return ProductOrder(geometry)
 
 
 class ProductOrder:

@@ -173,7 +173,8 @@ def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -
     """
     # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
     images, channels, *spatial = signals.shape
-    both, groups = [values.movedim(1, -1) for values in (signals, inputs)], mean.numel() // max(1, images)
+    last = (0, *range(2, signals.dim()), 1)
+    both, groups = [values.permute(last) for values in (signals, inputs)], mean.numel() // max(1, images)
     threads = 1 if signals.numel() < _WORTH_A_THREAD else torch.get_num_threads()
     alike = all(each.dtype == signals.dtype and each.is_contiguous() for each in (mean, scale))
     lying = alike and all(measurable(each) and each.is_contiguous() for each in both)

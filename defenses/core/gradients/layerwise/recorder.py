@@ -60,6 +60,7 @@ def record(
     loss: Loss,
     take: Callable[[Use], None],
     buffers: Buffers | None = None,
+    begins: Callable[[nn.Module, Tensor], None] = lambda _layer, _output: None,
 ) -> None:
     """Runs a batch forward and backward, and hands over each call of a layer as soon as the backward pass has met it.
 
@@ -74,6 +75,7 @@ def record(
         loss: per-example loss.
         take: gets each call that the loss depends on, in the order of the backward pass.
         buffers: handed on in each `Use`.
+        begins: told of each layer, with its output, in front of which nothing is differentiated.
 
     Raises:
         Unsupported: when a layer's input was changed in place after the call.
@@ -94,6 +96,8 @@ def record(
             # A change in place of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, goes to
             # what it is a view of, and the pass backward then goes by the view's own node no more.
             output = output.clone()
+        if not output.requires_grad:
+            begins(layer, output)
         traced = _traced(output)
         seen, version = given[0].detach(), given[0]._version
         statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None

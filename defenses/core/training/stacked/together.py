@@ -83,7 +83,7 @@ def train_together(
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
         raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
     inputs = pool[0]
-    refuse_autocast(inputs.device)
+    refuse_autocast(inputs)
     stack = StackedNetwork(models, recipe.loss, inputs.device, asked=even_if_slower)
     members = chosen.to(inputs.device)
     count = members.shape[1]
