@@ -104,7 +104,7 @@ def leading_directions(
     else:
         compressed = _compressed(rows, sketch, passes, generator)
         basis = _from_gram(compressed, rank, out=compressed, ordered=ordered)
-    _orient(basis)
+    orient(basis)
     return basis.T
 
 
@@ -329,13 +329,15 @@ def _orthonormaliser(moments: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
     return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
 
 
-def _orient(basis: Float[Tensor, "k d"]) -> None:
-    """Turns every direction so that its entry of largest magnitude is positive, in place."""
+def orient(basis: Float[Tensor, "k d"]) -> Float[Tensor, " k"]:
+    """Turns every direction so that its entry of largest magnitude is positive, in place; -1 where it was not."""
     high, low = basis.amax(dim=1), -basis.amin(dim=1)
     flipped = low > high
     for tied in (low == high).nonzero().flatten().tolist():
         flipped[tied] = basis[tied, basis[tied].abs().argmax()] < 0
-    basis.mul_(torch.where(flipped, -1.0, 1.0).to(basis).unsqueeze(1))
+    signs = torch.where(flipped, -1.0, 1.0).to(basis)
+    basis.mul_(signs.unsqueeze(1))
+    return signs
 
 
 def _distance_from_identity(moments: Float[Tensor, "k k"]) -> float:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .basis import leading_eigenvectors, whitening
+from .basis import leading_eigenvectors, orient, whitening
 from .codec import Subspace
 from .memo import Memo
 from .products import compiled_for, exact_products, inner_products, product
@@ -197,13 +197,13 @@ class FactoredBasis:
         weights: W, in float64; each column holds the share of every gradient in a direction.
         spans: (start, stop) of the parameters whose gradients are outer products, which may reach beyond the basis;
             counted from its first coordinate.
-        factors: (signals, inputs) of each.
+        factors: (signals [m, out], inputs [m, in]) of each.
     """
 
     basis: Float[Tensor, "span k"] = field(repr=False)
     weights: Float[Tensor, "m k"] = field(repr=False)
     spans: tuple[tuple[int, int], ...]
-    factors: tuple[tuple[Float[Tensor, "m out"], Float[Tensor, "m in"]], ...] = field(repr=False)
+    factors: tuple[tuple[Tensor, Tensor], ...] = field(repr=False)
     _versions: list[int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -241,7 +241,8 @@ class FactoredBasis:
             basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
             at = high
         basis[:, at:] = rest[:, taken:]
-        return cls(basis.T, weights, spans, factors)
+        # As leading directions are, so that parties that form them of rows have the same.
+        return cls(basis.T, weights * orient(basis).to(weights), spans, factors)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies with the factors as long as they are those of the basis."""
@@ -327,8 +328,10 @@ class ImplicitSubspace(Subspace):
         """
         for part, (start, stop) in zip(parts, spans, strict=True):
             if not isinstance(part, Tensor) and type(part) not in _OURS:
-                names = ", ".join(kind.__name__ for kind in _OURS)
-                raise ValueError(f"directions must be of {names} itself, got {type(part).__name__}")
+                names = ", ".join(kind.__name__ for kind in _OURS[:-1])
+                raise ValueError(
+                    f"directions must be {names} or {_OURS[-1].__name__} itself, got {type(part).__name__}"
+                )
             if isinstance(part, SketchDirections) and len(part.factors) != stop - start:
                 raise ValueError(f"factors must be {stop - start}, one for each of a span, got {len(part.factors)}")
         # A frozen dataclass can only be filled this way.

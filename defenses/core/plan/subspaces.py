@@ -305,7 +305,7 @@ def _by_factors(
     if shares is None:
         return None
     basis = FactoredBasis.formed(rest, last - first, shares, tuple(spans), tuple(factors))
-    return basis.basis, shares, torch.tensor(spans), *(part for pair in factors for part in pair)
+    return basis.basis, basis.weights, torch.tensor(spans), *(part for pair in factors for part in pair)
 
 
 def _check(rank: int, scope: str, interval: int) -> None:

@@ -76,7 +76,7 @@ class Convolution(FactoredGradient):
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
         """What makes rows."""
-        if self._plan.compiled:
+        if self._plan.compiled and self._right("rows"):
             return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
 
@@ -247,7 +247,7 @@ class Convolution(FactoredGradient):
         compiled = compiled_rows.usable(self.inputs, self.signals, self.geometry)
         # Asked of every layer in every step, hence by one look into one cache.
         sizes = (self.geometry, tuple(inputs), tuple(signals), self.views)
-        return _planned(cheapest, *sizes, like.dtype, device_type(like), compiled=compiled)
+        return _planned((cheapest, made_by_kernel), *sizes, like.dtype, device_type(like), compiled=compiled)
 
     @property
     def _summation(self) -> Summation:
@@ -332,7 +332,7 @@ class _Plan(NamedTuple):
     Attributes:
         shape: what the cost model has looked at.
         way: what it has chosen.
-        compiled: whether rows, where some are made, are made by our kernel.
+        compiled: whether rows, where some are made, are made by our kernel if that is right.
     """
 
     shape: Shape
@@ -342,7 +342,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _planned(
-    choice: Callable[[Shape, str], Strategy],
+    choices: tuple[Callable[[Shape, str], Strategy], Callable[[Shape, str], bool]],
     g: Geometry,
     inputs: tuple[int, int],
     signals: tuple[int, int],
@@ -355,7 +355,7 @@ def _planned(
     """The plan of a layer's settings, heights and widths.
 
     Args:
-        choice: `cheapest`.
+        choices: `cheapest` and `made_by_kernel`.
         g: the settings.
         inputs: height and width.
         signals: rows and columns.
@@ -365,11 +365,11 @@ def _planned(
         compiled: whether our kernel can make rows.
     """
     shape = _shape(g, inputs, signals, views, dtype == torch.float64 if compiled else None)
-    by_kernel = made_by_kernel(shape, device) and compiled_rows.right(g, inputs, signals, views, dtype, "rows")
-    return _Plan(shape, choice(shape, device), by_kernel)
+    cheapest_of, by_kernel = choices
+    return _Plan(shape, cheapest_of(shape, device), by_kernel(shape, device))
 
 
-def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, wide: bool | None) -> Shape:
+def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, double: bool | None) -> Shape:
     """What the cost model looks at, of a layer's settings, heights and widths.
 
     Args:
@@ -377,10 +377,10 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
         inputs: height and width.
         signals: rows and columns.
         views: images of an example.
-        wide: whether our kernel makes rows of float64, or of float32; None where it cannot.
+        double: whether our kernel makes rows of float64, or of float32; None where it cannot.
     """
-    lanes = 0 if wide is None else compiled_rows.lanes()
-    multiplied = 0 if wide is None else compiled_rows.row_kernel(g, inputs, signals, views, wide).products
+    lanes = 0 if double is None else compiled_rows.lanes()
+    multiplied = 0 if double is None else compiled_rows.row_kernel(g, inputs, signals, views, double).products
     (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
     # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
     plain = g.groups == 1 and views == 1

@@ -99,9 +99,9 @@ def test_sums_of_outer_products_are_those_of_float64_beside_others(dtype, count)
 
 
 def test_many_products_are_left_to_matrix_products():
-    factors, flat = torch.ones(64), torch.zeros(128 * 64)
-    assert Outer(torch.ones(64, 64), torch.ones(64, 64)).enter_sum(SumTable(factors, flat), 0)
-    assert not Outer(torch.ones(64, 64), torch.ones(64, 128)).enter_sum(SumTable(factors, flat), 0)
+    factors, flat = torch.ones(64), torch.zeros(256 * 128)
+    assert Outer(torch.ones(64, 128), torch.ones(64, 128)).enter_sum(SumTable(factors, flat), 0)
+    assert not Outer(torch.ones(64, 128), torch.ones(64, 256)).enter_sum(SumTable(factors, flat), 0)
     assert not Outer(torch.ones(64, 0), torch.ones(64, 2)).enter_sum(SumTable(factors, flat), 0)
     assert not Outer(torch.ones(64, 2).double(), torch.ones(64, 2)).enter_sum(SumTable(factors, flat), 0)
 

@@ -212,6 +212,31 @@ def test_large_batches_are_recorded_by_hooks_and_give_the_same_to_the_last_bit(n
     assert torch.equal(engine_of(made).rows(made.inputs, made.targets), rows)
 
 
+@pytest.mark.parametrize("at_once", [2**20, -1])
+@pytest.mark.parametrize("name", KNOWN)
+def test_passes_that_begin_at_a_bias_give_the_same_to_the_last_bit_and_leave_the_model_alone(
+    name, at_once, monkeypatch
+):
+    monkeypatch.setattr(recorder, "_AT_ONCE", at_once)
+    made, wanted = problem(name), {}
+    engine = engine_of(made)
+    for key, parameter in made.model.named_parameters():
+        wanted[key] = parameter.requires_grad
+    first = engine.rows(made.inputs, made.targets)
+    for _ in range(2):
+        assert torch.equal(engine.rows(made.inputs, made.targets), first)
+    for key, parameter in made.model.named_parameters():
+        assert parameter.grad is None and parameter.is_leaf and parameter.requires_grad == wanted[key]
+
+
+def test_what_begins_the_graph_is_the_bias_of_the_first_layer_alone():
+    made = problem("conv2d_plain")
+    engine = engine_of(made)
+    engine.rows(made.inputs, made.targets)
+    first = next(name for name, _ in made.model.named_parameters() if name.endswith("bias"))
+    assert engine._first_biases == {first}
+
+
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize(
     "name", ["mlp", "linear_one_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"]
