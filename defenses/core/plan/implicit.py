@@ -1,7 +1,4 @@
-"""Subspaces of which a part of the basis is never formed: sketches, and combinations of public gradients.
-
-Of other layers a basis that spans m public gradients holds as many numbers as they do, and costs as much to form as to
-use: coefficients are Wᵀ (P g), as below, with the gradients P themselves.
+"""Subspaces of which a part of the basis is never formed, or never put in order.
 
 A linear layer's gradient is such a product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
 V = Pᵀ W, with public gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
@@ -23,7 +20,7 @@ from torch import Tensor
 from .basis import leading_eigenvectors, orient, whitening
 from .codec import Subspace
 from .memo import Memo
-from .products import compiled_for, exact_products, inner_products, product
+from .products import exact_products, inner_products
 from .sketch import SketchDirections
 
 # Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
@@ -32,7 +29,6 @@ _FEW = 8
 # Of the smallest singular value to the largest: rounding of an inner product comes back divided by it.
 _LEAST_RATIO = 1e-3
 _EDGE = 1e15  # sizes between this and its inverse have squares that are float32 numbers
-_ROW_EDGE = 1e4  # whose products with rows of up to 1e34, and down to 1e-33, are float32 numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +65,16 @@ class OuterDirections:
         if not bool(((sizes < _EDGE) & (sizes > 1 / _EDGE)).all()):  # NaN too
             return None
         moments = exact_products(signals, signals) * exact_products(inputs, inputs)
-        weights = _combinations(moments, rank)
-        return None if weights is None else cls(signals, inputs, weights.to(signals.dtype))
+        # Directions of all products may be any that span them, which take a tenth of the time of eigenvectors.
+        whole = whitening(moments, _LEAST_RATIO**-2) if rank >= len(moments) else None
+        if whole is None:
+            values, vectors = leading_eigenvectors(moments, rank)
+            if not len(values) or float(values[-1]) < _LEAST_RATIO**2 * float(values[0]):
+                return None
+            whole = (vectors / values.sqrt()).T
+        weights = whole.T
+        largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
+        return cls(signals, inputs, (weights * largest.sign()).to(signals.dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In files and copies without the basis, which may have been formed."""
@@ -120,69 +124,49 @@ class OuterDirections:
 
 
 @dataclass(frozen=True, eq=False)
-class RowDirections:
-    """Orthonormal combinations of rows.
+class OrderedBasis:
+    """A basis of a convolution's weight, whose numbers lie as those of the rows that gradients are made in.
+
+    To bring so many directions into the weight's order, and for the products back into that of the rows, would take as
+    long as to form them.
 
     Attributes:
-        rows: P, one a row; their longest within 1e-4 and 1e4.
-        weights: W, in float64; each column holds the share of every row in a direction.
+        numbers: the directions in the rows' order, one a column, the transpose of a contiguous matrix.
+        sizes: (groups, height, width, entering, leaving) of a row.
     """
 
-    rows: Float[Tensor, "m span"] = field(repr=False)
-    weights: Float[Tensor, "m k"] = field(repr=False)
-    _formed: Memo[Tensor] = field(default_factory=Memo, init=False, repr=False)
-
-    @classmethod
-    @torch.no_grad()
-    def leading(cls, rows: Float[Tensor, "m span"], rank: int, moments: Float[Tensor, "m m"]) -> RowDirections | None:
-        """The leading directions of these rows, in no order and with signs as of `OuterDirections`.
-
-        None where inner products do not tell them well enough, or do not go by the kernel: rounding of one that went
-        by the size of a batch would be divided by the smallest singular value.
-
-        Args:
-            rows: one a row.
-            rank: largest number of directions.
-            moments: their inner products, in float64.
-        """
-        longest = float(moments.diagonal().max()) ** 0.5 if compiled_for(rows, rows) else 0.0
-        if not 1 / _ROW_EDGE < longest < _ROW_EDGE:  # NaN too
-            return None
-        weights = _combinations(moments, rank)
-        return None if weights is None else cls(rows.contiguous(), weights)
+    numbers: Float[Tensor, "span k"] = field(repr=False)
+    sizes: tuple[int, int, int, int, int]
+    _restored: Memo[Tensor] = field(default_factory=Memo, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In files and copies without the basis, which may have been formed."""
-        return RowDirections, (self.rows, self.weights)
+        """In files and copies without the basis in the weight's order."""
+        return OrderedBasis, (self.numbers, self.sizes)
 
     @property
     def rank(self) -> int:
         """Number of directions."""
-        return self.weights.shape[1]
+        return self.numbers.shape[1]
 
     @property
     def basis(self) -> Float[Tensor, "span k"]:
-        """The directions themselves, one a column; as elsewhere the transpose of a contiguous matrix."""
-        return self._formed.of((self.rows, self.weights), self._form)
-
-    def _form(self) -> Tensor:
-        return (self.weights.T.to(self.rows) @ self.rows).T
-
-    def of_inner(self, inner: Float[Tensor, "rows m"]) -> Float[Tensor, "rows k"]:
-        """Coefficients from inner products with the rows: in float64, in which the small ones are not lost."""
-        return (inner.double() @ self.weights.to(inner.device)).to(inner.dtype)
+        """The directions in the weight's order; as elsewhere the transpose of a contiguous matrix."""
+        return self._restored.of((self.numbers,), lambda: self._in_order(self.numbers.T).T)
 
     def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
-        """Coefficients of any rows, each of which is multiplied by itself."""
-        known = self.rows.to(rows)
-        if compiled_for(rows, known):
-            return self.of_inner(product(rows, known.T))
-        return self.of_inner(rows.double() @ known.double().T).to(rows.dtype)
+        """Coefficients of rows in the weight's order."""
+        if len(rows) > _FEW:
+            return inner_products(rows, self.basis.to(rows))
+        groups, height, width, entering, leaving = self.sizes
+        split = rows.unflatten(1, (groups, leaving, entering, height, width))
+        return inner_products(split.permute(0, 1, 4, 5, 3, 2).flatten(1), self.numbers.to(rows))
 
     def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
-        """The combinations of directions that have these coefficients."""
-        shares = coefficients.double() @ self.weights.T.to(coefficients.device)
-        return shares.to(coefficients.dtype) @ self.rows.to(coefficients)
+        """The combinations of directions that have these coefficients, in the weight's order."""
+        return self._in_order(coefficients @ self.numbers.to(coefficients).T)
+
+    def _in_order(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n span"]:
+        return rows.unflatten(1, self.sizes).permute(0, 1, 5, 4, 2, 3).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,28 +269,9 @@ class FactoredBasis:
         return None if any(part.is_inference() for part in tensors) else [part._version for part in tensors]
 
 
-def _combinations(moments: Float[Tensor, "m m"], rank: int) -> Float[Tensor, "m k"] | None:
-    """Shares W for which Wᵀ moments W = 1, of the leading directions; None where rounding of moments shows in some.
-
-    Args:
-        moments: inner products, in float64.
-        rank: largest number of directions.
-    """
-    # Directions of all products may be any that span them, which take a tenth of the time of eigenvectors.
-    whole = whitening(moments, _LEAST_RATIO**-2) if rank >= len(moments) else None
-    if whole is None:
-        values, vectors = leading_eigenvectors(moments, rank)
-        if not len(values) or float(values[-1]) < _LEAST_RATIO**2 * float(values[0]):
-            return None
-        whole = (vectors / values.sqrt()).T
-    weights = whole.T
-    largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
-    return weights * largest.sign()
-
-
-Directions = Tensor | OuterDirections | RowDirections | FactoredBasis | SketchDirections
+Directions = Tensor | OuterDirections | OrderedBasis | FactoredBasis | SketchDirections
 """An orthonormal basis [span, k], or directions that stand for one."""
-_OURS = OuterDirections, RowDirections, FactoredBasis, SketchDirections
+_OURS = OuterDirections, OrderedBasis, FactoredBasis, SketchDirections
 
 
 class ImplicitSubspace(Subspace):
@@ -361,7 +326,7 @@ class ImplicitSubspace(Subspace):
         found = [rows.new_zeros(len(rows), 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
             some = rows[:, start:stop]
-            if isinstance(part, SketchDirections | RowDirections):
+            if isinstance(part, SketchDirections):
                 found.append(part.of_rows(some))
             else:
                 found.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))

@@ -22,6 +22,9 @@ from ..privacy.keys import keyed
 
 _AT_ONCE = 2**24  # numbers that are copied at a time to be compared
 
+RowSizes = tuple[int, int, int, int, int]
+"""(groups, height, width, entering, leaving) of the row of a convolution's weight, as it is made."""
+
 
 @runtime_checkable
 class PublicRows(Protocol):
@@ -45,6 +48,10 @@ class GradientBatch(Protocol):
         """The part of all rows over the parameters in [start, stop)."""
         ...
 
+    def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
+        """Rows [n, span] over [start, stop) as they are made, and the sizes of that order; None if it is no other."""
+        ...
+
     def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
         """Factors (s [n, out], x [n, in]) of gradients s xᵀ over [start, stop); None where they are not known."""
         ...
@@ -63,6 +70,10 @@ class Rows:
     def columns(self, start: int, stop: int) -> Float[Tensor, "n span"]:
         """A part of the rows."""
         return self.values[:, start:stop]
+
+    def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
+        """Rows have the parameters' order."""
+        return None
 
     def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
         """Rows do not tell."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from .basis import gram, leading_directions, leading_shares
 from .codec import Subspace
 from .defense import Context
-from .implicit import Directions, FactoredBasis, ImplicitSubspace, OuterDirections, RowDirections
+from .implicit import Directions, FactoredBasis, ImplicitSubspace, OrderedBasis, OuterDirections
 from .layout import Layout
 from .products import inner_with
 from .public import GradientBatch
@@ -31,7 +31,7 @@ Scope = Literal["tensor", "global"]
 
 Remembered = Tensor | tuple[Tensor, ...]
 """Of a span a basis, or what directions are made of; tensors, as in checkpoints: three of `OuterDirections`, two of
-`RowDirections` or, with whole numbers, of `SketchDirections`, five and more of a `FactoredBasis`."""
+`SketchDirections`, or, with more than two whole numbers, of an `OrderedBasis`, five and more of a `FactoredBasis`."""
 
 RandomKind = Literal["gaussian", "sketch"]
 """How random directions are drawn."""
@@ -124,9 +124,7 @@ class PublicSubspace:
             most = min(self.rank, size)
             bases = tuple(
                 # Whole, whatever the public gradients span: those of a softmax's biases add up to zero.
-                torch.eye(b - a, device=context.device)
-                if b - a <= most
-                else _directions(batch, a, b, most, formed=self.interval > 1 or self.scope == "global")
+                torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
                 for a, b in spans
             )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
@@ -202,38 +200,24 @@ def _directions_of(remembered: Remembered) -> Directions:
     if rest:
         spans, factors = [(int(a), int(b)) for a, b in rest[0].tolist()], rest[1:]
         return FactoredBasis(first, second, tuple(spans), tuple(zip(factors[::2], factors[1::2], strict=True)))
-    return RowDirections(first, second) if second.is_floating_point() else SketchDirections(first, *second.tolist())
+    numbers = second.tolist()
+    return SketchDirections(first, *numbers) if len(numbers) == 2 else OrderedBasis(first, tuple(numbers))
 
 
-def _directions(batch: GradientBatch, start: int, stop: int, rank: int, *, formed: bool) -> Remembered:
-    """Leading directions of a span.
-
-    From factors where the gradients have some that are far smaller; else of a parameter, for one step, as combinations
-    of its public gradients.
-
-    Args:
-        batch: public gradients.
-        start: of the span.
-        stop: of the span.
-        rank: largest number of directions.
-        formed: whether the basis is formed rather than made of the gradients, as pays where it is kept for some steps.
-    """
+def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remembered:
+    """Leading directions of a span, from factors where the gradients have some that are far smaller."""
     factors = batch.outer(start, stop)
     if factors is not None and 4 * sum(part.shape[1] for part in factors) < stop - start:
         found = OuterDirections.leading(*factors, rank)
         if found is not None:
             return found.signals, found.inputs, found.weights
-    rows = batch.columns(start, stop)
+    made = batch.made(start, stop)
+    rows = batch.columns(start, stop) if made is None else made[0]
     if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-    moments = None
-    if factors is None and not formed and len(rows) < stop - start:
-        moments = gram(rows, torch.float64)
-        combined = RowDirections.leading(rows, rank, moments)
-        if combined is not None:
-            return combined.rows, combined.weights
     # Bounds and noise look the same in all directions.
-    return leading_directions(rows, rank, ordered=False, moments=moments)
+    found = leading_directions(rows, rank, ordered=False)
+    return found if made is None else (found, torch.tensor(made[1]))
 
 
 def group_directions(

@@ -43,7 +43,7 @@ _OURS = [
     defense.Trial,
     implicit.ImplicitSubspace,
     implicit.OuterDirections,
-    implicit.RowDirections,
+    implicit.OrderedBasis,
     implicit.FactoredBasis,
     sketch.SketchDirections,
     ledger.Entry,

@@ -21,12 +21,15 @@ from ...plan.bound import Bound, finite_rows, normalize, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed import Masked, spread
 from ...plan.defense import Block
-from ...plan.implicit import FactoredBasis, ImplicitSubspace, OuterDirections, RowDirections
-from ...plan.products import OuterPiece, compiled_for, inner_with
+from ...plan.implicit import FactoredBasis, ImplicitSubspace, OrderedBasis, OuterDirections
+from ...plan.products import OuterPiece, inner_with
+from ...plan.public import RowSizes
 from ...plan.query import Gradient, Gradients, NormWithin
 from ...plan.rounding import LEAST_SHARE
 from ...plan.sketch import SketchDirections
+from .convolution import Convolution
 from .factors import BasisPiece, FactoredGradient, Squares, parts
+from .kept_rows import KeptRows
 from .linear import Outer
 from .masks import SpanMasks, Spans
 from .tables import BoundFactors, NormTable, SumTable
@@ -109,6 +112,20 @@ class BatchGradients:
                     if start <= a and b <= stop:
                         found[:, a - start : b - start] = values
         return found
+
+    def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
+        """Rows over [start, stop) in the order that they are made in, where a convolution has one of its own."""
+        for spans, term in self.terms:
+            if spans == ((start, stop),) and isinstance(term, KeptRows | Convolution):
+                return term.made(), term.made_as
+        return None
+
+    def _made(self, start: int, stop: int, sizes: RowSizes) -> tuple[int, KeptRows | Convolution] | None:
+        """Number and term of the gradients over [start, stop) where their rows are made in an order of these sizes."""
+        for number, (spans, term) in enumerate(self.terms):
+            if spans == ((start, stop),) and isinstance(term, KeptRows | Convolution) and term.made_as == sizes:
+                return number, term
+        return None
 
     def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
         """Factors (signals, inputs) of the gradients over [start, stop) where they are outer products."""
@@ -283,15 +300,15 @@ class BatchGradients:
         bases: dict[int, BasisPiece] = {}  # by number of the part, in flat coordinates
         sketches: dict[int, SketchDirections] = {}
         factored: dict[int, FactoredBasis] = {}
-        combined: dict[int, RowDirections] = {}  # of which `found` has inner products with their rows first
+        norms: dict[int, Tensor] = {}  # by number of the term
         for number, (part, span) in enumerate(zip(parts_of, subspace.spans, strict=True)):
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 found.append(part.of_products(*factors))
                 continue
-            if isinstance(part, RowDirections) and compiled_for(part.rows, part.rows):
-                combined[number] = part
-                bases[number] = (span[0], part.rows.T)
-                found.append(self.like.new_zeros(self.examples, len(part.rows)))
+            if isinstance(part, OrderedBasis) and (made := self._made(*span, part.sizes)) is not None:
+                of_term, term = made
+                products, norms[of_term] = term.along_made(part.numbers.to(self.like))
+                found.append(products)
                 continue
             found.append(self.like.new_zeros(self.examples, subspace.ranks[number]))
             if isinstance(part, SketchDirections):
@@ -300,7 +317,6 @@ class BatchGradients:
                 if isinstance(part, FactoredBasis):
                     factored[number] = part
                 bases[number] = (span[0], (part if isinstance(part, Tensor) else part.basis).to(self.like))
-        norms: dict[int, Tensor] = {}  # by number of the term
         for number, (spans, term) in enumerate(self.terms):
             # All directions at once: a layer's rows, where it needs some, are formed once.
             shared = {of: pieces for of, basis in bases.items() if (pieces := _within(basis, spans))}
@@ -317,8 +333,6 @@ class BatchGradients:
                 for which, rows in term.chunks() if overlaps else ():
                     for place, low, high in overlaps:
                         found[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
-        for of, rows_of in combined.items():
-            found[of] = rows_of.of_inner(found[of])
         coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
         self.known[key] = (
             torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),

@@ -19,6 +19,8 @@ from torch.nn.grad import conv2d_weight
 
 from ...compiled.convolution_rows import MOST_IN_A_ROW
 from ...plan.bound import row_norms
+from ...plan.products import product
+from ...plan.public import RowSizes
 from ..full_precision import device_type
 from . import compiled_rows
 from . import winograd as tiles
@@ -181,6 +183,26 @@ class Convolution(FactoredGradient):
         found = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
         products, norms = zip(*found, strict=True)
         return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
+
+    @property
+    def made_as(self) -> RowSizes:
+        """Sizes of the order that rows are made in."""
+        return self._maker.order.sizes
+
+    def made(self) -> Tensor:
+        """All rows, in that order."""
+        return self._kept.made() if self._kept is not None else self._maker.made(slice(None))
+
+    def along_made(self, directions: Float[Tensor, "size k"]) -> tuple[Tensor, Tensor]:
+        """Inner products with directions in that order, from rows as they are made, and norms."""
+        if self._kept is None and self._worth_keeping:
+            self._of_rows(keep=True)
+        if self._kept is not None:
+            return self._kept.along_made(directions)
+        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        found = ((product(rows, directions), row_norms(rows)) for rows in made)
+        products, norms = zip(*found, strict=True)
+        return torch.cat(products), torch.cat(norms)
 
     @property
     def _worth_keeping(self) -> bool:

@@ -102,7 +102,7 @@ class Layerwise(PerExample):
         ]
         self._rules = {layer: KNOWN[parametrize.type_before_parametrizations(layer)] for layer in self._slots}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
-        self._first_biases: set[str] = set()
+        self._first_biases: dict[str, int] = {}  # with how many numbers their layers put out for an entry
         # From how many images on they have their channels last: two for PyTorch's InstanceNorm, which has wrong
         # derivatives for one (2.15, CPU). Never where nothing convolves them.
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
@@ -234,7 +234,11 @@ class Layerwise(PerExample):
 
         # The graph of a small pass begins at the biases of the first layers, which nobody asks the derivatives of: what
         # begins it otherwise takes a percent of a step.
-        starting = {name: values[name].detach().requires_grad_() for name in self._first_biases & values.keys()}
+        starting = {
+            name: values[name].detach().requires_grad_()
+            for name, numbers in self._first_biases.items()
+            if numbers * inputs.shape[0] <= _SMALL
+        }
         met = {**values, **starting} if starting else values
         record(lambda batch: forward(met, batch), self._layers, inputs, targets, self.loss, take, buffers, self._begins)
         gradients: list[tuple[Spans, FactoredGradient]] = []
@@ -259,9 +263,11 @@ class Layerwise(PerExample):
 
     def _begins(self, layer: nn.Module, output: Tensor) -> None:
         """Remembers the bias of a layer in front of which nothing is differentiated, for the next passes."""
-        if output.is_cpu and output.numel() <= _SMALL:
-            own = (slot.names[0] for slot in self._slots[layer] if slot.role == "bias" and slot.source is None)
-            self._first_biases.update(own)
+        if not (output.is_cpu and output.dim() and output.numel()):
+            return
+        for slot in self._slots[layer]:
+            if slot.role == "bias" and slot.source is None:
+                self._first_biases[slot.names[0]] = output.numel() // output.shape[0]
 
     def _values(self) -> dict[str, Tensor]:
         return {name: self._forward.value(name).detach().contiguous() for name in self.layout.names}

@@ -16,12 +16,14 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...plan.products import product
+from ...plan.public import RowSizes
 from .factors import BasisPiece, FactoredGradient, GradientRows, Squares, products_with
 from .geometry import Geometry
 from .tables import NormTable, SumTable
 
 _REORDERED: Any = WeakIdKeyDictionary()
-"""Directions in the order of rows, by the tensor that they are of, for as long as that is there."""
+"""By the tensor that directions are of, for as long as it is there: of each part the version that was asked for, and
+from the second time on, as of a basis that is kept for some steps, the directions in the order of rows."""
 _MOST_HELD = 2**24  # numbers of directions, from which on memory counts for more than time
 
 
@@ -35,6 +37,7 @@ class ProductOrder:
     """[groups, height, width, entering, leaving]: sums over positions of patch times derivative.
 
     Attributes:
+        sizes: of a row.
         simple: (height * width, entering, leaving) where there is one group; else None.
     """
 
@@ -42,7 +45,7 @@ class ProductOrder:
         """Takes the layer's settings."""
         self._geometry, self._weight, self._groups = geometry, geometry.weight_shape, geometry.groups
         out, entering, height, width = self._weight
-        self._shape = (self._groups, height, width, entering, out // self._groups)
+        self.sizes = (self._groups, height, width, entering, out // self._groups)
         self.simple = (height * width, entering, out) if self._groups == 1 else None
 
     def ordered(self, values: Float[Tensor, " size"] | Bool[Tensor, " size"]) -> Tensor:
@@ -53,11 +56,11 @@ class ProductOrder:
 
     def restored(self, values: Float[Tensor, " size"]) -> Float[Tensor, "leaving entering height width"]:
         """Numbers of a row, as the weight has them."""
-        return values.view(self._shape).permute(0, 4, 3, 1, 2).flatten(0, 1)
+        return values.view(self.sizes).permute(0, 4, 3, 1, 2).flatten(0, 1)
 
     def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
         """Rows in the weight's own order."""
-        return made.unflatten(1, self._shape).permute(0, 1, 5, 4, 2, 3).reshape(len(made), -1)
+        return made.unflatten(1, self.sizes).permute(0, 1, 5, 4, 2, 3).reshape(len(made), -1)
 
     def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
         """Inner products with directions, of the channels that leave in them alone where those are few."""
@@ -79,10 +82,11 @@ class ProductOrder:
         # Of a basis that is kept for some steps, once: it is as long as many rows.
         owner = basis if basis._base is None else basis._base
         version = None if basis.is_inference() else basis._version
-        key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride(), version)
+        key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride())
         held = _REORDERED.get(owner, {})
-        if key in held:
-            return held[key]
+        known, before = held.get(key, (None, None))
+        if before is not None and known == version:
+            return before
         # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
@@ -90,7 +94,7 @@ class ProductOrder:
         found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), patch * (last - first))
         # A view would keep alive what it is held for.
         if found._base is None and version is not None and found.numel() <= _MOST_HELD:
-            _REORDERED[owner] = {**held, key: found}
+            _REORDERED[owner] = {**held, key: (version, found if known == version else None)}
         return found
 
 
@@ -103,6 +107,11 @@ def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequenc
 
 class KeptRows(FactoredGradient):
     """Rows in an order of their own."""
+
+    @property
+    def made_as(self) -> RowSizes:
+        """Sizes of that order."""
+        return self._order.sizes
 
     def __init__(
         self,
@@ -160,6 +169,14 @@ class KeptRows(FactoredGradient):
         if self._masked is not None and self._masked[0] is mask:
             return Squares.exact(self._masked[1])
         return self._rows.masked_squares(self._order.ordered(mask))
+
+    def made(self) -> Tensor:
+        """All rows, as they were made."""
+        return self._rows.values
+
+    def along_made(self, directions: Float[Tensor, "size k"]) -> tuple[Tensor, Tensor]:
+        """Inner products with directions in the rows' own order, and norms."""
+        return product(self._rows.values, directions), self._rows.norms()
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """A product for each piece, and one pass for the norms."""

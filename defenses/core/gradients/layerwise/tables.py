@@ -22,6 +22,8 @@ _WORTH_A_THREAD = 2**22
 # Products of numbers, up to which outer products are added up in float64: MKL's sums in float32 are twice as fast, but
 # to scale and to call it takes 50 us in the course of a step, when its code has left the cache.
 _MOST_PRODUCTS = 2**20
+# The same where the second factor has few numbers, which fill no vectors of the kernel.
+_MOST_NARROW, _NARROW = 2**18, 16
 # Numbers of a convolution's weight, up to which its order is restored in the cache.
 _MOST_IN_ORDER = 2**16
 
@@ -197,7 +199,8 @@ class SumTable:
             start: where in the vector of sums theirs begins.
         """
         products, both = leading.numel() * values.shape[1], (leading, values)
-        if not 0 < products <= _MOST_PRODUCTS or not all(v.dtype == self._dtype and measurable(v) for v in both):
+        most = _MOST_NARROW if values.shape[1] < _NARROW else _MOST_PRODUCTS
+        if not 0 < products <= most or not all(v.dtype == self._dtype and measurable(v) for v in both):
             return False
         self._lines += (values.data_ptr(), values.stride(0), values.shape[1], self._to + start * self._bytes, 0, 0, 0)
         self._lines += (leading.data_ptr(), leading.stride(0), leading.shape[1])

@@ -102,6 +102,8 @@ def test_many_products_are_left_to_matrix_products():
     factors, flat = torch.ones(64), torch.zeros(256 * 128)
     assert Outer(torch.ones(64, 128), torch.ones(64, 128)).enter_sum(SumTable(factors, flat), 0)
     assert not Outer(torch.ones(64, 128), torch.ones(64, 256)).enter_sum(SumTable(factors, flat), 0)
+    assert Outer(torch.ones(64, 8), torch.ones(64, 512)).enter_sum(SumTable(factors, flat), 0)
+    assert not Outer(torch.ones(64, 8), torch.ones(64, 513)).enter_sum(SumTable(factors, flat), 0)
     assert not Outer(torch.ones(64, 0), torch.ones(64, 2)).enter_sum(SumTable(factors, flat), 0)
     assert not Outer(torch.ones(64, 2).double(), torch.ones(64, 2)).enter_sum(SumTable(factors, flat), 0)
 

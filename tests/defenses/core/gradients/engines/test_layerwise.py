@@ -234,7 +234,7 @@ def test_what_begins_the_graph_is_the_bias_of_the_first_layer_alone():
     engine = engine_of(made)
     engine.rows(made.inputs, made.targets)
     first = next(name for name, _ in made.model.named_parameters() if name.endswith("bias"))
-    assert engine._first_biases == {first}
+    assert list(engine._first_biases) == [first]
 
 
 @pytest.mark.parametrize("views", [1, 2])

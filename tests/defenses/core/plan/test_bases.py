@@ -1,4 +1,4 @@
-"""Bases of public gradients that are not formed, or that coefficients follow from factors of: the same numbers."""
+"""Bases in the order that rows are made in, and bases with factors: what they compute is what a basis computes."""
 
 import math
 import pickle
@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import Block, Complement, Context, Engine, Gradient, Layout, StepPlan, clip, seeded
+from defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
+from defenses.core.gradients.layerwise import kept_rows
 from defenses.core.plan.basis import gram, leading_directions, leading_shares, orthonormality_error
-from defenses.core.plan.implicit import FactoredBasis, ImplicitSubspace, RowDirections
-from defenses.core.plan.products import compiled_for, inner_with
-from defenses.core.plan.subspaces import PublicSubspace, group_directions
+from defenses.core.plan.implicit import FactoredBasis, ImplicitSubspace, OrderedBasis
+from defenses.core.plan.products import inner_with
+from defenses.core.plan.subspaces import group_directions
 from defenses.gep import gep
 from defenses.pcdp import pcdp
 from defenses.pdp import pdp
@@ -23,8 +24,6 @@ from defenses.pdp import pdp
 from ... import duties
 
 PUBLIC_ROWS = torch.randn(12, 900, generator=torch.Generator().manual_seed(1))
-WIDE = compiled_for(PUBLIC_ROWS, PUBLIC_ROWS)
-by_kernel = pytest.mark.skipif(not WIDE, reason="rows are combined where the processor has AVX-512")
 
 
 def coins(seed=0):
@@ -39,98 +38,7 @@ def cosine(one, other):
     return math.cos(scipy.linalg.subspace_angles(one.double().numpy(), other.double().numpy()).max())
 
 
-# --- combinations of rows -------------------------------------------------------------------------------------------
-
-
-def combined(rows=PUBLIC_ROWS, rank=9):
-    return RowDirections.leading(rows, rank, gram(rows, torch.float64))
-
-
-def found_of(rows=PUBLIC_ROWS, rank=9) -> RowDirections:
-    found = combined(rows, rank)
-    assert found is not None
-    return found
-
-
-@by_kernel
-@pytest.mark.parametrize("rank", [1, 9, 12, 40])
-def test_they_span_what_leading_directions_span(rank):
-    found, formed = found_of(rank=rank), leading_directions(PUBLIC_ROWS, rank)
-    assert found.rank == formed.shape[1] == min(rank, 12)
-    assert orthonormality_error(found.basis) < 1e-5
-    assert cosine(found.basis, formed) > 1 - 1e-6
-    largest = found.weights.gather(0, found.weights.abs().argmax(dim=0, keepdim=True))
-    assert bool((largest > 0).all())
-
-
-@by_kernel
-@pytest.mark.parametrize("count", [0, 1, 30])
-def test_coefficients_combinations_and_projections_are_those_of_the_basis(count):
-    found, rows = found_of(), torch.randn(count, 900, generator=coins(2))
-    basis = found.basis
-    close(found.of_rows(rows), rows @ basis, atol=1e-5)
-    c = torch.randn(count, 9, generator=coins(3))
-    close(found.combined(c), c @ basis.T, atol=1e-5)
-    close(found.of_inner(rows @ PUBLIC_ROWS.T), rows @ basis, atol=1e-5)
-    subspace = ImplicitSubspace((found,), ((3, 903),), 910)
-    wide = torch.randn(count, 910, generator=coins(4))
-    close(subspace.encode(wide), wide[:, 3:903] @ basis, atol=1e-5)
-    close(subspace.project(wide)[:, 3:903], wide[:, 3:903] @ basis @ basis.T, atol=1e-5)
-    if count:
-        close(subspace.decode(c[0])[3:903], basis @ c[0], atol=1e-5)
-
-
-@by_kernel
-def test_a_row_has_the_same_coefficients_whoever_is_beside_it():
-    found, rows = found_of(), torch.randn(40, 900, generator=coins(5))
-    whole = found.of_rows(rows)
-    for number in (0, 7, 39):
-        assert torch.equal(found.of_rows(rows[number : number + 1])[0], whole[number])
-
-
-@by_kernel
-def test_coefficients_can_be_differentiated():
-    found = found_of()
-    rows = torch.randn(2, 900, generator=coins(6), requires_grad=True)
-    (gradient,) = torch.autograd.grad(found.of_rows(rows)[0, 0], rows)
-    close(gradient[0], found.basis[:, 0], atol=1e-5)
-    assert float(gradient[1].abs().max()) == 0
-
-
-@by_kernel
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda p: p * 0,
-        lambda p: p * torch.nan,
-        lambda p: p * 1e6,
-        lambda p: p * 1e-7,
-        lambda p: p[:1] + 1e-4 * p,
-    ],
-    ids=["no gradient", "NaN", "huge", "tiny", "nearly parallel"],
-)
-def test_where_rounding_would_show_there_are_none(spoil):
-    assert combined(spoil(PUBLIC_ROWS)) is None
-
-
-@by_kernel
-def test_parallel_gradients_have_one_direction():
-    found = found_of(PUBLIC_ROWS[:1] * (1 + 1e-4 * torch.arange(12.0)[:, None]))
-    assert found.rank == 1 and orthonormality_error(found.basis) < 1e-5
-
-
-def test_few_numbers_are_left_to_a_formed_basis():
-    assert combined(PUBLIC_ROWS[:2, :100], 2) is None
-
-
-@by_kernel
-def test_in_a_file_they_have_no_basis_and_do_the_same():
-    found = found_of()
-    assert found.basis.shape == (900, 9)
-    again = pickle.loads(pickle.dumps(found))  # noqa: S301 -- our own bytes
-    assert vars(again)["_formed"].empty
-    rows = torch.randn(5, 900, generator=coins(7))
-    assert torch.equal(again.of_rows(rows), found.of_rows(rows))
+# --- bases in the order of rows -------------------------------------------------------------------------------------
 
 
 def pictures(count, seed):
@@ -141,13 +49,68 @@ def convolutions():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Conv2d(2, 12, 5, stride=2, padding=2),
+            nn.Conv2d(2, 12, 5, stride=2, padding=2, groups=2),
             nn.Tanh(),
             nn.Conv2d(12, 16, 3, padding=1),
             nn.Tanh(),
             nn.Flatten(),
             nn.Linear(16 * 36, 3),
         )
+
+
+def engine_of(name="layerwise"):
+    return Engine(convolutions(), noise=seeded(0), engine=name)
+
+
+def ordered(engine, number=2, count=16) -> tuple[OrderedBasis, tuple[int, int], torch.Tensor]:
+    """A basis of a convolution's public gradients, its span, and those gradients in the weight's order."""
+    span = engine.layout.slices[number]
+    batch = engine.batch(*pictures(count, 23))
+    made = batch.made(*span)
+    assert made is not None and engine.batch(*pictures(2, 1)).made(span[0], span[1] + 1) is None
+    rows, sizes = made
+    return OrderedBasis(leading_directions(rows, count, ordered=False), sizes), span, batch.columns(*span)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_directions_in_the_rows_order_are_those_in_the_weights(number):
+    found, (start, stop), rows = ordered(engine_of(), number)
+    basis = found.basis
+    assert basis.shape == (stop - start, found.rank) == (rows.shape[1], 16)
+    assert orthonormality_error(basis) < 1e-5 and cosine(basis, leading_directions(rows, 16)) > 1 - 1e-6
+    c = torch.randn(3, 16, generator=coins(3))
+    close(found.combined(c), c @ basis.T, atol=1e-5)
+    for count in (0, 1, 8, 30):
+        some = torch.randn(count, stop - start, generator=coins(2))
+        close(found.of_rows(some), some @ basis, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_a_subspace_of_one_is_the_subspace_of_its_basis(count):
+    found, span, _ = ordered(engine_of())
+    dim = span[1] + 7
+    subspace, formed = ImplicitSubspace((found,), (span,), dim), Subspace((found.basis.clone(),), (span,), dim)
+    rows, weights = torch.randn(count, dim, generator=coins(4)), torch.rand(16, generator=coins(5))
+    assert subspace.size == formed.size and subspace.ranks == formed.ranks
+    close(subspace.encode(rows), formed.encode(rows), atol=1e-5)
+    close(subspace.decode(weights), formed.decode(weights), atol=1e-5)
+    for share in (None, weights):
+        close(subspace.project(rows, share), formed.project(rows, share), atol=1e-5)
+    close(subspace.moments()[0], formed.moments()[0], atol=1e-5)
+
+
+def test_in_a_file_it_has_no_other_order_and_is_the_same():
+    found, _, _ = ordered(engine_of())
+    basis = found.basis
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 -- our own bytes
+    assert vars(again)["_restored"].empty and torch.equal(again.basis, basis)
+
+
+def test_who_writes_into_the_directions_finds_them_in_both_orders():
+    found, _, _ = ordered(engine_of())
+    before = found.basis
+    found.numbers.mul_(-2.0)
+    assert torch.equal(found.basis, before * -2.0)
 
 
 WORLD = duties.World(convolutions, pictures(60, 20), pictures(90, 21), {"engine": "layerwise"})
@@ -157,50 +120,84 @@ def parts_of(run):
     return [part for step in run.transcript.steps for part in step.plan.blocks[0].codec.parts]
 
 
-@by_kernel
 @pytest.mark.parametrize("interval", [1, 3])
-def test_convolutions_have_them_where_a_basis_serves_one_step_and_a_run_goes_on_bit_for_bit(interval, tmp_path):
+def test_convolutions_have_them_and_a_run_goes_on_bit_for_bit(interval, tmp_path):
     def defense():
         return pcdp(rank=16, interval=interval, noise_multiplier=1.0)
 
     whole = duties.trained(defense(), WORLD)
-    kinds = {type(part) for part in parts_of(whole)}
-    assert (RowDirections in kinds) == (interval == 1)
+    assert OrderedBasis in {type(part) for part in parts_of(whole)}
     duties.check_same_run(duties.interrupted(defense(), tmp_path / "c", WORLD, after=2), whole)
 
 
-@by_kernel
 @pytest.mark.parametrize("method", [pcdp, pdp])
-def test_a_run_is_that_of_formed_bases(method, monkeypatch):
-    combining = duties.parameters(duties.trained(method(rank=16, noise_multiplier=1.0), WORLD))
-    monkeypatch.setattr(RowDirections, "leading", lambda *_: None)
-    formed = duties.parameters(duties.trained(method(rank=16, noise_multiplier=1.0), WORLD))
-    # Any basis of a span has the same sums; noise of coefficients differs by the basis, of whole updates it does not.
-    if method is pdp:
-        close(combining, formed, rtol=1e-3, atol=1e-4)
-    assert not torch.equal(combining, formed)
+def test_a_run_is_that_of_an_engine_of_rows(method):
+    rows = duties.World(convolutions, WORLD.data, WORLD.public, {"engine": "torch.func"})
+    runs = [duties.trained(method(rank=16, noise_multiplier=1.0), world) for world in (WORLD, rows)]
+    close(*(duties.parameters(run) for run in runs), rtol=1e-3, atol=1e-3)
 
 
-@by_kernel
+@pytest.mark.parametrize("private", [4, 15, 16, 17, 40])  # as many as there are directions, and on both sides
 @pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 1e6])
-def test_removing_an_example_moves_the_sum_by_a_bound_and_the_others_by_nothing(size):
-    model = convolutions()
-    engine, reference = (Engine(model, noise=seeded(0), engine=name) for name in ("layerwise", "torch.func"))
-    inputs, labels = pictures(40, 22)
-    public = engine.batch(*pictures(16, 23))
-    start, stop = engine.layout.slices[2]
-    rows = public.columns(start, stop)
-    directions = RowDirections.leading(rows, 16, gram(rows, torch.float64))
-    assert directions is not None
-    codec = ImplicitSubspace((directions,), ((start, stop),), engine.layout.dim)
-    plan = StepPlan(Block(codec=codec, bound=clip(0.01), query=Gradient())).at(0.0)
+@pytest.mark.parametrize("left_over", [False, True])
+def test_removing_an_example_moves_a_sum_by_a_bound_at_most(left_over, size, private):
+    engine, reference = engine_of(), engine_of("torch.func")
+    found, span, _ = ordered(engine)
+    codec = ImplicitSubspace((found,), (span,), engine.layout.dim)
+    block = Block(codec=Complement(codec) if left_over else codec, bound=clip(0.01), query=Gradient())
+    plan = StepPlan(block).at(0.0)
+    inputs, labels = pictures(private, 22)
     inputs = inputs * size
     whole = engine.run(plan, inputs, labels).total
     close(whole, reference.run(plan, inputs, labels).total, rtol=1e-3, atol=1e-5)
-    for gone in (0, 13, 39):
-        kept = [number for number in range(40) if number != gone]
+    for gone in (0, private // 2, private - 1):
+        kept = [number for number in range(private) if number != gone]
         less = engine.run(plan, inputs[kept], labels[kept]).total
-        assert float((whole - less).double().norm()) <= 0.01 * (1 + 1e-4)
+        assert float((whole - less).double().norm()) <= 0.01 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("count", [15, 16, 17])
+def test_alike_examples_at_a_right_angle_to_the_directions_count_alike_in_every_batch(count):
+    """Their coefficients are rounding: directions that were combined from products with gradients moved 2.3 bounds."""
+    model = nn.Sequential(nn.Conv2d(64, 16, 3, bias=False), nn.Flatten())
+    engine = Engine(model, noise=seeded(0), engine="layerwise")
+    draw, labels = coins(6), torch.ones(count + 1, dtype=torch.long)
+    common = 1 + 0.3 * torch.rand(576, generator=draw)
+    public = common + 0.01 * torch.randn(16, 576, generator=draw)
+    turned = torch.randn(576, generator=draw).double()
+    inside = torch.linalg.qr(public.double().T).Q
+    turned -= inside @ (inside.T @ turned)
+    with torch.no_grad():  # so that of both kinds the same output is the largest, and derivatives are the same
+        weight = 0.01 * torch.randn(16, 576, generator=draw)
+        weight[0] += 0.5 * (turned.float() / turned.float().norm() + common / common.norm())
+        vars(model[0])["_parameters"]["weight"].copy_(weight.view(16, 64, 3, 3))
+    batch = engine.batch(public.view(16, 64, 3, 3), labels[:16])
+    span = engine.layout.slices[0]
+    made = batch.made(*span)
+    assert made is not None
+    found = OrderedBasis(leading_directions(made[0], 16, ordered=False), made[1])
+    codec = ImplicitSubspace((found,), (span,), engine.layout.dim)
+    plan = StepPlan(Block(codec=codec, bound=clip(0.05), query=Gradient())).at(0.0)
+    private = (1e4 * turned.float()).view(1, 64, 3, 3).expand(count + 1, -1, -1, -1).contiguous()
+    whole = engine.run(plan, private, labels).total
+    less = engine.run(plan, private[:count], labels[:count]).total
+    assert float((whole - less).norm()) <= 0.05 * 0.1
+
+
+def test_directions_that_serve_one_step_are_not_held_in_another_order():
+    engine = engine_of()
+    basis = leading_directions(engine.batch(*pictures(16, 23)).columns(*engine.layout.slices[2]), 16)
+    held = kept_rows._REORDERED
+    codec = ImplicitSubspace((basis,), (engine.layout.slices[2],), engine.layout.dim)
+    plan = StepPlan(Block(codec=codec, bound=clip(0.01), query=Gradient())).at(0.0)
+    counts = []
+    for _ in range(3):
+        engine.run(plan, *pictures(40, 22))
+        counts.append([known is not None for _, known in held.get(basis._base, {}).values()])
+    assert counts == [[False], [True], [True]]
+    basis.mul_(1.0)  # another version, which takes the place of the one that is held
+    engine.run(plan, *pictures(40, 22))
+    assert [known is not None for _, known in held[basis._base].values()] == [False]
 
 
 # --- factors --------------------------------------------------------------------------------------------------------
@@ -371,22 +368,3 @@ def test_a_public_gradient_that_is_not_finite_leaves_the_others():
 
     made = group_directions(batch, engine.layout, (0, dim), rows, 6, generator=coins(), passes=1)
     assert isinstance(made, torch.Tensor) and orthonormality_error(made) < 1e-5
-
-
-def test_public_subspaces_of_all_parameters_together_are_formed():
-    engine = Engine(convolutions(), noise=seeded(0), engine="layerwise")
-    layout = engine.layout
-    assert isinstance(layout, Layout)
-
-    class Public:
-        size = 90
-
-        def __call__(self, chosen):
-            return engine.gradients(*pictures(len(chosen), 21))(None)
-
-        def batch(self, chosen):
-            return engine.batch(*pictures(len(chosen), 21))
-
-    context = Context(step=0, steps=2, layout=layout, public=Public())
-    bases, _, _ = PublicSubspace(rank=16, scope="global").at(None, context)
-    assert isinstance(bases[0], torch.Tensor)
