@@ -50,6 +50,10 @@ def bavaria(
     odds, others, trained_on = compared(target, shadows, views, batch_size)
     refuse_nobody(trained_on)
     refuse_nobody(~trained_on)
+    # In units of their own, in which a prior is looked for, whatever the size of a model's log odds.
+    middle, size = others.mean(), others.std()
+    size = torch.where(size > 0, size, 1.0)
+    odds, others = (odds - middle) / size, (others - middle) / size
     # Each view of a candidate is a subject; all share a prior.
     values, inside = others.flatten(1), trained_on.repeat_interleave(views, dim=1)
     without, among = Summary.of(values, ~inside), Summary.of(values, inside)

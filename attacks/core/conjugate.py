@@ -10,17 +10,21 @@ becomes their normal distribution; with few, variances borrow from one another b
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.optimize import brentq
+from scipy.special import digamma, polygamma
 from torch import Tensor
 
 from .errors import NotApplicable
 
-LEAST_VARIANCE = 1e-12
-"""Of each value: subjects whose values are all the same would have a likelihood without bound."""
+LEAST_VARIANCE = 1e-6
+"""Of each value, in units of the spread of all: values that are the same for a subject would have a likelihood without
+bound, and where many are, as answers of an API that caps its confidences, one with a maximum for each of them."""
 
-_FARTHEST = 20.0  # of a hyperparameter's logarithm: as good as 0, or as infinity, and far from overflow
+_FARTHEST, _NEAREST = 20.0, 30.0  # of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
 _MOST_DESCENTS = 20
 _IMPROVED = 1e-12  # of a mean log likelihood: a descent that gains less is the last
 
@@ -125,6 +129,8 @@ class ConjugatePrior:
 def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> ConjugatePrior:
     """The prior under which the values of all subjects are most likely.
 
+    Of values that are around 0 and of a size around 1: its limits, and `LEAST_VARIANCE`, are numbers.
+
     Args:
         seen: of at least two values of some subjects.
         features: whose best linear combination is the location of each subject's mean; a column of ones for one
@@ -139,25 +145,58 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
     # Powers of large values are nearly dependent; orthonormal columns have the same combinations.
     basis = torch.linalg.qr(features).Q
     weight = seen.count.sqrt()[:, None]
-    start = torch.linalg.lstsq(basis * weight, seen.mean[:, None] * weight).solution[:, 0]
-    within = seen.squares.sum() / freedom
-    between = (seen.mean - basis @ start).square().mean().clamp(min=LEAST_VARIANCE)
-    # A prior of the variance worth four values, of the pooled variance; descent goes on from there.
-    hyper = torch.stack([(within / between).log(), torch.full_like(within, 2.0).log(), (2 * within).log()])
-    point = torch.cat([start, hyper.clamp(-_FARTHEST, _FARTHEST)]).detach().requires_grad_()
+    middle = torch.linalg.lstsq(basis * weight, seen.mean[:, None] * weight).solution[:, 0]
 
     def prior(at: Tensor) -> ConjugatePrior:
-        kappa, alpha, beta = at[len(start) :].clamp(-_FARTHEST - 10, _FARTHEST).exp()
-        return ConjugatePrior(basis @ at[: len(start)], kappa, alpha, beta)
+        kappa, alpha, beta = _bounded(at[len(middle) :]).exp()
+        return ConjugatePrior(basis @ at[: len(middle)], kappa, alpha, beta)
 
-    _descend(lambda: -prior(point).log_marginal(seen).mean(), point)
-    found = prior(point.detach())
-    if not all(value.isfinite().all() for value in (found.location, found.kappa, found.alpha, found.beta)):
+    best: tuple[float, ConjugatePrior] | None = None
+    # Where some variances are nearly 0 and others are not, there are several maxima.
+    for hyper in _starts(seen, seen.mean - basis @ middle):
+        point = torch.cat([middle, hyper.clamp(-_NEAREST, _FARTHEST - 1)]).detach().requires_grad_()
+        reached = -_descend(lambda point=point: -prior(point).log_marginal(seen).mean(), point)
+        found = prior(point.detach())
+        finite = all(value.isfinite().all() for value in (found.location, found.kappa, found.alpha, found.beta))
+        if finite and (best is None or reached > best[0]):
+            best = reached, found
+    if best is None:
         raise NotApplicable("no prior of means and variances fits the answers of the shadow models")
-    return found
+    return best[1]
 
 
-def _descend(objective: Callable[[], Tensor], point: Tensor) -> None:
+def _bounded(logarithms: Tensor) -> Tensor:
+    """Logarithms within their limits, smoothly: at an edge that the search has overstepped it would see no slope."""
+    half = (_FARTHEST + _NEAREST) / 2
+    return (_FARTHEST - half) + half * (logarithms / half - (_FARTHEST - half) / half).tanh()
+
+
+def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"]]:
+    """Logarithms of kappa, alpha and beta, from which a search may begin.
+
+    Args:
+        seen: of the subjects.
+        away: of each subject's mean from what is expected of it.
+    """
+    told = seen.count > 1
+    half = (seen.count[told] - 1) / 2
+    variances = seen.squares[told] / (2 * half)
+    within, between = seen.squares.sum() / (2 * half.sum()), away.square().mean().clamp(min=LEAST_VARIANCE)
+    # A prior of the variance worth four values, of the pooled variance.
+    pooled = torch.stack([(within / between).log(), torch.full_like(within, 2.0).log(), (2 * within).log()])
+    # By moments of the logarithms of variances, each the variance times a chi-squared number over its freedom.
+    logs = variances.log()
+    spread = float(logs.var(correction=0) - torch.polygamma(1, half).mean())
+    shape: Any = brentq(lambda a: polygamma(1, a) - min(max(spread, 1e-6), 1e6), 1e-4, 1e7)
+    scale = logs.mean() + digamma(shape) - (torch.digamma(half) - half.log()).mean()
+    ratios = (away[told].square() / variances - 1 / seen.count[told]).clamp(min=1e-6)  # of 1 / kappa each
+    alpha = torch.full_like(scale, math.log(shape))
+    kappas = -ratios.median().log(), torch.zeros_like(scale)
+    return [pooled, *(torch.stack([kappa, alpha, scale]) for kappa in kappas)]
+
+
+def _descend(objective: Callable[[], Tensor], point: Tensor) -> float:
+    """Moves the point to where the objective is least, and returns that."""
     # Where a variance is the same for all, alpha and beta grow without end, on a plateau: what the search has learnt of
     # curvature is of no use there, and it stops short of the best kappa. Begun anew it goes on.
     before = math.inf
@@ -166,8 +205,9 @@ def _descend(objective: Callable[[], Tensor], point: Tensor) -> None:
         with torch.no_grad():
             found = float(objective())
         if not found < before - _IMPROVED:  # true for NaN, too
-            return
+            return found
         before = found
+    return before
 
 
 def _descend_once(objective: Callable[[], Tensor], point: Tensor) -> None:

@@ -125,6 +125,7 @@ def test_scores_are_the_ratio_of_scipys_densities_of_the_posteriors():
     bank = target.shadows
     assert bank is not None and target.candidates is not None
     odds, own = bank.logits[:, :, 0, 0], target.logits(target.candidates.inputs)[:, 0]
+    own, odds = (own - odds.mean()) / odds.std(), (odds - odds.mean()) / odds.std()
     fits = {}
     for side in (False, True):
         seen = Summary.of(odds, bank.trained_on == side)
@@ -182,3 +183,32 @@ def test_the_prior_is_found_on_a_plateau_of_the_likelihood_too():
     best = max(float(prior.log_marginal(seen).mean()) for prior in tried)
     assert float(found.log_marginal(seen).mean()) > best - 1e-7
     assert 50 < float(found.kappa) < 120
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_in_other_units_and_from_another_zero_log_odds_have_the_same_scores(factor):
+    target, _ = world(models=8, count=60)
+    bank, logits = target.shadows, target.logits
+    assert bank is not None
+    moved = dataclasses.replace(
+        target,
+        shadows=dataclasses.replace(bank, logits=factor * (bank.logits + torch.tensor([1e4, 0.0]))),
+        logits=lambda inputs: factor * (logits(inputs) + torch.tensor([1e4, 0.0])),
+    )
+    before, after = (bavaria(one, shadows=8).scores for one in (target, moved))
+    assert torch.allclose(after, before, atol=0.02)
+
+
+def test_capped_log_odds_have_the_same_scores_in_every_order():
+    """Of variances of 0 the likelihood had several maxima, and the order of the candidates chose among them."""
+    coins = torch.Generator().manual_seed(3)
+    values = (1.2 * torch.randn(400, generator=coins) + torch.randn(4, 400, generator=coins)).clamp(max=1.0).double()
+    chosen = torch.rand(4, 400, generator=coins).argsort(dim=0) < 2
+    order = torch.randperm(400, generator=coins)
+    fits = []
+    for where in (torch.arange(400), order):
+        seen = Summary.of(values[:, where], chosen[:, where])
+        features = torch.stack([torch.ones(400).double(), values.mean(0)[where], values.mean(0)[where] ** 2], dim=1)
+        prior = fitted_prior(seen, features)
+        fits.append(prior.predicted(seen).log_density(torch.zeros(400).double()))
+    assert torch.allclose(fits[0][order], fits[1], atol=1e-4)
