@@ -9,6 +9,7 @@ product. A basis that serves a single step costs more to form than all that is d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -288,8 +289,8 @@ class ImplicitSubspace(Subspace):
         """Takes what was orthonormal when it was made, as leading directions are; it is not measured again.
 
         Raises:
-            ValueError: for directions that compute something of their own, of which no claim could hold, or a sketch
-                of another length than its span.
+            ValueError: for directions that compute something of their own, of which no claim could hold, or of another
+                length than their span.
         """
         for part, (start, stop) in zip(parts, spans, strict=True):
             if not isinstance(part, Tensor) and type(part) not in _OURS:
@@ -299,6 +300,12 @@ class ImplicitSubspace(Subspace):
                 )
             if isinstance(part, SketchDirections) and len(part.factors) != stop - start:
                 raise ValueError(f"factors must be {stop - start}, one for each of a span, got {len(part.factors)}")
+            if isinstance(part, OrderedBasis) and not len(part.numbers) == math.prod(part.sizes) == stop - start:
+                raise ValueError(
+                    f"sizes must be those of a row of {stop - start} numbers, got {part.sizes} for {len(part.numbers)}"
+                )
+            if isinstance(part, FactoredBasis) and len(part.basis) != stop - start:
+                raise ValueError(f"basis must have {stop - start} rows for its span, got {len(part.basis)}")
         # A frozen dataclass can only be filled this way.
         for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim), ("_moments", Memo())):
             object.__setattr__(self, name, value)

@@ -99,6 +99,16 @@ def test_a_subspace_of_one_is_the_subspace_of_its_basis(count):
     close(subspace.moments()[0], formed.moments()[0], atol=1e-5)
 
 
+def test_directions_of_another_length_than_their_span_are_refused():
+    found, (start, stop), _ = ordered(engine_of())
+    with pytest.raises(ValueError, match="sizes must be those of a row of"):
+        ImplicitSubspace((found,), ((start, stop - 1),), stop)
+    with pytest.raises(ValueError, match="sizes must be those of a row of"):
+        ImplicitSubspace((OrderedBasis(found.numbers, (1, 1, 1, 12, 16)),), ((start, stop),), stop)
+    with pytest.raises(ValueError, match="basis must have 900 rows for its span, got"):
+        ImplicitSubspace((basis_of(factored(2, 0)[0]),), ((0, 900),), 900)
+
+
 def test_in_a_file_it_has_no_other_order_and_is_the_same():
     found, _, _ = ordered(engine_of())
     basis = found.basis
