@@ -45,7 +45,6 @@ def leading_directions(
     oversampling: int = 10,
     passes: int = 2,
     ordered: bool = True,
-    moments: Float[Tensor, "rows rows"] | None = None,
 ) -> Float[Tensor, "dim k"]:
     """An orthonormal basis of the directions in which the rows' uncentred second moment is largest, in order.
 
@@ -68,7 +67,6 @@ def leading_directions(
             that its errors shrink with.
         ordered: False where no more than the span matters: that of all rows then gets a basis by a Cholesky
             decomposition, in a tenth of the time of eigenvectors.
-        moments: the rows' inner products in float64, where somebody has them; of `gram`.
 
     Returns:
         Orthonormal columns in the rows' dtype, on their device. There are fewer than `rank` where the rows span fewer
@@ -92,10 +90,10 @@ def leading_directions(
     if not rows.numel():
         raise ValueError(f"rows must hold at least one number, got {count} rows of length {dim}")
 
-    given, rows = rows, _of_moderate_size(rows)
+    rows = _of_moderate_size(rows)
     sketch = rank + oversampling
     if method == "gram" or sketch >= min(count, dim):
-        basis = _from_gram(rows, rank, ordered=ordered, moments=moments if rows is given else None)
+        basis = _from_gram(rows, rank, ordered=ordered)
     elif count <= min(dim, 4 * passes * sketch):
         # Inner products of all rows, half of a matrix, are fewer than those that the passes would take.
         moments = gram(rows, torch.float64)
