@@ -14,6 +14,8 @@ on examples of its own.
 """
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
 from .core.conjugate import Summary, fitted_prior
@@ -50,12 +52,10 @@ def bavaria(
     odds, others, trained_on = compared(target, shadows, views, batch_size)
     refuse_nobody(trained_on)
     refuse_nobody(~trained_on)
-    # In units of their own, in which a prior is looked for, whatever the size of a model's log odds.
-    middle, size = others.mean(), others.std()
-    size = torch.where(size > 0, size, 1.0)
-    odds, others = (odds - middle) / size, (others - middle) / size
     # Each view of a candidate is a subject; all share a prior.
     values, inside = others.flatten(1), trained_on.repeat_interleave(views, dim=1)
+    middle, size = _unit(values, inside)
+    odds, values = (odds - middle) / size, (values - middle) / size
     without, among = Summary.of(values, ~inside), Summary.of(values, inside)
     one = torch.ones_like(without.mean)
     out = fitted_prior(without, one[:, None]).predicted(without)
@@ -65,3 +65,25 @@ def bavaria(
     scores = lifted.log_density(odds.flatten()) - out.log_density(odds.flatten())
     ids = granted(target.candidates).ids
     return MembershipScores(ids=ids, scores=scores.unflatten(0, odds.shape).sum(1), exact=False, dependence="per_model")
+
+
+def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -> tuple[Tensor, Tensor]:
+    """A zero and a unit for log odds: their median, and by how much those of one subject typically vary.
+
+    Not by how much all of them do: subjects may differ a thousand times as much from one another as models do on one,
+    as where a pretrained model was trained for a few steps. Medians, which one model that has diverged does not move.
+    """
+    middle = values.median()
+    away = values - middle
+    largest = _typical(away.abs())
+    spreads = []
+    for chosen in (inside, ~inside):
+        seen = Summary.of(away / largest, chosen, least=0.0)
+        spreads.append((seen.squares / (seen.count - 1).clamp(min=1)).sqrt())
+    return middle, largest * _typical(torch.cat(spreads))
+
+
+def _typical(sizes: Tensor) -> Tensor:
+    """The median of those that are not 0, or 1."""
+    there = sizes[sizes > 0]
+    return there.median() if there.numel() else torch.ones_like(sizes.sum())

@@ -21,8 +21,9 @@ from torch import Tensor
 from .errors import NotApplicable
 
 LEAST_VARIANCE = 1e-6
-"""Of each value, in units of the spread of all: values that are the same for a subject would have a likelihood without
-bound, and where many are, as answers of an API that caps its confidences, one with a maximum for each of them."""
+"""Of each value, in units of the variance that those of one subject typically have: values that are the same for a
+subject would have a likelihood without bound, and where many are, as answers of an API that caps its confidences, one
+with a maximum for each of them."""
 
 _FARTHEST, _NEAREST = 20.0, 30.0  # of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
 _MOST_DESCENTS = 20
@@ -36,7 +37,7 @@ class Summary:
     Attributes:
         count: of values.
         mean: of values.
-        squares: sum of squared deviations from the mean, at least `count * LEAST_VARIANCE`.
+        squares: sum of squared deviations from the mean, and the least variance times the count.
     """
 
     count: Float[Tensor, " n"]
@@ -44,17 +45,20 @@ class Summary:
     squares: Float[Tensor, " n"]
 
     @classmethod
-    def of(cls, values: Float[Tensor, "models n"], chosen: Bool[Tensor, "models n"]) -> "Summary":
+    def of(
+        cls, values: Float[Tensor, "models n"], chosen: Bool[Tensor, "models n"], *, least: float = LEAST_VARIANCE
+    ) -> "Summary":
         """Of those values that are chosen for each subject.
 
         Args:
             values: one a model and subject.
             chosen: which of them count.
+            least: added to the variance of each value.
         """
         weight = chosen.to(values)
         count = weight.sum(0)
         mean = (weight * values).sum(0) / count.clamp(min=1)
-        squares = (weight * (values - mean).square()).sum(0) + count * LEAST_VARIANCE
+        squares = (weight * (values - mean).square()).sum(0) + count * least
         return cls(count, mean, squares)
 
     def nothing(self) -> "Summary":
@@ -129,7 +133,7 @@ class ConjugatePrior:
 def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> ConjugatePrior:
     """The prior under which the values of all subjects are most likely.
 
-    Of values that are around 0 and of a size around 1: its limits, and `LEAST_VARIANCE`, are numbers.
+    Of values that vary by about 1 for a subject: its limits, and `LEAST_VARIANCE`, are numbers.
 
     Args:
         seen: of at least two values of some subjects.
