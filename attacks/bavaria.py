@@ -10,7 +10,8 @@ Deviation: hyperparameters are those of the largest marginal likelihood. The loc
 quadratic function of its mean without it, for members are lifted the more, the less sure other models are of them, as
 in RMIA's p_in = a p_out + 1 - a. Offline, the distribution with the candidate is that prior, without the answers of the
 models that were trained on this very candidate: they count for the six hyperparameters alone, which an adversary finds
-on examples of its own.
+on examples of its own. A candidate's log odds are taken to vary by a thousandth of what is typical at least: where many
+are equal, as where an API caps its confidences, the likelihood of the hyperparameters has no single maximum otherwise.
 """
 
 import torch
@@ -75,12 +76,12 @@ def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -
     """
     middle = values.median()
     away = values - middle
-    largest = _typical(away.abs())
+    far = _typical(away.abs())  # so that squares of huge values are numbers, too
     spreads = []
     for chosen in (inside, ~inside):
-        seen = Summary.of(away / largest, chosen, least=0.0)
+        seen = Summary.of(away / far, chosen, least=0.0)
         spreads.append((seen.squares / (seen.count - 1).clamp(min=1)).sqrt())
-    return middle, largest * _typical(torch.cat(spreads))
+    return middle, far * _typical(torch.cat(spreads))
 
 
 def _typical(sizes: Tensor) -> Tensor:

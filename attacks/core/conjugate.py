@@ -171,8 +171,8 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
 
 def _bounded(logarithms: Tensor) -> Tensor:
     """Logarithms within their limits, smoothly: at an edge that the search has overstepped it would see no slope."""
-    half = (_FARTHEST + _NEAREST) / 2
-    return (_FARTHEST - half) + half * (logarithms / half - (_FARTHEST - half) / half).tanh()
+    middle, half = (_FARTHEST - _NEAREST) / 2, (_FARTHEST + _NEAREST) / 2
+    return middle + half * ((logarithms - middle) / half).tanh()
 
 
 def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"]]:

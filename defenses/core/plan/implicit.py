@@ -1,6 +1,6 @@
 """Subspaces of which a part of the basis is never formed, or never put in order.
 
-A linear layer's gradient is such a product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
+A linear layer's gradient is an outer product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
 V = Pᵀ W, with public gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
 outer products are products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so that P Pᵀ and the coefficients Wᵀ P g
 of a batch of such gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one

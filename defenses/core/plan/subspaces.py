@@ -242,7 +242,7 @@ def group_directions(
         passes: power iterations.
     """
     start, stop = span
-    state = generator.get_state()
+    state = generator.get_state()  # so that rows get the coins that they always had
     found = _by_factors(batch, layout, span, rank, generator, passes)
     if found is not None:
         return found

@@ -84,9 +84,9 @@ class ProductOrder:
         version = None if basis.is_inference() else basis._version
         key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride())
         held = _REORDERED.get(owner, {})
-        known, before = held.get(key, (None, None))
-        if before is not None and known == version:
-            return before
+        asked, reordered = held.get(key, (None, None))
+        if reordered is not None and asked == version:
+            return reordered
         # Directions first, as they lie in memory (`basis.py`): what is permuted is then one direction at a time.
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
@@ -94,7 +94,7 @@ class ProductOrder:
         found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), patch * (last - first))
         # A view would keep alive what it is held for.
         if found._base is None and version is not None and found.numel() <= _MOST_HELD:
-            _REORDERED[owner] = {**held, key: (version, found if known == version else None)}
+            _REORDERED[owner] = {**held, key: (version, found if asked == version else None)}
         return found
 
 
@@ -107,11 +107,6 @@ def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequenc
 
 class KeptRows(FactoredGradient):
     """Rows in an order of their own."""
-
-    @property
-    def made_as(self) -> RowSizes:
-        """Sizes of that order."""
-        return self._order.sizes
 
     def __init__(
         self,
@@ -169,6 +164,11 @@ class KeptRows(FactoredGradient):
         if self._masked is not None and self._masked[0] is mask:
             return Squares.exact(self._masked[1])
         return self._rows.masked_squares(self._order.ordered(mask))
+
+    @property
+    def made_as(self) -> RowSizes:
+        """Sizes of the rows' order."""
+        return self._order.sizes
 
     def made(self) -> Tensor:
         """All rows, as they were made."""
