@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import audit
-from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
+from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction, conjugate
 from audit.catalog import methods as catalog
 from audit.encode import write_features
 from audit.plan.build import initialised
@@ -459,18 +459,35 @@ def test_local_steps_are_summed_simulated_and_attacked_there_as_on_the_cpu(devic
         assert torch.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("searches_there", [True, False])
+def test_a_prior_is_fitted_to_many_subjects_there_and_to_few_on_the_cpu(device, monkeypatch, searches_there):
+    if searches_there:
+        monkeypatch.setattr(conjugate, "_FEW", 0)
+    values = drawn(6, 50).double() * drawn(50, seed=1).double().exp() + drawn(50, seed=2).double()
+    features = torch.stack([torch.ones(50, dtype=torch.float64), drawn(50, seed=3).double()], dim=1)
+    fitted = []
+    for where in (device, HERE):
+        seen = conjugate.Summary.of(values.to(where), torch.ones(6, 50, dtype=torch.bool, device=where))
+        prior = conjugate.fitted_prior(seen, features.to(where))
+        assert all(part.device == where for part in vars(prior).values())
+        fitted.append(prior.predicted(seen).log_density(values[0].to(where)).cpu())
+    assert torch.allclose(*fitted, rtol=1e-6)
+
+
 def test_the_quick_suite_of_one_seed_runs_there_with_every_attack(device, tmp_path):
-    """Fewer steps, members and candidates than in the suite, and nothing that takes long to account for."""
+    """Fewer steps, members and candidates than in the suite, and nothing that takes long to account for.
+
+    Of its methods one without noise, one with a mask and one with a past; and one that has a release beside its steps.
+    The others differ from these in nothing that knows of a device.
+    """
     budget = "budget={ noise_multiplier = 2.0, delta = 1e-5 }"
     small = ("task.private=60", "task.batch=60", "task.epochs=2", "task.candidates=30")
     # In the input space: for gradients that are chosen no layer is as it was.
     small += ("task.canaries={ kind = 'blank', number = 40 }",)
     shared = ("share.step=1", "share.noise=['calibrated']")
     suite = suites.load("quick")
-    # With one that has a release beside its steps.
-    names = [*(choice.name for choice in suite.defense_grid()), "dp_snip"]
-    clipped = [name for name in names if name not in ("sgd", "noisy_sgd")]
-    entries = (f"{{ name = '{name}'{', clip_norm = 1.0' if name in clipped else ''} }}" for name in names)
+    names = ["sgd", "random_sparsification", "dpdr", "dp_snip"]
+    entries = (f"{{ name = '{name}'{', clip_norm = 1.0' if name != 'sgd' else ''} }}" for name in names)
     defenses = f"defense=[{', '.join(entries)}]"
     suite = suite.with_overrides(["seeds=[0]", *small, *shared, budget, defenses, with_every_attack()])
     found = run(suite, tmp_path / "there", device)

@@ -28,6 +28,9 @@ with a maximum for each of them."""
 _FARTHEST, _NEAREST = 20.0, 30.0  # of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
 _MOST_DESCENTS = 20
 _IMPROVED = 1e-12  # of a mean log likelihood: a descent that gains less is the last
+# Subjects up to which a search is the CPU's: it asks hundreds of times for a few sums of so many numbers, one after
+# another, and each time a GPU takes longer to begin than to add up.
+_FEW = 2**15
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Summary:
         mean = (weight * values).sum(0) / count.clamp(min=1)
         squares = (weight * (values - mean).square()).sum(0) + count * least
         return cls(count, mean, squares)
+
+    def to(self, device: torch.device) -> "Summary":
+        """The same on a device."""
+        return Summary(self.count.to(device), self.mean.to(device), self.squares.to(device))
 
     def nothing(self) -> "Summary":
         """Of as many subjects of whom nothing is known."""
@@ -105,6 +112,12 @@ class ConjugatePrior:
     alpha: Float[Tensor, ""]
     beta: Float[Tensor, ""]
 
+    def to(self, device: torch.device) -> "ConjugatePrior":
+        """The same on a device."""
+        return ConjugatePrior(
+            self.location.to(device), self.kappa.to(device), self.alpha.to(device), self.beta.to(device)
+        )
+
     def after(self, seen: Summary) -> "ConjugatePrior":
         """The posterior of each subject; `kappa`, `alpha` and `beta` are one a subject then."""
         kappa = self.kappa + seen.count
@@ -143,9 +156,11 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
     Raises:
         NotApplicable: no subject has two values, so that its variance cannot be told from that of the means.
     """
-    freedom = (seen.count - 1).clamp(min=0).sum()
-    if freedom < 1:
+    if (seen.count - 1).clamp(min=0).sum() < 1:
         raise NotApplicable("a prior of variances must have candidates with two models of a kind, take more shadows")
+    there = seen.mean.device
+    if len(seen.mean) <= _FEW:
+        seen, features = seen.to(torch.device("cpu")), features.cpu()
     # Powers of large values are nearly dependent; orthonormal columns have the same combinations.
     basis = torch.linalg.qr(features).Q
     weight = seen.count.sqrt()[:, None]
@@ -166,7 +181,7 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
             best = reached, found
     if best is None:
         raise NotApplicable("no prior of means and variances fits the answers of the shadow models")
-    return best[1]
+    return best[1].to(there)
 
 
 def _bounded(logarithms: Tensor) -> Tensor:

@@ -108,10 +108,9 @@ def described(model: nn.Module, encoder: Tensor, input_shape: tuple[int, ...]) -
     held = {name: v.clone() for name, v in model.named_buffers()}
     network = Network(operations=tuple(operations), parameters={**values, **held}, loss="cross_entropy")
     single = bool((encoder.count_nonzero(dim=1) == 1).all()) and bool((encoder.sum(dim=1) == 1).all())
-    gram = encoder @ encoder.T
     if single:
         part = ReleasedPart(start=0, stop=len(encoder), kind="coordinates", coordinates=encoder.argmax(dim=1))
-    elif torch.allclose(gram, torch.eye(len(gram), dtype=gram.dtype), atol=1e-4):
+    elif torch.allclose(encoder @ encoder.T, torch.eye(len(encoder), dtype=encoder.dtype), atol=1e-4):
         spans = ((0, encoder.shape[1]),)
         part = ReleasedPart(start=0, stop=len(encoder), kind="directions", spans=spans, bases=(encoder.T.clone(),))
     else:
