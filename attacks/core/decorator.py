@@ -35,12 +35,12 @@ class Attack(Generic[R]):
 
     def __init__(self, function: Callable[..., R], requires: Requirements) -> None:
         functools.update_wrapper(self, function)
-        target, coins, *settings = inspect.signature(function).parameters.values()
+        first, settings = (parts := [*inspect.signature(function).parameters.values()])[:2], parts[2:]
         misplaced = [p.name for p in settings if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
-        if misplaced or (target.name, coins.name) != ("target", "coins"):
+        if misplaced or [p.name for p in first] != ["target", "coins"]:
             raise TypeError(
                 f"{function.__name__} must be written (target, coins, *, setting=default, ...), "
-                f"got {', '.join(misplaced) or f'{target.name}, {coins.name}'}"
+                f"got {', '.join(misplaced) or ', '.join(p.name for p in first) or 'no arguments'}"
             )
         hints = get_type_hints(function)
         annotated = hints.get("target")

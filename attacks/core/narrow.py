@@ -198,7 +198,14 @@ def _view_class(kind: type) -> type:
                 f"this attack did not declare {type(withheld[name]).__name__}.{withheld[name].name}, "
                 f"so it may not read {kind.__name__}.{name}: add it to the decorator"
             )
-        return object.__getattribute__(self, name)
+        try:
+            return object.__getattribute__(self, name)
+        except AttributeError:
+            others = [one for one in Target.__subclasses__() if name in {slot.name for slot in fields(cast(Any, one))}]
+            words = "; ".join(f"{one.__name__} has" for one in others)
+            raise AttributeError(
+                f"{kind.__name__} has no {name!r}" + f" ({words}, another access)" * bool(words)
+            ) from None
 
     def shown(self: Any) -> str:
         return f"<narrowed {kind.__name__}, without {', '.join(sorted(self._withheld)) or 'nothing'}>"

@@ -3,7 +3,7 @@
 A receiver of coefficients has to know the directions, and one of a part of the coordinates which they are. Both are
 functions of public things: of public coins, whose seed is sent; of public examples, from which a receiver computes
 them again or is sent them; else of what was released before, which it has. Which of them it is shows in rehearsals
-under other coins and on other examples.
+under other coins and on other examples; and in one of all the same, whether a method draws from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, made_o
 SEED = 8  # bytes
 _FLOAT = 4  # bytes of a number in float32
 
-KnownFrom = Literal["public coins", "public examples", "releases"]
+KnownFrom = Literal["public coins", "public examples", "releases", "other coins"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,11 @@ class Besides:
         use = f"the {self.what}" + " of the noisy update" * self.after_noise
         if self.source == "public coins":
             return f"sends besides: a seed of {self.size} bytes, once: {use} is drawn by public coins"
+        if self.source == "other coins":
+            return (
+                f"sends besides: {self.size:,} bytes whenever it is made anew: {use} is not drawn by the public coins, "
+                "`context.coins`, of which a receiver has the seed"
+            )
         if self.source == "public examples":
             return (
                 f"sends besides: nothing where a receiver computes {use} from the same public examples; else "
@@ -55,24 +60,29 @@ class Besides:
         return f"sends besides: nothing: {use} is a function of the initial parameters and of past releases"
 
 
-def besides(plan: StepPlan, *, other_coins: StepPlan, other_examples: StepPlan, public: bool) -> tuple[Besides, ...]:
+def besides(
+    plan: StepPlan, *, again: StepPlan, other_coins: StepPlan, other_examples: StepPlan, public: bool
+) -> tuple[Besides, ...]:
     """The masks and bases of a plan; one mask and one basis at most of the release, and of the map after it.
 
     Args:
         plan: of a step.
+        again: of the same step of a run with the same coins and examples.
         other_coins: of the same step of a run whose public coins have another seed.
         other_examples: of the same step of a run with other public examples, by which masks are judged.
         public: whether public examples were read; bases are then taken to be of them.
     """
     found = []
-    drawn, read = _told(other_coins), _told(other_examples)
+    repeated, drawn, read = _told(again), _told(other_coins), _told(other_examples)
     for (what, after_noise), told in _told(plan).items():
         of_examples = public and (what == "basis" or _differs(told, read.get((what, after_noise))))
         of_coins = _differs(told, drawn.get((what, after_noise)))
         source: KnownFrom = "public examples" if of_examples else "public coins" if of_coins else "releases"
+        if _differs(told, repeated.get((what, after_noise))):
+            source = "other coins"
         codecs = _after(plan) if after_noise else _released(plan)
         whole = _bitmap(codecs) if what == "mask" else _matrices(codecs)
-        size = {"public examples": whole, "public coins": SEED, "releases": 0}[source]
+        size = {"public coins": SEED, "releases": 0}.get(source, whole)
         found.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
     return tuple(found)
 

@@ -133,18 +133,26 @@ def in_a_step(defense: Defense) -> InAStep:
     account, public = _account(defense), ToyRows(layout.dim)
     plans = _plans(noisy, account, public, layout)
     # A basis, where public examples are read, is of them, and made once, because it takes seconds; a mask may be drawn.
-    other_coins = other_examples = plans
+    again = other_coins = other_examples = plans
     if not public.used or masked(plans[-1]):
         other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
     if public.used and masked(plans[-1]):
         other_examples = _plans(noisy, _account(defense), ToyRows(layout.dim, seed=1), layout)
+    if any(account.remarks.values()) and not public.used:  # of a method that no test has held to the public coins
+        again = _plans(noisy, _account(defense), ToyRows(layout.dim), layout)
     first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
     entries = account.ledger.entries
     return InAStep(
         parameters=layout.dim,
         first=first,
         last=last,
-        besides=besides(plans[-1], other_coins=other_coins[-1], other_examples=other_examples[-1], public=public.used),
+        besides=besides(
+            plans[-1],
+            again=again[-1],
+            other_coins=other_coins[-1],
+            other_examples=other_examples[-1],
+            public=public.used,
+        ),
         shares=tuple(block.share for block in plans[-1].blocks),
         events=tuple(dict.fromkeys(_event(entry, noisy.calibrated_multiplier) for entry in entries)),
         reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),

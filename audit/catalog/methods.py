@@ -131,7 +131,7 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
     Raises:
         CatalogError: as `find`.
     """
-    found = find(kind, name)
+    found = find(kind, name) if kind == "defenses" else attack(name)
     if kind == "defenses":
         _refuse_positional(name, found)
     return read_settings(found, ignoring=BUDGETED)
@@ -142,7 +142,12 @@ def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind is not parameter.KEYWORD_ONLY:
             place = origin("defenses", name)
-            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): write *, before it")
+            way = (
+                "decorate it with attacks.core.attack, if it is one"
+                if parameter.name == "target"
+                else "write *, before it"
+            )
+            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): {way}")
 
 
 def resolve(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:

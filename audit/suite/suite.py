@@ -25,7 +25,7 @@ from ..catalog.canonical import canonical
 from ..catalog.messages import no_such
 from ..catalog.methods import MethodKind
 from .schema import BUDGETS, TRAINING, Document, TaskTable, sentences, task_values
-from .validate import expand, wrong_grid, wrong_names, wrong_reported
+from .validate import expand, with_every_other, wrong_grid, wrong_names, wrong_reported
 
 
 class SuiteError(ValueError):
@@ -289,7 +289,8 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
         raise SuiteError("\n".join(f"{suite.source}: {line}" for line in wrong))
 
 
-def _build(raw: dict[str, Any], source: str) -> Suite:
+def _build(told: dict[str, Any], source: str) -> Suite:
+    raw, wrong_others = with_every_other(told)
     try:
         # By way of JSON, whose strict mode coerces nothing but a list into a tuple; TOML's dates become text.
         suite = Suite.model_validate_json(json.dumps(raw, default=str), strict=True)
@@ -300,7 +301,7 @@ def _build(raw: dict[str, Any], source: str) -> Suite:
     defenses, wrong_defenses = expand(raw, "defenses")
     attacks, wrong_attacks = expand(raw, "attacks")
     wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
-    wrong += wrong_grid(raw, defenses)
+    wrong += wrong_grid(raw, defenses) + wrong_others
     if wrong or suite is None:
         lines = dict.fromkeys(f"{source}: {path}: {problem}" for path, problem in wrong)
         raise SuiteError("\n".join(lines))

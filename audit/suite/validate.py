@@ -27,6 +27,35 @@ Decided = dict[str, Any]
 """One method with everything decided: name, settings, training."""
 
 
+EVERY_OTHER = "*"
+"""Name of an entry, the last one, that stands for all methods that no other entry names, so that none is forgotten."""
+
+
+def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """A document with the methods that `*` stands for in its place, at their default settings; and the mistakes.
+
+    Args:
+        raw: the document, which stays as it is.
+    """
+    told, wrong = dict(raw), []
+    kinds: tuple[catalog.MethodKind, ...] = ("defenses", "attacks")
+    for kind in kinds:
+        entries = raw.get(key := catalog.KINDS[kind])
+        if not isinstance(entries, list):
+            continue
+        named = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+        places = [place for place, name in enumerate(named) if name == EVERY_OTHER]
+        if not places:
+            continue
+        if places != [len(entries) - 1]:
+            wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must be the last entry, got one before others"))
+        elif settings := sorted(entries[-1].keys() - {"name"}):
+            wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must have no settings, got {', '.join(settings)}"))
+        others = [{"name": name} for name in catalog.names(kind) if name not in named]
+        told[key] = [entry for entry, name in zip(entries, named, strict=True) if name != EVERY_OTHER] + others
+    return told, wrong
+
+
 def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[Decided]], list[Problem]]:
     """Expands every entry of a list of methods into its grid of choices.
 

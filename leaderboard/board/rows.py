@@ -215,6 +215,8 @@ def _held_against(
         why = "rows of this table were not trained on the same examples, with the same model, sampling and optimizer"
     elif "mixed_code" in flags:
         why = "records of its suite are of different code"
+    elif "diverged" in flags:
+        why = "a model of it diverged, and what learned nothing has nothing to leak"
     elif row.auc.value is None:
         # Else they would stand, and be numbered, in the order of their names.
         why = "no membership attack was measured, and ranks are by the worst AUC"

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -293,6 +293,17 @@ def test_a_black_box_has_no_parameters():
     assert narrow(target, Requirements(access=Access.WHITE_BOX)).parameters is not None
 
 
+def test_what_a_target_of_another_access_has_is_named_as_that():
+    target, _ = toys.model_target()
+    view: Any = narrow(target, Requirements(access=Access.BLACK_BOX))
+    with pytest.raises(
+        AttributeError, match=r"^ModelAccess has no 'contributions' \(Observation has, another access\)$"
+    ):
+        _ = view.contributions
+    with pytest.raises(AttributeError, match=r"^ModelAccess has no 'contribution'$"):
+        _ = view.contribution
+
+
 def test_an_offer_is_what_is_filled():
     assert UPDATE.offered().knows == ~Knows.SHADOWS  # which are of a trained model
     assert replace(UPDATE, labels=None).offered().knows == ~(Knows.SHADOWS | Knows.LABELS)
@@ -314,6 +325,11 @@ def test_a_function_of_another_shape_is_not_an_attack():
     def positional(target: Observation, coins: torch.Generator, steps: int = 3) -> MembershipScores:
         raise NotImplementedError
 
+    def without_coins(target: Observation) -> MembershipScores:
+        raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r"must be written \(target, coins, .*got target$"):
+        attack(access=Access.UPDATE)(without_coins)
     with pytest.raises(TypeError, match="must be annotated as Observation"):
         attack(access=Access.UPDATE)(on_models)
     with pytest.raises(TypeError, match="got steps"):

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -394,6 +395,16 @@ def check_seeds(factory: Factory, world: World | None = None) -> None:
     noisy = factory(1.0).calibrated_multiplier > 0
     other = trained(factory(1.0), world, noise=seeded(99))
     assert torch.equal(parameters(other), parameters(usual(factory, world))) is not noisy
+
+
+def check_coins(factory: Factory) -> None:
+    """What is planned is drawn from the context's public coins: global generators stay as they are."""
+    torchs, numpys = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    history(factory(1.0))
+    assert torch.equal(torch.random.get_rng_state(), torchs), (
+        "a plan must draw from context.coins, not from PyTorch's generator"
+    )
+    assert (np.random.get_state()[1] == numpys).all(), "a plan must draw from context.coins, not from NumPy's generator"  # noqa: NPY002
 
 
 def check_retaken(factory: Factory, world: World | None = None) -> None:

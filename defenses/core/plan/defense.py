@@ -424,6 +424,21 @@ class Stateless:
         return state
 
 
+def _refuse_other_arguments(method: Method | Stateless) -> None:
+    """Refuses a method whose functions cannot be called as they will be, before a run has begun."""
+    called = {"start": "context", "plan": "state, context", "observe": "state, context, noisy, update"}
+    for name, arguments in called.items():
+        if name == "plan" and isinstance(method, Stateless):
+            continue  # it was asked when its class was made
+        signature = inspect.signature(getattr(method, name))
+        try:
+            signature.bind(*arguments.split(", "))
+        except TypeError:
+            raise TypeError(
+                f"{name} of {type(method).__name__} must take (self, {arguments}), got one with {signature}"
+            ) from None
+
+
 _MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` makes a class a second time
 
 
@@ -464,6 +479,7 @@ class Defense:
             raise TypeError(
                 f"method must be an instance with start, plan and observe, or of a Stateless class, got {got}{without}"
             )
+        _refuse_other_arguments(self.method)
         if self.noise_multiplier is not None:
             object.__setattr__(self, "noise_multiplier", checked_multiplier(self.noise_multiplier))
         if not self.name:  # RandomSparsification -> random_sparsification
@@ -504,7 +520,12 @@ class Defense:
         if not (pair and isinstance(found[1], StepPlan)):
             got = type(found[1] if pair else found).__name__
             wanted = "a StepPlan, behind the next state where it is not Stateless"
-            raise TypeError(f"plan of '{self.name}' must return {wanted}, got {got}")
+            alone = " alone, and it has a state: return state, plan" if isinstance(found, StepPlan) else ""
+            raise TypeError(f"plan of '{self.name}' must return {wanted}, got {got}{alone}")
+        if (dim := next(block.codec.dim for block in found[1].blocks if block.updates)) != context.dim:
+            raise ValueError(
+                f"plan of '{self.name}' must have codecs of the {context.dim} parameters, context.dim, got one of {dim}"
+            )
         return found
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:

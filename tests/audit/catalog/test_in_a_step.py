@@ -102,13 +102,17 @@ def test_a_mask_that_a_method_of_others_draws_is_told_from_one_of_what_was_relea
         "    return Defense(Half(), noise_multiplier)\n"
     )
     drawn, found = "torch.randperm(context.dim, generator=context.coins(context.step))", []
-    for name, order in (("drawn", drawn), ("ranked", "context.parameters.argsort()")):
+    orders = {"drawn": drawn, "ranked": "context.parameters.argsort()", "elsewhere": "torch.randperm(context.dim)"}
+    for name, order in orders.items():
         (tmp_path / f"{name}.py").write_text(text.replace("ORDER", order))
         found.append(in_a_step(defense(f"{tmp_path / name}.py:half")).to_dict()["sent_besides"])
     assert found == [
         [{"what": "mask", "source": "public coins", "bytes": 8, "after_noise": False}],
         [{"what": "mask", "source": "releases", "bytes": 0, "after_noise": False}],
+        [{"what": "mask", "source": "other coins", "bytes": -(-D // 8), "after_noise": False}],
     ]
+    line = in_a_step(defense(f"{tmp_path / 'elsewhere'}.py:half")).besides[0].line()
+    assert line.startswith(f"sends besides: {-(-D // 8):,} bytes whenever") and "not drawn by the public coins" in line
 
 
 @pytest.mark.parametrize("name", names("defenses"))

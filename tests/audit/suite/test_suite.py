@@ -303,6 +303,11 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
             "restarts = []",
             ["attack[1].restarts: must have at least one entry, got none"],
         ),
+        (
+            '{ name = "sgd" }',
+            '{ name = "*" }',
+            ["defense[0]: '*' must be the last entry, got one before others"],
+        ),
         ("restarts = [1, 4]", "lr = true", ["attack[1].lr: must be a number, got True"]),
         ("restarts = [1, 4]", "epochs = 4", None),
         (
@@ -551,3 +556,19 @@ def test_a_papers_epsilon_belongs_to_utility(suite_of):
     suite = suite_of(text)
     (dp_sgd,) = (choice for choice in suite.defense_grid() if choice.name == "dp_sgd")
     assert [row.metric for row in suite.reported_for(dp_sgd, suite.budget_grid()[0])] == ["epsilon"]
+
+
+def test_a_star_is_every_method_that_no_other_entry_names(suite_of):
+    begin, end = GOOD.index("defense = ["), GOOD.index("attack = [")
+    named = 'defense = [{ name = "dp_sgd", clip_norm = [0.1, 1.0] }, { name = "*" }]\n'
+    text = GOOD[:begin] + named + GOOD[end : GOOD.index("reported")]
+    found = suite_of(text)
+    names = [choice.name for choice in found.defense_grid()]
+    assert names == ["dp_sgd", "dp_sgd", *(name for name in catalog.names("defenses") if name != "dp_sgd")]
+    # Of which each may be chosen or given other settings, as if it were written there.
+    assert [one.name for one in found.select(defenses=["dpdr"]).defense_grid()] == ["dpdr"]
+    other = found.with_overrides(["defense.dpdr.share=0.3"]).defense_grid()[names.index("dpdr")]
+    assert other.settings["share"] == 0.3
+    assert mistakes(suite_of, text.replace('"*"', '"*", clip_norm = 1.0')) == [
+        "defense[1]: '*' must have no settings, got clip_norm"
+    ]

@@ -337,6 +337,15 @@ def test_defenses_that_were_not_treated_alike_are_not_ranked_though_each_request
     assert all(flag in row.flags and why in row.unplaced for row in rows)
 
 
+def test_a_defense_that_a_model_diverged_under_is_not_ranked_before_one_that_learns(record, metric):
+    flags = {0: (), 1: ("diverged",)}
+    broken = [record(defense="dpdr", seed=s, metrics={"auc": metric(0.5, 0.02)}, flags=flags[s]) for s in flags]
+    whole = [record(seed=s, metrics={"auc": metric(0.7, 0.02)}) for s in (0, 1)]
+    board = Board.from_records([*broken, *whole], complete(*broken, *whole))
+    assert [(row.defense.name, row.rank) for row in board.rows] == [("dp_sgd", 1), ("dpdr", None)]
+    assert "diverged" in board.rows[1].unplaced
+
+
 def test_an_attack_that_was_skipped_in_one_environment_and_run_in_another_is_no_better_rank(record, metric):
     mine = [record(defense="dpdr", metrics={"auc": metric(0.5, 0.02)})]
     mine.append(record(defense="dpdr", attack="spy", status="skipped", reason="needs the extra 'images'"))

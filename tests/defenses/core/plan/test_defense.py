@@ -208,6 +208,43 @@ def test_a_plan_that_is_none_is_refused_with_the_name_of_its_defense(answer):
             Defense(method).plan(None, Context(step=0, steps=1, dim=3))
 
 
+def test_a_plan_without_the_state_or_of_another_length_is_refused_in_those_words():
+    plan = StepPlan(Block(codec=Everything(3), bound=clip(1.0)))
+
+    class Remembering:
+        def start(self, context):
+            return None
+
+        def plan(self, state, context):
+            return plan
+
+        def observe(self, state, context, noisy, update):
+            return state
+
+    class Short(Stateless):
+        def plan(self, context):
+            return plan
+
+    context = Context(step=0, steps=1, dim=3)
+    with pytest.raises(TypeError, match="got StepPlan alone, and it has a state: return state, plan"):
+        Defense(Remembering()).plan(None, context)
+    assert Defense(Short()).plan(None, context)[1] is plan
+    with pytest.raises(ValueError, match=r"plan of 'short' must have codecs of the 4 parameters, .* got one of 3"):
+        Defense(Short()).plan(None, Context(step=0, steps=1, dim=4))
+
+
+def test_a_method_that_cannot_be_called_as_it_will_be_is_refused_before_a_run():
+    class Deaf(Stateless):
+        def plan(self, context):
+            return StepPlan(Block(codec=Everything(3), bound=clip(1.0)))
+
+        def observe(self, state, context, noisy):
+            return state
+
+    with pytest.raises(TypeError, match=r"observe of Deaf must take \(self, state, context, noisy, update\), got one"):
+        Defense(Deaf())
+
+
 def test_what_is_no_method_is_refused_when_a_defense_is_made_of_it():
     class Half:
         def plan(self, context):
