@@ -223,6 +223,8 @@ class Subspace:
         for basis, (start, stop) in zip(self.bases, self.spans, strict=True):
             if basis.shape[0] != stop - start:
                 raise ValueError(f"basis must have {stop - start} rows for its span, got {basis.shape[0]}")
+            if basis.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"basis must be float32 or float64, got {basis.dtype}: take basis.float()")
             error = orthonormality_error(basis)
             if not error < 1e-4:  # NaN is refused too
                 raise ValueError(

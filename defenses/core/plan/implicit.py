@@ -275,6 +275,11 @@ Directions = Tensor | OuterDirections | OrderedBasis | FactoredBasis | SketchDir
 _OURS = OuterDirections, OrderedBasis, FactoredBasis, SketchDirections
 
 
+# Of the squared norm of all directions together, 1 where they are orthonormal: rounding grows with it, and what a state
+# may be written into is not measured at every step.
+_MOST_ALONG = 10.0
+
+
 class ImplicitSubspace(Subspace):
     """As `Subspace`, with some bases formed only where somebody reads `bases`.
 
@@ -325,8 +330,22 @@ class ImplicitSubspace(Subspace):
         return [part.shape[1] if isinstance(part, Tensor) else part.rank for part in self.parts]
 
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        """As of `Subspace`; computed once for the steps that keep the bases."""
-        return self._moments.of(self.bases, super().moments)
+        """As of `Subspace`; computed once for the steps that keep the bases.
+
+        Raises:
+            ValueError: for directions so long, or so many alike, that rounding along them is as long as what is left.
+        """
+        return self._moments.of(self.bases, self._bounded_moments)
+
+    def _bounded_moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
+        found = super().moments()
+        for moments in found:
+            longest = float(moments.abs().sum(dim=1).max()) if moments.numel() else 0.0
+            if not longest <= _MOST_ALONG:  # NaN is refused too
+                raise ValueError(
+                    f"directions must be orthonormal, got some along which a row's square gets {longest:.2g} times as large"
+                )
+        return found
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """Inner products with the directions."""

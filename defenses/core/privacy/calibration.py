@@ -247,9 +247,20 @@ def calibrate(
     rows = () if steady else tuple(entry for entry in probe.entries if not entry.own_noise)
     if limit is not None:
         sigma = noise_within(limit, rows or (Entry(0, steps, 1.0, sampling),), precision=precision, beside=own)
-        return defense.with_noise(sigma)
-    wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
-    return defense.with_noise(noise_multiplier(**wanted, beside=own, correlated=rows))
+    else:
+        wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
+        sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
+    found = defense.with_noise(sigma)
+    if own:
+        then = predict(found, sampling=sampling, steps=steps, before=before).entries
+        then = tuple(entry for entry in then if entry.own_noise)
+        if then != own:
+            at_one, there = ({entry.noise_multiplier for entry in entries} for entries in (own, then))
+            raise ValueError(
+                f"releases of its own of '{defense.name}' must keep their noise whatever the noise multiplier is, got "
+                f"{sorted(at_one)} at 1 and {sorted(there)} at {sigma:.4g}: give them a setting"
+            )
+    return found
 
 
 @lru_cache(maxsize=256)

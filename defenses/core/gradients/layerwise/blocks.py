@@ -280,8 +280,9 @@ class BatchGradients:
             parts_of.append(((c @ moments.to(c)) * c).sum(dim=1))
         again = torch.stack(parts_of).sum(dim=0) if parts_of else torch.zeros_like(inside)
         whole = self._kept_squares(kept)
-        # The difference of numbers of the size of |g|².
-        rounding = 32 * torch.finfo(self.like.dtype).eps * whole.value
+        # The difference of numbers of the size of |g|²; VᵀV is as exact as the dtype of the basis.
+        coarsest = max(torch.finfo(of).eps for of in (self.like.dtype, *(basis.dtype for basis in subspace.bases)))
+        rounding = 32 * coarsest * whole.value
         least = LEAST_SHARE**2 * whole.value  # (`rounding.py`)
         return Squares(torch.maximum(whole.value - inside + again, least), whole.slack + rounding)
 

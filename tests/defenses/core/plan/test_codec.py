@@ -164,6 +164,11 @@ def test_coordinates_that_are_no_mask_are_refused(kept, message):
     ("bases", "spans", "message"),
     [
         ((torch.ones(4, 1),), ((0, 4),), "basis must have orthonormal columns, got an error of"),
+        (
+            (torch.full((4, 1), 0.5, dtype=torch.bfloat16),),
+            ((0, 4),),
+            "basis must be float32 or float64, got torch.bfloa",
+        ),
         ((torch.full((4, 1), torch.nan),), ((0, 4),), "basis must have orthonormal columns"),
         ((basis(4, 1),), ((0, 3),), "basis must have 3 rows for its span, got 4"),
         ((basis(4, 1), basis(4, 1)), ((0, 4), (3, 7)), "spans must be disjoint, increasing and inside"),

@@ -271,3 +271,23 @@ def test_many_long_rows_inside_leave_as_little_as_few():
     rest = Complement(ImplicitSubspace((directions,), ((0, row.shape[1]),), row.shape[1]))
     for many in (1, 16):
         assert float(rest.encode(row.repeat(many, 1))[0].norm() / length) < 1e-6
+
+
+@pytest.mark.parametrize("spoilt", ["long", "nan"])
+def test_what_is_left_beside_directions_that_are_far_too_long_is_refused_by_our_engine(spoilt):
+    """Rounding of coefficients a million times as long as the rows let one example move the sum by 38 bounds."""
+    model = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 3))
+    engine = Engine(model, engine="layerwise")
+    basis = torch.linalg.qr(torch.randn(engine.layout.dim, 3, generator=coins())).Q
+    inputs, targets = torch.randn(5, 20, generator=coins(1)), torch.arange(5) % 3
+
+    def answered(basis):
+        rest = Complement(ImplicitSubspace([basis], ((0, len(basis)),), len(basis)))
+        return engine.clipped_sums(StepPlan(Block(codec=rest, bound=clip(1.0))), inputs, targets)
+
+    assert answered(basis)[0].isfinite().all()
+    basis[:, 1] *= {"long": 1e3, "nan": torch.nan}[spoilt]
+    with pytest.raises(
+        ValueError, match=r"directions must be orthonormal, got some along which a row's square gets (1e\+06|nan)"
+    ):
+        answered(basis)

@@ -394,6 +394,18 @@ def test_calibration_leaves_a_release_of_its_own_as_it_is():
         calibrate(Defense(WithStart(own=0.5)), epsilon=3.0, delta=DELTA, sampling=poisson(0.1), steps=20)
 
 
+def test_a_release_of_its_own_whose_noise_follows_the_defenses_cannot_be_calibrated():
+    """It would be charged what it costs at noise multiplier 1: 8.4 where 8 was wanted."""
+
+    class Following(WithStart):
+        def start(self, context: Context) -> object:
+            self.own = 2 * context.noise_multiplier
+            return super().start(context)
+
+    with pytest.raises(ValueError, match=r"of 'following' must keep their noise .*, got \[2\.0\] at 1 and \[1\.33"):
+        calibrate(Defense(Following(1.0)), epsilon=8.0, delta=DELTA, sampling=poisson(0.02), steps=500)
+
+
 class LooseMuchLater(Stateless):
     def plan(self, context: Context) -> StepPlan:
         bound = clip(1.0) if context.step < 2500 else unbounded()

@@ -485,6 +485,24 @@ def test_what_a_long_direction_leaves_of_an_example_stays_within_the_bound():
     assert float((both.double() - other.double()).norm()) <= 1 + 2e-4
 
 
+@pytest.mark.parametrize("rest", [1e-3, 2e-3, 4e-3])
+def test_beside_a_direction_in_float32_an_example_in_float64_stays_within_the_bound(rest):
+    """The direction's length is known to seven digits, the gradient's to sixteen: one example moved the sum by 2.05."""
+    width = 3000
+    direction = torch.full((width, 1), width**-0.5)
+    along = direction[:, 0].double()
+    beside = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for _ in range(2):
+        beside -= along * (along @ beside) / (along @ along)
+    inputs = 1e6 * (along + rest * beside / beside.norm()) * torch.tensor([[1.0], [1.01]], dtype=torch.float64)
+    model = nn.Linear(width, 1, bias=False).double()
+    engine = Layerwise(model, lambda answers, _: answers.squeeze(1), Layout.of(model))
+    plan = StepPlan(Block(codec=Complement(Subspace.of(direction)), bound=clip(1.0)))
+    targets = torch.zeros(2, dtype=torch.int64)
+    (both,), (other,) = engine.sums(plan, inputs, targets), engine.sums(plan, inputs[1:], targets[1:])
+    assert float((both - other).norm()) == pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.parametrize("channels", [2, 24])
 def test_an_example_that_is_nan_in_a_batch_is_nan_alone(channels):
     """By PyTorch's GroupNorm that goes by the order in memory: who was removed moved the sum by 1.4 times the bound."""
