@@ -76,7 +76,8 @@ def error_of(name):
     """What goes wrong with a method before it takes a step; None for nothing."""
     try:
         FACTORIES[name] = factory(name)
-        claim(name, 5.0), kind_of_plan(name)
+        claim(name, 5.0)
+        kind_of_plan(name)
     except Exception as error:  # of whatever kind: the file is somebody's first attempt
         return error
     return None
@@ -162,8 +163,8 @@ def test_the_catalogue_has_methods_that_prove_something_and_methods_that_do_not(
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_defense_can_be_made_and_planned(name):
-    if ERRORS[name] is not None:
-        raise ERRORS[name]
+    if (error := ERRORS[name]) is not None:
+        raise error
 
 
 @each

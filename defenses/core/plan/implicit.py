@@ -343,7 +343,7 @@ class ImplicitSubspace(Subspace):
             longest = float(moments.abs().sum(dim=1).max()) if moments.numel() else 0.0
             if not longest <= _MOST_ALONG:  # NaN is refused too
                 raise ValueError(
-                    f"directions must be orthonormal, got some along which a row's square gets {longest:.2g} times as large"
+                    f"directions must be orthonormal, got some along which squares grow {longest:.2g} times"
                 )
         return found
 

@@ -255,7 +255,7 @@ def calibrate(
         then = predict(found, sampling=sampling, steps=steps, before=before).entries
         then = tuple(entry for entry in then if entry.own_noise)
         if then != own:
-            at_one, there = ({entry.noise_multiplier for entry in entries} for entries in (own, then))
+            at_one, there = ({float(e.noise_multiplier or 0.0) for e in entries} for entries in (own, then))
             raise ValueError(
                 f"releases of its own of '{defense.name}' must keep their noise whatever the noise multiplier is, got "
                 f"{sorted(at_one)} at 1 and {sorted(there)} at {sigma:.4g}: give them a setting"

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -225,9 +225,9 @@ def test_a_plan_without_the_state_or_of_another_length_is_refused_in_those_words
         def plan(self, context):
             return plan
 
-    context = Context(step=0, steps=1, dim=3)
+    context, wrong = Context(step=0, steps=1, dim=3), cast(Any, Remembering())
     with pytest.raises(TypeError, match="got StepPlan alone, and it has a state: return state, plan"):
-        Defense(Remembering()).plan(None, context)
+        Defense(wrong).plan(None, context)
     assert Defense(Short()).plan(None, context)[1] is plan
     with pytest.raises(ValueError, match=r"plan of 'short' must have codecs of the 4 parameters, .* got one of 3"):
         Defense(Short()).plan(None, Context(step=0, steps=1, dim=4))
@@ -238,7 +238,7 @@ def test_a_method_that_cannot_be_called_as_it_will_be_is_refused_before_a_run():
         def plan(self, context):
             return StepPlan(Block(codec=Everything(3), bound=clip(1.0)))
 
-        def observe(self, state, context, noisy):
+        def observe(self, state, context, noisy):  # pyright: ignore[reportIncompatibleMethodOverride]
             return state
 
     with pytest.raises(TypeError, match=r"observe of Deaf must take \(self, state, context, noisy, update\), got one"):

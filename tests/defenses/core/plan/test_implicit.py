@@ -288,6 +288,6 @@ def test_what_is_left_beside_directions_that_are_far_too_long_is_refused_by_our_
     assert answered(basis)[0].isfinite().all()
     basis[:, 1] *= {"long": 1e3, "nan": torch.nan}[spoilt]
     with pytest.raises(
-        ValueError, match=r"directions must be orthonormal, got some along which a row's square gets (1e\+06|nan)"
+        ValueError, match=r"directions must be orthonormal, got some along which squares grow (1e\+06|nan)"
     ):
         answered(basis)
