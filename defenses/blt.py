@@ -19,6 +19,8 @@ from scipy import optimize, signal
 
 from .core import BoundKind, Buffered, Defense, Streamed, bounded, refuse_count
 
+MOST_BUFFERS = 10
+
 
 def blt(
     *,
@@ -32,13 +34,15 @@ def blt(
 
     Args:
         clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
-        buffers: vectors that are kept from step to step.
+        buffers: vectors that are kept from step to step, at most 10.
         noise_multiplier: what one use of a record is charged as; None until it is calibrated.
         bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
             or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     refuse_count("buffers", buffers)
+    if buffers > MOST_BUFFERS:
+        raise ValueError(f"buffers must be at most {MOST_BUFFERS}, got {buffers}: fifteen take half a minute to fit")
     method = _Blt(bound=bounded(clip_norm, bound, regulariser), buffers=buffers)
     return Defense(method, noise_multiplier, name="blt")
 

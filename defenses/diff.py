@@ -23,6 +23,7 @@ from .core import (
     Stateless,
     StepPlan,
     bounded,
+    refuse_norm,
 )
 
 
@@ -59,6 +60,7 @@ def diff(
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
+    refuse_norm("first_clip_norm", first_clip_norm)
     first = clip_norm if first_clip_norm is None else first_clip_norm
     method = Diff(bound=bounded(clip_norm, bound, regulariser), first_bound=bounded(first, bound, regulariser))
     return Defense(method, noise_multiplier)

@@ -35,6 +35,7 @@ from .core import (
     StepPlan,
     bounded,
     refuse_count,
+    refuse_norm,
     refuse_unknown,
 )
 
@@ -53,6 +54,7 @@ class Diff2:
     def __post_init__(self) -> None:
         refuse_count("restart", self.restart)
         refuse_unknown("radius", self.radius, ("moving", "constant"))
+        refuse_norm("smoothness", self.smoothness)
         bounded(self.smoothness, self.bound, self.regulariser)  # refused here, not in the second step
 
     def start(self, context: Context) -> dict[str, Any] | None:

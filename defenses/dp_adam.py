@@ -10,7 +10,6 @@ Guarantee: as of DP-SGD, one Gaussian a step: both moments are functions of rele
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +33,8 @@ class DpAdam:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.betas[0]} and {self.betas[1]}")
-        if not 0 < self.stabiliser < math.inf:
-            raise ValueError(f"the stabiliser must be a positive finite number, got {self.stabiliser}")
+        if not 0 < self.stabiliser <= 1e18:  # its square, too, is a number in float32
+            raise ValueError(f"stabiliser must be above 0 and at most 1e18, got {self.stabiliser}")
 
     def start(self, context: Context) -> Moments:
         """No update seen yet."""

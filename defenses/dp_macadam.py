@@ -22,7 +22,6 @@ accuracy of 0.57 with `lowest` 0.01, 0.73 with 1 and 0.75 with 10, where DP-Adam
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -68,10 +67,10 @@ class DpMacAdam:
     def __post_init__(self) -> None:
         if not 1e-9 <= self.clip_norm <= 1e9:
             raise ValueError(f"clip_norm must be in [1e-9, 1e9], got {self.clip_norm}")
-        if not all(0 <= beta < 1 for beta in self.betas) or self.betas[0] == 0:
-            raise ValueError(f"beta1 must be in (0, 1) and beta2 in [0, 1), got {self.betas[0]} and {self.betas[1]}")
-        if not 0 < self.stabiliser < math.inf:
-            raise ValueError(f"the stabiliser must be a positive finite number, got {self.stabiliser}")
+        if not (1e-6 <= self.betas[0] < 1 and 0 <= self.betas[1] < 1):  # beta1 divides a scale
+            raise ValueError(f"beta1 must be in [1e-6, 1) and beta2 in [0, 1), got {self.betas[0]} and {self.betas[1]}")
+        if not 0 < self.stabiliser <= 1e18:
+            raise ValueError(f"stabiliser must be above 0 and at most 1e18, got {self.stabiliser}")
         if not 1e-9 <= self.lowest <= self.highest <= 1e9:
             raise ValueError(
                 f"lowest and highest must be in this order and in [1e-9, 1e9], got {self.lowest} and {self.highest}"

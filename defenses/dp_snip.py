@@ -31,6 +31,7 @@ from .core import (
     clip,
     drop_overall,
     refuse_fraction,
+    refuse_norm,
 )
 
 
@@ -82,6 +83,7 @@ def dp_snip(
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
+    refuse_norm("score_clip_norm", score_clip_norm)
     if not mask_noise_multiplier > 0:
         raise ValueError(
             f"mask_noise_multiplier must be positive, got {mask_noise_multiplier}; without noise it is snip"

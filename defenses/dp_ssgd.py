@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .core import BoundKind, Criterion, Defense, Sparse, bounded, clip, refuse_unknown
+from .core import BoundKind, Criterion, Defense, Sparse, bounded, clip, refuse_norm, refuse_unknown
 from .dp_snip import Snip
 from .random_pruning import RandomPruning
 from .synflow import SynFlow
@@ -50,6 +50,7 @@ def dp_ssgd(
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: noise standard deviation / C; None until it is calibrated.
     """
+    refuse_norm("score_clip_norm", score_clip_norm)
     refuse_unknown("pruning", pruning, ("random", "flow", "sensitivity"))
     criteria: dict[str, Criterion] = {
         "random": RandomPruning(prune_rate=prune_rate),

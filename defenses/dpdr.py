@@ -36,6 +36,7 @@ from .core import (
     Subspace,
     Within,
     bounded,
+    refuse_norm,
     refuse_unknown,
 )
 
@@ -140,6 +141,7 @@ def dpdr(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: of the step as one Gaussian; None until it is calibrated.
     """
+    refuse_norm("clip_norm_along", clip_norm_along)
     along = clip_norm if clip_norm_along is None else clip_norm_along
     method = Dpdr(
         bound=bounded(clip_norm, bound, regulariser),

@@ -47,6 +47,7 @@ from .core import (
     dealt,
     group_directions,
     refuse_count,
+    refuse_norm,
 )
 
 
@@ -180,6 +181,7 @@ def gep(
         regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
         noise_multiplier: of the step as one Gaussian; None until it is calibrated.
     """
+    refuse_norm("clip_norm_rest", clip_norm_rest)
     method = Gep(
         bound=bounded(clip_norm, bound, regulariser),
         bound_rest=bounded(clip_norm_rest, bound, regulariser),

@@ -9,8 +9,8 @@ Deviation: the basis is one per parameter tensor, which alone reproduces the pap
 `scope="global"` takes one over all of them.
 Guarantee: one Gaussian a step at the defense's multiplier, in the coefficients: noise of all d coordinates would void
 what is said of the dimension.
-Caveat: the paper's epsilons are by the classic conversion of RDP (the one used here gives 12 to 26 % less, PLD 19 to
-36 %); its 25 KB and 0.48 KB are numbers / 1024 (in float32 101.6 and 1.91 KiB), without the bases that are sent; and at
+Caveat: the paper's epsilons are by the classic conversion of RDP (the one used here gives 12 to 27 % less, PLD 19 to
+34 %); its 25 KB and 0.48 KB are numbers / 1024 (in float32 101.6 and 1.91 KiB), without the bases that are sent; and at
 the largest epsilon its own tables have plain DP-SGD ahead on all three data sets.
 """
 

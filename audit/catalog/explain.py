@@ -88,7 +88,7 @@ def describe(kind: EntryKind, name: str) -> str:
     if name not in known:
         raise CatalogError(no_such(KINDS[kind], name, known))
     if kind == "suites":
-        text = importlib.resources.files("benchmarks.suites").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        text = _text_of_suite(name)
         return tomllib.loads(text).get("about", "")
     if kind in ("data", "models"):
         return importlib.import_module(f"benchmarks.{kind}").describe(name)
@@ -123,7 +123,9 @@ def explain(name: str) -> Explanation:
     kind = everything[name]
     summary = describe(kind, name)
     if kind == "suites":
-        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=summary)
+        return Explanation(
+            name=name, kind=KINDS[kind], summary=summary, about="\n\n".join([summary, *_head_of_suite(name)])
+        )
     if kind in ("data", "models"):
         entries = importlib.import_module(f"benchmarks.{kind}")
         known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
@@ -132,6 +134,20 @@ def explain(name: str) -> Explanation:
         about = entries.about(name)
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
     return _of_method(kind, name, summary, _file_text(kind, name) or summary)
+
+
+def _head_of_suite(name: str) -> list[str]:
+    """The comment before the first key of a suite's file, which says what is particular to it; empty without one."""
+    head: list[str] = []
+    for line in _text_of_suite(name).splitlines():
+        if not line.startswith("#"):
+            break
+        head.append(line.removeprefix("#").removeprefix(" "))
+    return ["\n".join(head)] if head else []
+
+
+def _text_of_suite(name: str) -> str:
+    return importlib.resources.files("benchmarks.suites").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
 def count(name: str) -> int | None:

@@ -146,7 +146,9 @@ def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = {}
         if set(value) != {"value"}:  # a text with a line break could set further keys
-            raise CatalogError(f"a setting must be key=value with a TOML value, as share=0.1, got {assignment!r}")
+            raise CatalogError(
+                f'a setting must be key=value with a TOML value, as share=0.1 or kind="name", got {assignment!r}'
+            )
         parsed[key.strip()] = value["value"]
     return parsed
 

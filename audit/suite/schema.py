@@ -199,6 +199,7 @@ TRAINING: Mapping[str, Any] = {
     "batch": Count,
     "epochs": Count,
     "momentum": Momentum,
+    "optimizer": Literal["sgd", "adam"],
     "average": Decay,
     "views": Count,
     "crop_padding": Padding,

@@ -35,7 +35,7 @@ from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
 from .plan.pruning import Criterion, Sparse, drop_in_each, drop_overall
 from .plan.public import PublicGradients, PublicRows, Rows, ToyRows, refuse_shared
 from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
-from .plan.refusals import refuse_count, refuse_fraction, refuse_unknown
+from .plan.refusals import refuse_count, refuse_fraction, refuse_norm, refuse_unknown
 from .plan.streamed import Streamed
 from .plan.subspaces import (
     Bases,
@@ -221,6 +221,7 @@ __all__ = [
     "refuse_batch_norm",
     "refuse_count",
     "refuse_fraction",
+    "refuse_norm",
     "refuse_shared",
     "refuse_unknown",
     "rehearsed",

@@ -56,6 +56,13 @@ def test_as_many_refreshes_as_steps_draw_a_mask_a_step():
     assert len(masks) == 8
 
 
+def test_more_refreshes_than_steps_are_one_a_step_and_end_at_the_final_sparsity():
+    sparse, as_many = (random_sparsification(final_sparsity=0.5, refreshes=r) for r in (7, 4))
+    for step in range(8):
+        assert torch.equal(kept(sparse, step, steps=8, per_epoch=4), kept(as_many, step, steps=8, per_epoch=4))
+    assert kept(sparse, 7, steps=8, per_epoch=4).numel() == 25
+
+
 def test_without_cooling_sparsity_is_final_from_the_start():
     sparse = random_sparsification(final_sparsity=0.6, cooling=False)
     assert {kept(sparse, step).numel() for step in range(10)} == {20}

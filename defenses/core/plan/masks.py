@@ -29,7 +29,7 @@ class RandomMasks:
 
     Attributes:
         final_sparsity: fraction dropped at the end of the cooling.
-        refreshes: masks an epoch.
+        refreshes: masks an epoch, one a step at most.
         cooling_epochs: in which the sparsity grows linearly from 0; all of the run if None, and 0 for none.
     """
 
@@ -46,14 +46,18 @@ class RandomMasks:
         """Which mask of the run a step has, from 0."""
         # A function of the step, so that micro-batches share a mask. The authors' code counts loader iterations and may
         # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
-        within = context.step % context.steps_per_epoch * self.refreshes // context.steps_per_epoch
-        return context.epoch * self.refreshes + within
+        refreshes = self._refreshes(context)
+        return context.epoch * refreshes + context.step % context.steps_per_epoch * refreshes // context.steps_per_epoch
+
+    def _refreshes(self, context: Context) -> int:
+        # Of more than there are steps the last would never be reached, nor the sparsity that it has.
+        return min(self.refreshes, context.steps_per_epoch)
 
     def dropped(self, context: Context) -> int:
         """How many coordinates a step drops."""
         epochs = context.epochs if self.cooling_epochs is None else self.cooling_epochs
         # (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first one, 1 at the last.
-        grown = min(1.0, self.number(context) / max(1, epochs * self.refreshes - 1)) if epochs else 1.0
+        grown = min(1.0, self.number(context) / max(1, epochs * self._refreshes(context) - 1)) if epochs else 1.0
         return floor_of(self.final_sparsity * grown, context.dim)
 
     def at(self, context: Context) -> Coordinates:

@@ -18,6 +18,12 @@ def refuse_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
 
 
+def refuse_norm(name: str, value: float | None) -> None:
+    """Raises `ValueError` for no clip norm, by the name that a method of several has for it; None passes, for unset."""
+    if value is not None and not 0 < value < math.inf:  # false for NaN
+        raise ValueError(f"{name} must be a positive finite number, got {value}")
+
+
 def refuse_count(name: str, value: float | None, least: int = 1) -> None:
     """Raises `ValueError` for what is no whole number of at least `least`; None passes where a setting may be unset."""
     if value is None:

@@ -191,7 +191,10 @@ class StrategyRow:
     def __post_init__(self) -> None:
         steps = self.strategy.steps
         if not 1 <= steps <= MOST_STEPS:
-            raise ValueError(f"correlated noise must have 1 to {MOST_STEPS} steps, got {steps}; restart it in between")
+            raise ValueError(
+                f"correlated noise must have 1 to {MOST_STEPS} steps, got {steps}; take larger "
+                "batches or fewer epochs, or a method that restarts it, as by a tree an epoch"
+            )
         if not 0 <= self.position < steps:
             raise ValueError(f"position must be in the {steps} steps of the strategy, got {self.position}")
 

@@ -206,6 +206,31 @@ def test_every_setting_of_a_method_has_its_words_in_the_docstring(kind, name):
     assert not silent, f"`Args:` of {kind}/{name}.py must say what these are, with their unit: {', '.join(silent)}"
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "sentence"),
+    [
+        ("dpdr", "clip_norm_along", 0.0, "clip_norm_along must be a positive finite number, got 0.0"),
+        ("gep", "clip_norm_rest", -1.0, "clip_norm_rest must be a positive finite number, got -1.0"),
+        ("diff", "first_clip_norm", 0.0, "first_clip_norm must be a positive finite number, got 0.0"),
+        ("diff2", "smoothness", 0.0, "smoothness must be a positive finite number, got 0.0"),
+        ("dp_snip", "score_clip_norm", 0.0, "score_clip_norm must be a positive finite number, got 0.0"),
+        ("dp_ssgd", "score_clip_norm", 0.0, "score_clip_norm must be a positive finite number, got 0.0"),
+        ("dp_adam_bc", "stabiliser", 1e300, "stabiliser must be above 0 and at most 1e18, got"),
+        ("dp_macadam", "beta1", 1e-300, "beta1 must be in .*, got"),
+        ("blt", "buffers", 500, "buffers must be at most 10, got 500"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_its_own_name(name, setting, value, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        catalog.defense(name, {setting: value})
+
+
+def test_a_suite_is_explained_with_the_comment_at_its_head():
+    about = explain.explain("dpdr_cosine").about
+    assert about.startswith(explain.describe("suites", "dpdr_cosine")) and "successive_cosine" in about
+    assert "#" not in about and "seeds" not in about
+
+
 def test_everything_can_be_explained():
     import json
 

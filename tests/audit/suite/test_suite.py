@@ -572,3 +572,13 @@ def test_a_star_is_every_method_that_no_other_entry_names(suite_of):
     assert mistakes(suite_of, text.replace('"*"', '"*", clip_norm = 1.0')) == [
         "defense[1]: '*' must have no settings, got clip_norm"
     ]
+
+
+def test_an_entry_may_have_an_optimizer_of_its_own(suite_of):
+    found = suite_of(GOOD.replace('{ name = "sgd" }', '{ name = "sgd", optimizer = "adam", lr = 0.01 }'))
+    first, second, *_ = found.defense_grid()
+    assert (found.task_for(first).optimizer, found.task_for(first).lr) == ("adam", 0.01)
+    assert found.task_for(second).optimizer == "sgd"
+    assert mistakes(suite_of, GOOD.replace('{ name = "sgd" }', '{ name = "sgd", optimizer = "adm" }')) == [
+        "defense[0].optimizer: must be 'sgd' or 'adam', got 'adm'; did you mean 'adam'?"
+    ]
