@@ -119,7 +119,10 @@ def attack(name: str) -> Attack[Any]:
     Raises:
         CatalogError: as `find`, or its file holds a function that was not decorated.
     """
-    found = find("attacks", name)
+    return _decorated(name, find("attacks", name))
+
+
+def _decorated(name: str, found: Callable[..., Any]) -> Attack[Any]:
     if not isinstance(found, Attack):
         raise CatalogError(f"attack {name!r} must be decorated with attacks.core.attack, got a plain function")
     return found
@@ -131,9 +134,11 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
     Raises:
         CatalogError: as `find`.
     """
-    found = find(kind, name) if kind == "defenses" else attack(name)
+    found = find(kind, name)
     if kind == "defenses":
         _refuse_positional(name, found)
+    else:
+        _decorated(name, found)
     return read_settings(found, ignoring=BUDGETED)
 
 

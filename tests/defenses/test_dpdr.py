@@ -168,7 +168,7 @@ def test_its_epsilon_is_that_of_dp_sgd():
         ({"share": 1.0}, r"share must be in \(0, 1\), got 1.0"),
         ({"switch_step": -1}, "switch_step must be at least 0, got -1"),
         ({"clip_norm": 0.0}, "norm must be a positive finite number"),
-        ({"clip_norm_along": -1.0}, "norm must be a positive finite number"),
+        ({"clip_norm_along": -1.0}, "clip_norm_along must be a positive finite number"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

@@ -204,7 +204,7 @@ def test_what_is_kept_goes_on_in_another_process():
 
 
 def test_streams_have_an_end():
-    with pytest.raises(ValueError, match="must have 1 to 5000 steps, got 5001; restart it in between"):
+    with pytest.raises(ValueError, match="must have 1 to 5000 steps, got 5001; take larger batches or fewer epochs"):
         StrategyRow(Tree(5001), 0)
     with pytest.raises(ValueError, match="position must be in the 4 steps of the strategy, got 4"):
         StrategyRow(Tree(4), 4)
