@@ -201,7 +201,10 @@ def _view_class(kind: type) -> type:
         try:
             return object.__getattribute__(self, name)
         except AttributeError:
-            others = [one for one in Target.__subclasses__() if name in {slot.name for slot in fields(cast(Any, one))}]
+            if hasattr(kind, name):  # one that computes, and failed
+                raise
+            # Somebody's own target may be a plain class.
+            others = [one for one in Target.__subclasses__() if name in vars(one).get("__dataclass_fields__", {})]
             words = "; ".join(f"{one.__name__} has" for one in others)
             raise AttributeError(
                 f"{kind.__name__} has no {name!r}" + f" ({words}, another access)" * bool(words)

@@ -199,7 +199,6 @@ TRAINING: Mapping[str, Any] = {
     "batch": Count,
     "epochs": Count,
     "momentum": Momentum,
-    "optimizer": Literal["sgd", "adam"],
     "average": Decay,
     "views": Count,
     "crop_padding": Padding,

@@ -51,7 +51,8 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must be the last entry, got one before others"))
         elif settings := sorted(entries[-1].keys() - {"name"}):
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must have no settings, got {', '.join(settings)}"))
-        others = [{"name": name} for name in catalog.names(kind) if name not in named]
+        # Not those of other distributions: what a suite asks is the same wherever it is read.
+        others = [{"name": name} for name in sorted(catalog.method_files(kind)) if name not in named]
         told[key] = [entry for entry, name in zip(entries, named, strict=True) if name != EVERY_OTHER] + others
     return told, wrong
 

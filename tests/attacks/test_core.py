@@ -300,6 +300,11 @@ def test_what_a_target_of_another_access_has_is_named_as_that():
         AttributeError, match=r"^ModelAccess has no 'contributions' \(Observation has, another access\)$"
     ):
         _ = view.contributions
+
+    class Plain(Target):
+        """Of somebody's own, and no dataclass."""
+
+    assert not hasattr(view, "contribution") and Plain.accesses == ()
     with pytest.raises(AttributeError, match=r"^ModelAccess has no 'contribution'$"):
         _ = view.contribution
 

@@ -430,7 +430,11 @@ def _refuse_other_arguments(method: Method | Stateless) -> None:
     for name, arguments in called.items():
         if name == "plan" and isinstance(method, Stateless):
             continue  # it was asked when its class was made
-        signature = inspect.signature(getattr(method, name))
+        try:
+            # As it is called, not as what it wraps is: a decorator may hand on less than it takes.
+            signature = inspect.signature(getattr(method, name), follow_wrapped=False)
+        except ValueError:
+            continue  # of something written in C, which has none to read
         try:
             signature.bind(*arguments.split(", "))
         except TypeError:

@@ -1,6 +1,7 @@
 """Plans that do not add up are refused; public randomness is a function of seed and number."""
 
 import dataclasses
+import functools
 import hashlib
 import math
 from typing import Any, cast
@@ -241,6 +242,25 @@ def test_a_method_that_cannot_be_called_as_it_will_be_is_refused_before_a_run():
         def observe(self, state, context, noisy):  # pyright: ignore[reportIncompatibleMethodOverride]
             return state
 
+    def logged(function):
+        @functools.wraps(function)
+        def called(self, state, context, noisy, update):
+            return function(self, state, update)
+
+        return called
+
+    class Logged(Stateless):
+        def plan(self, context):
+            return StepPlan(Block(codec=Everything(3), bound=clip(1.0)))
+
+        @logged
+        def observe(self, state, update):
+            return state
+
+    class Unreadable:
+        start, plan, observe = max, max, max
+
+    assert Defense(Logged()).name == "logged" and Defense(cast(Any, Unreadable())).name == "unreadable"
     with pytest.raises(TypeError, match=r"observe of Deaf must take \(self, state, context, noisy, update\), got one"):
         Defense(Deaf())
 
