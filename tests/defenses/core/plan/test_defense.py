@@ -254,7 +254,7 @@ def test_a_method_that_cannot_be_called_as_it_will_be_is_refused_before_a_run():
             return StepPlan(Block(codec=Everything(3), bound=clip(1.0)))
 
         @logged
-        def observe(self, state, update):
+        def observe(self, state, update):  # pyright: ignore[reportIncompatibleMethodOverride]
             return state
 
     class Unreadable:
