@@ -19,7 +19,7 @@ from scipy import optimize, signal
 
 from .core import BoundKind, Buffered, Defense, Streamed, bounded, refuse_count
 
-MOST_BUFFERS = 10
+_MOST_BUFFERS = 10  # 15 take half a minute to fit, and 50 more than a hundred seconds
 
 
 def blt(
@@ -41,8 +41,8 @@ def blt(
         regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
     """
     refuse_count("buffers", buffers)
-    if buffers > MOST_BUFFERS:
-        raise ValueError(f"buffers must be at most {MOST_BUFFERS}, got {buffers}: fifteen take half a minute to fit")
+    if buffers > _MOST_BUFFERS:
+        raise ValueError(f"buffers must be at most {_MOST_BUFFERS}, got {buffers}: each takes longer to fit")
     method = _Blt(bound=bounded(clip_norm, bound, regulariser), buffers=buffers)
     return Defense(method, noise_multiplier, name="blt")
 

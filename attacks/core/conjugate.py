@@ -29,7 +29,7 @@ _FARTHEST, _NEAREST = 20.0, 30.0  # of a hyperparameter's logarithm: as good as 
 _MOST_DESCENTS = 20
 _IMPROVED = 1e-12  # of a mean log likelihood: a descent that gains less is the last
 # Subjects up to which a search is the CPU's: it asks hundreds of times for a few sums of so many numbers, one after
-# another, and each time a GPU takes longer to begin than to add up.
+# another, and each time a GPU takes longer to begin than to add up. Where the CPU is overtaken was not measured.
 _FEW = 2**15
 
 

@@ -35,7 +35,8 @@ class Attack(Generic[R]):
 
     def __init__(self, function: Callable[..., R], requires: Requirements) -> None:
         functools.update_wrapper(self, function)
-        first, settings = (parts := [*inspect.signature(function).parameters.values()])[:2], parts[2:]
+        parameters = [*inspect.signature(function).parameters.values()]
+        first, settings = parameters[:2], parameters[2:]
         misplaced = [p.name for p in settings if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
         if misplaced or [p.name for p in first] != ["target", "coins"]:
             raise TypeError(

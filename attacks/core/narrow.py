@@ -205,10 +205,8 @@ def _view_class(kind: type) -> type:
                 raise
             # Somebody's own target may be a plain class.
             others = [one for one in Target.__subclasses__() if name in vars(one).get("__dataclass_fields__", {})]
-            words = "; ".join(f"{one.__name__} has" for one in others)
-            raise AttributeError(
-                f"{kind.__name__} has no {name!r}" + f" ({words}, another access)" * bool(words)
-            ) from None
+            way = f": {' and '.join(one.__name__ for one in others)} has, by another access" if others else ""
+            raise AttributeError(f"{kind.__name__} has no {name!r}{way}") from None
 
     def shown(self: Any) -> str:
         return f"<narrowed {kind.__name__}, without {', '.join(sorted(self._withheld)) or 'nothing'}>"

@@ -83,8 +83,8 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
                 return
             last = time.monotonic()
             spent = last - start
-            # As if all pieces took equally long, those of former runs included: a rough guide. The first ones wait for
-            # imports and models of others, and tell nothing.
+            # As if all pieces took equally long, those of former runs included: a rough guide. The first twentieth
+            # waits for imports and for kernels to be compiled, and would promise hours.
             left = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
             print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)
 

@@ -48,7 +48,7 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
         if not places:
             continue
         if places != [len(entries) - 1]:
-            wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must be the last entry, got one before others"))
+            wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must be there once, as the last entry"))
         elif settings := sorted(entries[-1].keys() - {"name"}):
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must have no settings, got {', '.join(settings)}"))
         # Not those of other distributions: what a suite asks is the same wherever it is read.

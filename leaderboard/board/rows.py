@@ -216,7 +216,7 @@ def _held_against(
     elif "mixed_code" in flags:
         why = "records of its suite are of different code"
     elif "diverged" in flags:
-        why = "a model of it diverged, and what learned nothing has nothing to leak"
+        why = "a training under it diverged: that little leaks from a model that learned nothing is no protection"
     elif row.auc.value is None:
         # Else they would stand, and be numbered, in the order of their names.
         why = "no membership attack was measured, and ranks are by the worst AUC"

@@ -258,7 +258,7 @@ def calibrate(
             at_one, there = ({float(e.noise_multiplier or 0.0) for e in entries} for entries in (own, then))
             raise ValueError(
                 f"releases of its own of '{defense.name}' must keep their noise whatever the noise multiplier is, got "
-                f"{sorted(at_one)} at 1 and {sorted(there)} at {sigma:.4g}: give them a setting"
+                f"{sorted(at_one)} at 1 and {sorted(there)} at {sigma:.4g}: give them a noise multiplier of their own"
             )
     return found
 

@@ -306,7 +306,7 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
         (
             '{ name = "sgd" }',
             '{ name = "*" }',
-            ["defense[0]: '*' must be the last entry, got one before others"],
+            ["defense[0]: '*' must be there once, as the last entry"],
         ),
         ("restarts = [1, 4]", "lr = true", ["attack[1].lr: must be a number, got True"]),
         ("restarts = [1, 4]", "epochs = 4", None),

@@ -1,13 +1,24 @@
 """Bounds hold for every row a computer can hold, and have the form that their papers give them."""
 
 import math
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import Bound, NormWithin, adaptive_weight, bounded, clip, normalize, unbounded
+from defenses.core import (
+    Bound,
+    NormWithin,
+    adaptive_weight,
+    bounded,
+    clip,
+    normalize,
+    unbounded,
+)
 from defenses.core.plan.bound import finite_rows
 
 from ... import duties
@@ -154,3 +165,18 @@ def test_a_bound_by_name_is_the_papers_unless_it_is_told_otherwise():
         bounded(0.7, "clip", 0.1)
     with pytest.raises(ValueError, match="regulariser must be positive, got 0; without one the bound is normalize"):
         bounded(0.7, "adaptive_weight", 0.0)
+
+
+def test_the_bound_in_the_readme_does_what_is_said_of_one():
+    readme = (Path(__file__).parents[4] / "defenses" / "README.md").read_text(encoding="utf-8")
+    (code,) = (found for found in re.findall(r"```python\n(.*?)```", readme, re.S) if "(Bound)" in found)
+    names: dict[str, object] = {"__name__": __name__}
+    exec(code, names)  # noqa: S102 - our own text
+    defense: Any = names["defense"]
+    sizes = torch.tensor([0.0, 1e-30, 1e-3, 1.0, 10.0, 1e30]).unsqueeze(1)
+    rows = sizes * torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    bound, norms = defense.method.bound, rows.double().norm(dim=1)
+    assert torch.allclose(bound(rows).double().norm(dim=1), norms / (1 + norms), rtol=1e-5)
+    taken = bound(rows, torch.full((6,), 3.0, dtype=torch.float64)).double().norm(dim=1)
+    assert torch.allclose(taken, norms / (1 + norms.clamp(min=3)), rtol=1e-5)
+    assert any("bound Smooth" in one for one in duties.trained(defense).claim(1e-5).unverified)

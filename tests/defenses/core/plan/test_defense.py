@@ -188,23 +188,29 @@ def test_a_plan_written_for_a_context_alone_is_that_of_a_method(slots):
         assert isinstance(method, Method)
 
 
+class Remembering:
+    """A method with memory whose plan is whatever it was given."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def start(self, context):
+        return None
+
+    def plan(self, state, context):
+        return self.answer
+
+    def observe(self, state, context, noisy, update):
+        return state
+
+
 @pytest.mark.parametrize("answer", [None, Block(codec=Everything(3), bound=clip(1.0)), (None, None), ("state",)])
 def test_a_plan_that_is_none_is_refused_with_the_name_of_its_defense(answer):
     class Forgetful(Stateless):
         def plan(self, context):
             return answer
 
-    class Remembering:
-        def start(self, context):
-            return None
-
-        def plan(self, state, context):
-            return answer
-
-        def observe(self, state, context, noisy, update):
-            return state
-
-    for method, name in ((Forgetful(), "forgetful"), (Remembering(), "remembering")):
+    for method, name in ((Forgetful(), "forgetful"), (Remembering(answer), "remembering")):
         with pytest.raises(TypeError, match=f"plan of '{name}' must return a StepPlan, .* got"):
             Defense(method).plan(None, Context(step=0, steps=1, dim=3))
 
@@ -212,21 +218,11 @@ def test_a_plan_that_is_none_is_refused_with_the_name_of_its_defense(answer):
 def test_a_plan_without_the_state_or_of_another_length_is_refused_in_those_words():
     plan = StepPlan(Block(codec=Everything(3), bound=clip(1.0)))
 
-    class Remembering:
-        def start(self, context):
-            return None
-
-        def plan(self, state, context):
-            return plan
-
-        def observe(self, state, context, noisy, update):
-            return state
-
     class Short(Stateless):
         def plan(self, context):
             return plan
 
-    context, wrong = Context(step=0, steps=1, dim=3), cast(Any, Remembering())
+    context, wrong = Context(step=0, steps=1, dim=3), cast(Any, Remembering(plan))
     with pytest.raises(TypeError, match="got StepPlan alone, and it has a state: return state, plan"):
         Defense(wrong).plan(None, context)
     assert Defense(Short()).plan(None, context)[1] is plan
