@@ -4,6 +4,7 @@ A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPla
 bound. A user calls `calibrate` and `train`.
 """
 
+from .gradients import torch_workarounds  # noqa: F401 - before any model is trained
 from .gradients.alike import sums_are_alike
 from .gradients.executor import Engine, Release, release
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm

@@ -76,13 +76,15 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
             tensors = (_read_pickle if checked.kind in _PICKLES else _read_safetensors)(copy, checked)
     except FileRefused as error:
         raise FileRefused(f"cannot read {path}: {error}") from None
-    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+    except (OSError, ValueError) as error:  # a path that no file can have is a ValueError
         raise FileRefused(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     tensors, notes = without_wrappers(tensors)
     return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, (*checked.notes, *notes))
 
 
 def _opened(path: Path) -> BufferedIOBase:
+    if "\0" in str(path):  # Python's own sentence for it differs from version to version
+        raise FileRefused("its path has a null byte, which no file's path can have")
     # O_NONBLOCK, because opening a pipe waits until somebody writes to it.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -123,17 +123,24 @@ def first_ones(block: Block) -> Block:
     return replace(block, codec=Coordinates(torch.arange(block.codec.size), dim=block.codec.dim))
 
 
-@dataclass
 class Quiet:
     """Noise of two thirds of the standard deviation that is charged."""
 
-    source: Noise
+    def __init__(self, source: Noise) -> None:
+        # Each member by name: from Python 3.12 on, what `__getattr__` answers is no member of a protocol.
+        self.source, self.kind, self.exact = source, source.kind, source.exact
 
-    def __getattr__(self, name: str):
-        return getattr(self.source, name)
+    def unit(self, std: float) -> float:
+        return self.source.unit(std)
 
     def add(self, sums: Tensor, std: float) -> Tensor:
         return self.source.add(sums, std * 2 / 3)
+
+    def state(self) -> Tensor | None:
+        return self.source.state()
+
+    def load(self, state: Tensor | None) -> None:
+        self.source.load(state)
 
 
 class QuietSetup(Setup):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from ..engines.interface import Unsupported
 from ..record_draws import one_pass
@@ -81,7 +81,7 @@ def record(
         Unsupported: when a layer's input was changed in place after the call.
     """
     under_way = [True]
-    calls: list[tuple[Node, int, Callable[[Tensor | None], None]]] = []
+    calls: list[tuple[GradientEdge, Callable[[Tensor | None], None]]] = []
     numbers = 0
 
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -109,10 +109,9 @@ def record(
             if signals is not None:  # without a graph of its own, as all that a backward pass computes
                 take(Use(layer, layers[layer], seen, signals, statistics, buffers))
 
-        # The node stays what it is when the output is changed in place after this.
-        node = traced.grad_fn
-        assert node is not None  # noqa: S101  `traced` is in the graph
-        calls.append((node, traced.output_nr, meet))
+        # The node stays what it is when the output is changed in place after this. The edge keeps it alive where the
+        # model forgets the output: a `_Begin` of Python's would end with that up to PyTorch 2.13.
+        calls.append((get_gradient_edge(traced), meet))
         numbers += traced.numel()
         return traced
 
@@ -134,8 +133,8 @@ def record(
         return
     ones = torch.ones_like(losses)
     if numbers <= _AT_ONCE:
-        met = _derivatives(losses, ones, [GradientEdge(node, number) for node, number, _ in calls])
-        for (*_, meet), signals in zip(reversed(calls), reversed(met), strict=True):
+        met = _derivatives(losses, ones, [edge for edge, _ in calls])
+        for (_, meet), signals in zip(reversed(calls), reversed(met), strict=True):
             meet(signals)
         return
     while calls:  # of which none is left here: what the pass has met is freed
@@ -155,9 +154,10 @@ def _derivatives(losses: Tensor, ones: Tensor, edges: list[GradientEdge]) -> tup
     return found
 
 
-def _hooked(node: Node, number: int, meet: Callable[[Tensor | None], None]) -> None:
+def _hooked(edge: GradientEdge, meet: Callable[[Tensor | None], None]) -> None:
     # The hook must not hold its node: the two would keep each other, and all activations, alive.
-    node.register_prehook(lambda signals: meet(signals[number]))
+    number = edge.output_nr
+    edge.node.register_prehook(lambda signals: meet(signals[number]))
 
 
 def _traced(output: Tensor) -> Tensor:

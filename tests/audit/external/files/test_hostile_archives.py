@@ -199,7 +199,8 @@ BARE_AND_NESTED = {
     "payload_then_archive": (lambda sign: pickle.dumps(touching(sign), 2) + archive(), "a bare pickle"),
     "script_then_archive": (lambda sign: f"#!/bin/sh\ntouch {sign}\n".encode() + archive(), "of no file of weights"),
     "system": (inside(touching), "names 'posix.system'"),
-    "open": (inside(opens), "names 'io.open'"),
+    # "io" up to Python 3.11, "_io" from 3.12 on.
+    "open": (inside(opens), f"names '{open.__module__}.open'"),
     "eval": (inside(evaluates), "names '__builtin__.eval'"),
     "getattr": (inside(attributes), "names '__builtin__.getattr'"),
     "pickle_in_a_pickle": (inside(nested), "names 'pickle.loads'"),

@@ -76,12 +76,15 @@ def test_gradients_of_a_norm_are_those_of_autograd(channels, groups, dtype, arra
     )
     norm = torch.nn.GroupNorm(groups, channels).to(dtype)
     weight, bias = layer_rules._normal_sums(signals, inputs, *layer_rules._statistics(inputs, norm))
+    # In float64 and contiguous order: with channels last PyTorch's own sums are off in the last digits of float32, and
+    # up to 2.13 its backward pass crashes where nobody wants the derivative by the input.
+    exact = torch.nn.GroupNorm(groups, channels).double()
     for number in range(3):
-        one = norm(inputs[number : number + 1])
-        expected = torch.autograd.grad(one, [norm.weight, norm.bias], signals[number : number + 1])
+        one = exact(inputs[number : number + 1].double().contiguous())
+        expected = torch.autograd.grad(one, [exact.weight, exact.bias], signals[number : number + 1].double())
         for found, other in zip((weight, bias), expected, strict=True):
             limit = 2e-5 if dtype == torch.float32 else 1e-12
-            torch.testing.assert_close(found[number], other, rtol=limit, atol=limit)
+            torch.testing.assert_close(found[number], other.to(dtype), rtol=limit, atol=limit)
 
 
 def test_a_tensor_that_is_worth_several_threads_is_left_to_pytorch(monkeypatch):

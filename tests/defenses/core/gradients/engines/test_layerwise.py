@@ -203,11 +203,13 @@ def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
         assert_same_sums(made, rows, names, way)
 
 
+@pytest.mark.parametrize("at_once", [2**20, -1])
 @pytest.mark.parametrize("name", KNOWN)
-def test_large_batches_are_recorded_by_hooks_and_give_the_same_to_the_last_bit(name, monkeypatch):
+def test_large_batches_give_the_same_to_the_last_bit(name, at_once, monkeypatch):
+    """Graphs that begin at a node of Python's, and, of the largest, calls that are met by hooks."""
     made = problem(name)
     rows = engine_of(made).rows(made.inputs, made.targets)
-    monkeypatch.setattr(recorder, "_AT_ONCE", -1)
+    monkeypatch.setattr(recorder, "_AT_ONCE", at_once)
     monkeypatch.setattr(recorder, "_COPIED", -1)
     assert torch.equal(engine_of(made).rows(made.inputs, made.targets), rows)
 

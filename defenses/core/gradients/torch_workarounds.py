@@ -1,0 +1,44 @@
+"""Works around faults of PyTorch versions that leakbench admits; on versions without them it changes nothing.
+
+GroupNorm, on the CPU, PyTorch 2.10 to 2.13: the backward pass ends the process by a segmentation fault where images
+have their channels last, a derivative by weight or bias is wanted, and none by the images. Any training of a model that
+begins with GroupNorm may meet that, and engines arrange images so themselves. The kernel is therefore asked for the
+derivative by the images too, which holds in every version.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, get_kernel
+
+_OPERATOR = "native_group_norm_backward"
+_MENDED = (2, 14)  # the first version whose own kernel holds
+
+
+def _release() -> tuple[int, int]:
+    """Major and minor version of PyTorch, also of builds from source, as 2.15.0a0+git."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _ask_for_every_derivative() -> Library:
+    """Puts a kernel around PyTorch's own, for as long as the returned registration lives."""
+    own = get_kernel(f"aten::{_OPERATOR}", "CPU")
+
+    def backward(keys: Any, signals: Tensor, inputs: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+        *others, wanted = others
+        by_inputs, *by_parameters = own.call_boxed(keys, signals, inputs, *others, [True, *wanted[1:]])
+        return (by_inputs if wanted[0] else None, *by_parameters)
+
+    registration = Library("aten", "IMPL")
+    with warnings.catch_warnings():  # up to 2.12 PyTorch warns of a second kernel, although it is allowed
+        warnings.filterwarnings("ignore", message="(?s).*previously registered kernel", category=UserWarning)
+        registration.impl(_OPERATOR, backward, "CPU", with_keyset=True, allow_override=True)
+    return registration
+
+
+_REGISTRATION = _ask_for_every_derivative() if _release() < _MENDED else None
