@@ -3,6 +3,7 @@
 import ast
 import functools
 import gc
+import importlib.metadata
 import inspect
 import os
 import sys
@@ -16,6 +17,10 @@ import jaxtyping
 import pytest
 import torch
 from jaxtyping import _import_hook, install_import_hook
+
+# What follows reaches into jaxtyping, as this version is made; with an older one, types are not checked.
+_JAXTYPING, _LEAST_JAXTYPING = importlib.metadata.version("jaxtyping"), "0.3.11"
+_TYPES_ARE_CHECKED = [int(n) for n in _JAXTYPING.split(".")[:3]] >= [int(n) for n in _LEAST_JAXTYPING.split(".")]
 
 # An int is a float, as type checkers have it.
 # (Compiled modules are kept by this text: another one, where the code below writes another decorator.)
@@ -47,17 +52,18 @@ def _by_need(self, node, visit=_import_hook.JaxtypingTransformer.visit_FunctionD
     return node
 
 
-_import_hook.JaxtypingTransformer.visit_FunctionDef = _by_need
-
 # A checked call takes a tenth of a millisecond, as long as all that a small function does, and a short run makes
 # thousands: by default the first call in every test is checked. With `make test-all` every call is.
 _test = object()  # another one in every test
 _each_call = False
 
 
-def _first_calls(fn=jaxtyping._decorator._sentinel, *, typechecker, jaxtyped=jaxtyping.jaxtyped):
+_NO_FUNCTION = getattr(jaxtyping._decorator, "_sentinel", None)
+
+
+def _first_calls(fn=_NO_FUNCTION, *, typechecker, jaxtyped=jaxtyping.jaxtyped):
     """jaxtyping's decorator, whose checks are made at the first call in every test."""
-    if fn is jaxtyping._decorator._sentinel:
+    if fn is _NO_FUNCTION:
         return functools.partial(_first_calls, typechecker=typechecker)
     if inspect.isfunction(fn):
         return _at_first(fn, lambda: jaxtyped(fn, typechecker=typechecker))
@@ -92,12 +98,6 @@ def _at_first(unchecked, decorated):
     return called
 
 
-jaxtyping.types_alone = _types_alone  # pyright: ignore[reportAttributeAccessIssue]
-jaxtyping.jaxtyped = _first_calls
-# Before any of them is imported: a module that is loaded already is not checked any more.
-install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
-
-
 def _get_code(self, fullname):
     """Compiled code of one of our modules, in a file of its own; what it imports keeps its usual files.
 
@@ -108,8 +108,20 @@ def _get_code(self, fullname):
         return SourceFileLoader.get_code(self, fullname)
 
 
-_import_hook._JaxtypingLoader.get_code = _get_code
-_import_hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
+if _TYPES_ARE_CHECKED:
+    _import_hook.JaxtypingTransformer.visit_FunctionDef = _by_need
+    _import_hook._JaxtypingLoader.get_code = _get_code
+    _import_hook._JaxtypingLoader.exec_module = SourceFileLoader.exec_module
+    jaxtyping.types_alone = _types_alone  # pyright: ignore[reportAttributeAccessIssue]
+    jaxtyping.jaxtyped = _first_calls
+    # Before any of them is imported: a module that is loaded already is not checked any more.
+    install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
+
+
+def pytest_report_header() -> str | None:
+    """Says where types are not checked."""
+    return None if _TYPES_ARE_CHECKED else f"types are not checked: jaxtyping {_JAXTYPING} is below {_LEAST_JAXTYPING}"
+
 
 # Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
 torch.set_num_threads(1)
