@@ -3,7 +3,7 @@
 The hub of the project: it alone imports the types of the other packages, and it finds methods by name. From Python,
 `share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both for a suite.
 `update_between` reads an update off two checkpoints, and `refuse_other_mask` compares a mask with its defense's.
-`watch` writes the updates of somebody's own training to disk.
+`watch` writes the updates of somebody's own training to disk. `show_versions` prints what a bug report needs.
 """
 
 import gc
@@ -20,6 +20,7 @@ try:
     from .scoring.truth import GroundTruth
     from .subjects.checkpoint import refuse_other_mask, update_between
     from .subjects.simulate import share_update
+    from .versions import show_versions
 finally:
     if _collecting:
         gc.enable()
@@ -27,7 +28,7 @@ finally:
 if TYPE_CHECKING:
     from .external.watch import watch
 
-__all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "update_between", "watch"]
+__all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "show_versions", "update_between", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ collector, and what anybody can import or patch. An attack that digs there is fr
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -58,7 +58,7 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
 
 def enabled_by(need: Access | Knows | Controls) -> str:
     """Words for an error: what `need` is, and which field of the target would grant it."""
-    for kind in Target.__subclasses__():
+    for kind in filter(is_dataclass, Target.__subclasses__()):
         for slot in fields(cast(Any, kind)):
             if slot.metadata.get("needs") == need:
                 return f"{MEANING[need]} ({type(need).__name__}.{need.name}, field {kind.__name__}.{slot.name})"

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from ..versions import CORE, EXTRAS, installed, verdict, version
 from .options import OK, Json, print_json
-
-_CORE = ("leakbench", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "pandas", "pyarrow")
-_EXTRAS = {
-    "engines": {"opacus": "opacus", "backpack-for-pytorch": "backpack"},
-    "images": {
-        "torchvision": "torchvision",
-        "torchmetrics": "torchmetrics",
-        "lpips": "lpips",
-        "kymatio": "kymatio",
-    },
-}
 
 _SUMS = {
     True: "an example's last digits are the same without the others of its batch, in the products that were tried",
@@ -48,13 +37,12 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "sums_alike": sums_are_alike(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _CORE},
+        "versions": {name: version(name) for name in ("leakbench", *CORE)},
+        "tested": verdict(installed()),
         # By module and by metadata: either may be left behind without the other.
         "extras": {
-            extra: {
-                name: _version(name) if importlib.util.find_spec(module) else None for name, module in parts.items()
-            }
-            for extra, parts in _EXTRAS.items()
+            extra: {name: version(name) if importlib.util.find_spec(module) else None for name, module in parts.items()}
+            for extra, parts in EXTRAS.items()
         },
         "data": {name: describe("data", name) for name in catalog.names("data")},
         "data_folder": {
@@ -77,10 +65,11 @@ def words(found: dict[str, Any]) -> str:
         f"sums       {_SUMS[found['sums_alike']]}",
         f"python     {found['python']}",
     ]
-    lines += [f"{name:<14} {version or 'not installed'}" for name, version in found["versions"].items()]
+    lines += [f"{name:<14} {number or 'not installed'}" for name, number in found["versions"].items()]
+    lines.append(f"versions   {found['tested']}")
     for extra, parts in found["extras"].items():
-        here = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
-        missing = ", ".join(name for name, version in parts.items() if not version)
+        here = ", ".join(f"{name} {number}" for name, number in parts.items() if number)
+        missing = ", ".join(name for name, number in parts.items() if not number)
         lines.append(f"extra {extra:<8} {here or 'nothing'}" + (f"; without {missing}" if missing else ""))
         if missing:
             lines.append(f"{'':15}pip install 'leakbench[{extra}]'")
@@ -92,13 +81,6 @@ def words(found: dict[str, Any]) -> str:
         )
         lines.append(f"{where['variable']}: {state}")
     return "\n".join(lines)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def doctor(as_json: Json = False) -> int:

@@ -8,7 +8,6 @@ in a checkout with changes; version and commit are for the reader.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import platform
 import shutil
@@ -22,6 +21,7 @@ from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..import_guard import ROOT
 from ..plan.request import MethodAsked, TrainingRequest
+from ..versions import version
 
 COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
 """This library's packages whose source decides results; `leaderboard` only shows them."""
@@ -39,12 +39,11 @@ def library() -> Provenance:
     files = [path for package in COMPUTING for path in sorted((ROOT / package).rglob("*.py"))]
     commit = _git("rev-parse", "HEAD")
     return Provenance(
-        version=_version("leakbench") or "unreleased checkout",
+        version=version("leakbench") or "unreleased checkout",
         commit=commit or None,
         dirty=bool(_git("status", "--porcelain", "--", *COMPUTING)) if commit else None,
         source=_digest(files, ROOT),
-        versions={"python": platform.python_version()}
-        | {name: version for name in PACKAGES if (version := _version(name))},
+        versions={"python": platform.python_version()} | {name: one for name in PACKAGES if (one := version(name))},
     )
 
 
@@ -110,10 +109,3 @@ def _git(*arguments: str) -> str:
     command = [program, "-C", str(ROOT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- arguments are ours
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -15,6 +15,7 @@ from attacks.core import (
     Access,
     AccessError,
     Box,
+    Controls,
     Examples,
     Knows,
     MembershipScores,
@@ -31,7 +32,8 @@ from attacks.core import (
     narrow,
     total_variation,
 )
-from attacks.core.narrow import watching
+from attacks.core.narrow import enabled_by, watching
+from attacks.core.requires import MEANING
 
 from . import toys, walker
 
@@ -305,6 +307,8 @@ def test_what_a_target_of_another_access_has_is_named_as_that():
     assert not hasattr(view, "contribution") and Plain.accesses == ()
     with pytest.raises(AttributeError, match=r"^ModelAccess has no 'contribution'$"):
         _ = view.contribution
+    # No field of any target grants control, so all kinds are looked through, this one among them.
+    assert enabled_by(Controls.CANARIES) == f"{MEANING[Controls.CANARIES]} (Controls.CANARIES)"
 
 
 def test_an_offer_is_what_is_filled():

@@ -5,6 +5,7 @@ import json
 import torch
 
 from audit.cli import doctor
+from audit.versions import installed, verdict
 
 
 def test_everything_a_report_of_a_problem_needs_is_there():
@@ -13,16 +14,17 @@ def test_everything_a_report_of_a_problem_needs_is_there():
     assert found["auto"] == ("cuda" if torch.cuda.is_available() else "cpu")
     assert found["cores"] >= 1 and found["device"]
     assert found["versions"]["numpy"] and found["versions"]["dp-accounting"]
+    assert found["tested"] == verdict(installed()) and found["tested"] in doctor.words(found)
     assert set(found["data"]) >= {"digits", "photos"}
     assert set(found["extras"]) == {"engines", "images"}
 
 
 def test_what_is_missing_comes_with_the_way_to_get_it(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(doctor, "version", lambda name: None)
     said = doctor.words(doctor.examine())
     assert "torch          not installed" in said
     assert "without opacus" in said and "pip install 'leakbench[engines]'" in said
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
+    monkeypatch.setattr(doctor, "version", lambda name: "1.0")
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda module: module)
     assert "pip install" not in doctor.words(doctor.examine())
 

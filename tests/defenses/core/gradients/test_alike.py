@@ -8,21 +8,26 @@ import pytest
 import torch
 
 PROGRAM = """
+import os
 import torch
 import defenses.core
 from torch.nn import functional as F
 
-torch.set_num_threads(1)
+strict = os.environ["MKL_CBWR"].endswith("STRICT")  # on Intel's processors
 torch.manual_seed(0)
-for entering in (33, 200, 785):
-    for leaving in (2, 7, 33, 64):
-        weight = torch.randn(leaving, entering)
-        for n in (5, 9, 17, 64):
-            inputs = torch.randn(n, entering)
-            there = F.linear(inputs, weight)
-            for without in (0, n // 2):
-                rest = torch.arange(n) != without
-                assert torch.equal(there[rest], F.linear(inputs[rest], weight)), (entering, leaving, n)
+for threads in (1, 2, 4) if strict else (1,):
+    torch.set_num_threads(threads)
+    for entering in (33, 64, 200, 512, 785) if strict else (33, 200, 785):
+        for leaving in (2, 7, 16, 33, 64) if strict else (2, 7, 33, 64):
+            weight = torch.randn(leaving, entering)
+            for n in (3, 5, 9, 16, 17, 64) if strict else (5, 9, 17, 64):
+                inputs = torch.randn(n, entering)
+                there = F.linear(inputs, weight)
+                for without in (0, n // 2):
+                    rest = torch.arange(n) != without
+                    case = (threads, entering, leaving, n)
+                    assert torch.equal(there[rest], F.linear(inputs[rest], weight)), case
+torch.set_num_threads(1)
 print(defenses.core.sums_are_alike())
 """
 

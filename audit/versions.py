@@ -1,0 +1,106 @@
+"""Installed versions of what leakbench depends on, beside those that its tests passed with, together.
+
+`tested_versions.json` is written by the lanes that ran the tests (`tests/lanes.py --record`), never by hand.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+CORE = (
+    *("torch", "numpy", "scipy", "scikit-learn", "threadpoolctl", "dp-accounting", "pydantic", "typer", "rich"),
+    *("pandas", "pyarrow", "jinja2", "matplotlib", "pillow", "safetensors", "jaxtyping", "llvmlite"),
+)
+"""Distributions that every installation has."""
+
+EXTRAS: Mapping[str, Mapping[str, str]] = {
+    "engines": {"opacus": "opacus", "backpack-for-pytorch": "backpack"},
+    "images": {"torchvision": "torchvision", "torchmetrics": "torchmetrics", "lpips": "lpips", "kymatio": "kymatio"},
+}
+"""By extra: its distributions, and the module that each installs."""
+
+_RECORDED = Path(__file__).with_name("tested_versions.json")
+
+
+class Environment(NamedTuple):
+    """One environment in which all default tests passed.
+
+    Attributes:
+        lane: "newest" or "lowest", of the versions that were admitted and to be had.
+        python: its minor version, as "3.12".
+        on: the day, as "2026-11-26".
+        versions: as `installed` had them.
+    """
+
+    lane: str
+    python: str
+    on: str
+    versions: Mapping[str, str]
+
+    def differing(self, here: Mapping[str, str]) -> dict[str, str]:
+        """Versions of this environment that are others than those installed; what either lacks does not count.
+
+        Args:
+            here: as `installed` has them.
+        """
+        return {name: mine for name, mine in self.versions.items() if here.get(name, mine) != mine}
+
+    def __str__(self) -> str:
+        """Words for a sentence."""
+        return f"{self.lane} versions on Python {self.python}, {self.on}"
+
+
+def version(name: str) -> str | None:
+    """The installed version of a distribution; None where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installed() -> dict[str, str]:
+    """Versions of Python and of every dependency that is installed, without patch levels of Python and build tags."""
+    extras = (name for distributions in EXTRAS.values() for name in distributions)
+    found = {name: version(name) for name in (*CORE, *extras)}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python} | {name: one.partition("+")[0] for name, one in found.items() if one}
+
+
+@cache
+def environments() -> tuple[Environment, ...]:
+    """All environments in which the tests passed; of each lane and Python the last one."""
+    return tuple(Environment(**entry) for entry in json.loads(_RECORDED.read_text(encoding="utf-8")))
+
+
+def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = None) -> str:
+    """One sentence: whether these versions were tested together, and else where the nearest that were differ.
+
+    Args:
+        here: as `installed` has them.
+        known: to compare with; all that were recorded by default.
+    """
+    known = environments() if known is None else known
+    if not known:
+        return "no versions were tested together"
+    nearest = min(known, key=lambda one: len(one.differing(here)))
+    differing = ", ".join(f"{name} {one}" for name, one in nearest.differing(here).items())
+    absent = ", ".join(name for name in here if name not in nearest.versions)
+    found = f"tested together ({nearest})"
+    if differing:
+        found = f"not tested together; the nearest that were ({nearest}) have {differing}"
+    return f"{found}, without {absent}" if absent else found
+
+
+def show_versions() -> None:
+    """Prints the versions of Python, leakbench and its dependencies, and whether they were tested together.
+
+    For bug reports; `leakbench doctor` also describes the machine.
+    """
+    here = {"leakbench": version("leakbench") or "not installed"} | installed()
+    print("\n".join([*(f"{name:<20} {one}" for name, one in here.items()), f"{'versions':<20} {verdict(installed())}"]))
