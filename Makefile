@@ -7,7 +7,7 @@ DEVICE ?= cpu
 QUICK ?=
 SPEED ?=
 # Candidates, in order; the first one of a version that we support is used.
-PYTHON ?= python3 python3.13 python3.12 python3.11
+PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 # TORCH=cpu: at the first installation, PyTorch's own wheels without CUDA, a tenth of the download.
 TORCH ?= default
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -15,6 +15,8 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TYPED ?=
 # Processes of pytest: a number, or auto for one a core.
 JOBS ?= auto
+# Options of tests/lanes.py, as --python 3.12, --only-one, --tests mechanisms, --record.
+LANE ?=
 # What `make check` tests: the import rules, the catalogue, the duties of every method, and the core's mechanisms.
 CORE := tests/test_architecture.py tests/test_catalog.py tests/test_every_defense.py \
   $(addprefix tests/attacks/,test_every_attack.py test_core.py) \
@@ -30,9 +32,9 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-peers test-all test-gpu ci lint types core default speed format clean
+.PHONY: help demo check test test-newest test-lowest test-peers test-all test-gpu ci lint types core default speed format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
-check test test-peers test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
+check test test-newest test-lowest test-peers test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
@@ -40,11 +42,13 @@ help:
 	@echo 'make test       format, lint and the default tests (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio; the wheel'
 	@echo 'make ci         make test, types and make test-peers: what CI runs'
+	@echo 'make test-newest, make test-lowest'
+	@echo '                the default tests on newer Pythons and the newest versions of all, and on the lowest that we admit'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
 	@echo 'make test-gpu   the tests that need a CUDA device'
 	@echo 'make speed      times and memory of a step against plain training and other tools (DEVICE=cuda, QUICK=1)'
 	@echo 'make format     formats the code and mends what the linter can'
-	@echo 'make clean      removes .venv, caches and builds; results stay'
+	@echo 'make clean      removes .venv, .lanes, caches and builds; results stay'
 	@echo 'Options: TORCH=cpu (wheels without CUDA), VENV=DIR, PYTHON=python3.12, JOBS=N, OUT=DIR (of the demo)'
 	@echo "         SPEED='--case dp_cnn-256 --way auto' (of make speed; all: SPEED=--help)"
 
@@ -82,6 +86,10 @@ default: $(VENV)/.dev
 test-peers: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) -m 'peers and not slow and not gpu'
 
+# Each makes environments of its own, by uv where it is installed. PyTorch of PyTorch's own index with TORCH=cpu.
+test-newest test-lowest: $(VENV)/.made
+	@$(BIN)/python tests/lanes.py $(@:test-%=%) --jobs $(JOBS) $(if $(filter cpu,$(TORCH)),--torch-index $(TORCH_CPU_INDEX)) $(LANE)
+
 test-all: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m 'not gpu' --hypothesis-profile=full
 
@@ -97,17 +105,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .lanes build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made:
 	@for python in $(PYTHON); do \
-	  if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then \
+	  if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then \
 	    echo "making $(VENV) with $$($$python --version)"; \
 	    $$python -m venv $(VENV) || exit 1; touch $@; exit 0; \
 	  fi; \
 	done; \
-	echo "leakbench needs Python 3.11, 3.12 or 3.13, and none of [$(PYTHON)] is one:" \
+	echo "leakbench needs Python 3.11, 3.12, 3.13 or 3.14, and none of [$(PYTHON)] is one:" \
 	  "install one, or name yours with PYTHON=/path/to/python" >&2; exit 1
 
 # An index that the user has set up is kept: PyTorch's is then asked beside it, not instead.

@@ -66,7 +66,7 @@ def test_the_wheel_declares_its_command_and_carries_its_licence(wheel):
         texts = {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist() if "dist-info" in name}
     assert b"leakbench = audit.cli:main" in texts["entry_points.txt"]
     assert b"Apache License" in texts["licenses/LICENSE"]
-    assert b"Requires-Python: <3.14,>=3.11" in texts["METADATA"]
+    assert b"Requires-Python: <3.15,>=3.11" in texts["METADATA"]
 
 
 @pytest.mark.slow
