@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only-one", action="store_true", help="the first version that is there, and no other")
     parser.add_argument("--tests", choices=TESTS, default="default")
     parser.add_argument("--jobs", default="auto", help="processes of pytest")
-    parser.add_argument("--torch-index", metavar="URL", help="index of PyTorch's wheels, as those without CUDA")
+    parser.add_argument("--torch-index", metavar="URL", help="PyTorch's index of wheels without CUDA")
     parser.add_argument("--record", action="store_true", help="enters the versions, if the default tests pass")
     asked = parser.parse_args(arguments)
     if asked.record and asked.tests != "default":
@@ -102,13 +102,12 @@ def made(lane: str, version: str, interpreter: Path, torch_index: str | None) ->
     folder = ROOT / ".lanes" / f"{lane}-{version}"
     shutil.rmtree(folder, ignore_errors=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    uv, extra = shutil.which("uv"), (["--extra-index-url", torch_index] if torch_index else [])
+    uv = shutil.which("uv")
     if uv:
         run([uv, "venv", "--quiet", "--python", str(interpreter), "--no-python-downloads", str(folder)])
-        if torch_index:
-            extra += ["--index-strategy", "unsafe-best-match"]  # the versions of both indices are looked at
         how = ["--resolution", "lowest-direct"] if lane == "lowest" else ["--upgrade"]
-        run([uv, "pip", "install", "--quiet", "--python", str(python), *extra, *how, "--editable", ".[dev]"])
+        how += ["--torch-backend", "cpu"] if torch_index else []  # uv knows the index
+        run([uv, "pip", "install", "--quiet", "--python", str(python), *how, "--editable", ".[dev]"])
     else:
         run([str(interpreter), "-m", "venv", str(folder)])
         how = ["--upgrade", "--upgrade-strategy", "eager"]
@@ -116,7 +115,8 @@ def made(lane: str, version: str, interpreter: Path, torch_index: str | None) ->
             constraints = folder / "lowest.txt"
             constraints.write_text("\n".join(lowest()) + "\n", encoding="utf-8")
             how = ["--constraint", str(constraints)]
-        run([str(python), "-m", "pip", "install", "--quiet", *extra, *how, "--editable", ".[dev]"])
+        how += ["--extra-index-url", torch_index] if torch_index else []
+        run([str(python), "-m", "pip", "install", "--quiet", *how, "--editable", ".[dev]"])
     return python
 
 
