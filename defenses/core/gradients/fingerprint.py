@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 _PACKAGE = __name__.partition(".")[0]
 _BY_NAME = frozenset({_PACKAGE, "torch", "numpy", "torchvision", *sys.stdlib_module_names})
+_ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")
 _PLAIN = (
     type(None),
     bool,
@@ -300,7 +301,8 @@ class _Walker:
                 Tensor,
             )
             special = name.startswith("__") and name.endswith("__")
-            text = special and isinstance(member, (str, type(None)))
+            # Annotations compute nothing; from Python 3.14 on a function makes them.
+            text = special and (isinstance(member, (str, type(None))) or name in _ANNOTATIONS)
             # What `dataclass` writes follows from the fields.
             written = isinstance(member, types.FunctionType) and member.__code__.co_filename == "<string>"
             # Python's own bookkeeping, and places of values that are looked up in each instance.

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import struct
 import time
 from collections import OrderedDict
@@ -26,9 +27,17 @@ class Runs:
 
 
 def saved(what):
-    file = io.BytesIO()
+    """What torch.save wrote, with numbers of one length for the names of storages, which are their addresses."""
+    file, names = io.BytesIO(), {}
     torch.save(what, file, _use_new_zipfile_serialization=False)
-    return file.getvalue()
+
+    def renamed(text):
+        length, address = text.groups()
+        if struct.unpack("<i", length) != (len(address),):
+            return text[0]
+        return struct.pack("<ci", b"X", 14) + names.setdefault(address, b"%014d" % len(names))
+
+    return re.sub(rb"X(.{4})(\d{6,})", renamed, file.getvalue(), flags=re.DOTALL)
 
 
 BASE = torch.arange(12.0).reshape(3, 4)
@@ -99,8 +108,7 @@ def more_of(count):
 
 
 def key():
-    at = ONE.index(b"X\x0e\x00\x00\x00") + 5
-    return ONE[at : at + 14]
+    return b"%014d" % 0  # of the only storage
 
 
 HOSTILE = {
