@@ -66,10 +66,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: installing", flush=True)
         try:
             python = made(asked.lane, version, interpreter, asked.torch_index)
-            passed = tested(python, asked.lane, asked.tests, asked.jobs, recording=asked.record)
         except LaneError as error:
             print(f"{name}: {error}", flush=True)
-            passed = False
+            results.append((name, False))
+            continue
+        passed = tested(python, asked.lane, asked.tests, asked.jobs, recording=asked.record)
         if passed and asked.record:
             record(python, asked.lane, version)
         results.append((name, passed))

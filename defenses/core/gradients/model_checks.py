@@ -46,6 +46,9 @@ _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 # Functions that hand over memory, reads of which are no operation and cannot be seen.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
+# Targets of which a loss is asked one by one.
+_CLASSES_TRIED = 1000
+
 
 class Refused(ValueError):
     """A model that must not be trained under per-example bounds; the message says why, and the way out."""
@@ -117,7 +120,10 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
     Raises:
         Refused: when the model or the loss changes in a pass, or draws at random by place.
     """
-    _pass(model, loss, examples)  # what is computed once and kept, as a table of positions, is there afterwards
+    # What is computed once and kept, as a table of positions, is there afterwards.
+    outputs = _pass(model, loss, examples).outputs
+    if outputs is not None:
+        refuse_division_by_a_batch(loss, outputs, examples.targets)
     before = _state(model, loss)
     first = _pass(model, loss, examples)
     # Others in between: a model that carries one batch into the next answers the first one differently then. As many,
@@ -169,6 +175,43 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
         )
 
 
+def refuse_division_by_a_batch(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Refuses a loss whose mean divides by something of the batch, as class weights or targets that are not ignored.
+
+    Of one example that cancels its own weight, and ignored examples have no loss at all.
+
+    Args:
+        loss: per-example loss.
+        outputs: of a model, for examples with these targets.
+        targets: of the examples.
+
+    Raises:
+        Refused: with the way out.
+    """
+    with torch.no_grad():
+        if loss(outputs, targets).dim():  # one for each example, or several, which are added up
+            return
+    asked = [(outputs, targets)]
+    if targets.dim() == 1 and not targets.is_floating_point() and outputs.dim() == 2:
+        # Each class once, because weights may differ in one of them alone.
+        classes = torch.arange(min(outputs.shape[1], _CLASSES_TRIED), device=targets.device)
+        asked.append((outputs[:1].expand(len(classes), -1), classes.to(targets.dtype)))
+    for some, theirs in asked:
+        with torch.no_grad():
+            together = loss(some, theirs)
+            alone = torch.stack([loss(o[None], t[None]).sum() for o, t in zip(some, theirs, strict=True)])
+        if not together.isfinite():
+            continue
+        fits = [torch.isclose(together, value, rtol=1e-4, atol=1e-6) for value in (alone.mean(), alone.sum())]
+        if not any(fits):
+            raise Refused(
+                "a loss of a batch must be the mean or the sum of its examples' losses, got "
+                f"{float(together):.4g} where their mean is {float(alone.mean()):.4g}: it divides by something of the "
+                "batch, as class weights or targets that are not ignored, which of one example cancels; give one loss "
+                "per example, as by reduction='none'"
+            )
+
+
 def _others(examples: MadeUp, count: int) -> MadeUp:
     """A batch of copies of one example, of which whatever can be computed is another."""
     x, y = (values[-1:].expand(count, *values.shape[1:]) for values in (examples.inputs, examples.targets))
@@ -180,6 +223,7 @@ class _Seen:
     """What one pass showed.
 
     Attributes:
+        outputs: of the model; None where they are no tensor.
         losses: as the loss gave them.
         gradients: of each trained parameter's gradient its sum and norm, by which another one is told.
         random: the operation that drew at random; empty where none did.
@@ -187,6 +231,7 @@ class _Seen:
         draws: whether dropout was computed.
     """
 
+    outputs: Tensor | None
     losses: Tensor
     gradients: Float[Tensor, "parameters 2"]
     random: str
@@ -205,14 +250,16 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
         one_pass() as dropout,
         _Watch() as watch,
     ):
-        losses = loss(model(examples.inputs), examples.targets)
+        outputs = model(examples.inputs)
+        losses = loss(outputs, examples.targets)
         found: Sequence[Tensor | None] = [None] * len(trained)
         if losses.requires_grad:
             found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
     none = losses.new_zeros(2)
     told = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in found]
     draws = dropout is not None and dropout.calls > 0
-    return _Seen(losses.detach(), torch.stack([none, *told]), watch.random, watch.reads or memory.reads, draws)
+    outputs = outputs.detach() if isinstance(outputs, Tensor) else None
+    return _Seen(outputs, losses.detach(), torch.stack([none, *told]), watch.random, watch.reads or memory.reads, draws)
 
 
 def fresh(model: nn.Module) -> nn.Module:

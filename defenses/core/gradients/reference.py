@@ -7,6 +7,7 @@ refused in `normalisation.py`, before any row is computed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,46 @@ def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " 
     """
     share = targets[:, 1] if targets.ndim == 2 else targets.to(outputs.dtype)
     return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], share, reduction="none")
+
+
+class PerExampleMean(nn.Module):
+    """A loss with class weights or an ignored class, of each example by itself.
+
+    PyTorch's mean of a batch divides by the weights of all its targets, so that of one example its own weight cancels.
+    Here the weight of its target multiplies an example's loss, and an ignored target has loss zero. An example of
+    several targets, as a sequence, has the mean over those that are not ignored.
+
+    Attributes:
+        inner: the loss module, whose reduction is "none".
+    """
+
+    def __init__(self, loss: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
+        """Copies a loss module of any reduction."""
+        super().__init__()
+        self.inner = copy.deepcopy(loss)
+        self.inner.reduction = "none"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One loss per example [n]."""
+        weight = self.inner.weight
+        if weight is not None and weight.dtype != outputs.dtype:
+            self.inner.weight = weight.to(outputs.dtype)
+        losses = self.inner(outputs, targets).reshape(len(outputs), -1)
+        if targets.is_floating_point():  # probabilities, of which none is ignored
+            return losses.mean(1)
+        counted = (targets != self.inner.ignore_index).reshape(len(outputs), -1).sum(1)
+        return losses.sum(1) / counted.clamp(min=1)
+
+
+def example_by_example(loss: Loss) -> Loss:
+    """A loss whose mean over a batch divides by weights or ignored targets, as one of each example; others as given.
+
+    Args:
+        loss: any; `CrossEntropyLoss` and `NLLLoss` with reduction "mean" are looked at.
+    """
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss.reduction != "mean":
+        return loss
+    return loss if loss.weight is None and loss.ignore_index < 0 else PerExampleMean(loss)
 
 
 def per_example_gradients(

@@ -30,8 +30,8 @@ def _ask_for_every_derivative() -> Library:
     own = get_kernel(f"aten::{_OPERATOR}", "CPU")
 
     def backward(keys: Any, signals: Tensor, inputs: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        *others, wanted = others
-        by_inputs, *by_parameters = own.call_boxed(keys, signals, inputs, *others, [True, *wanted[1:]])
+        *sizes, wanted = others
+        by_inputs, *by_parameters = own.call_boxed(keys, signals, inputs, *sizes, [True, *wanted[1:]])
         return (by_inputs if wanted[0] else None, *by_parameters)
 
     registration = Library("aten", "IMPL")

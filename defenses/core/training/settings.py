@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..gradients.reference import Loss, cross_entropy
+from ..gradients.reference import Loss, cross_entropy, example_by_example
 from ..plan.layout import Layout
 from .augment import Augmentation
 from .statistics import FeatureStatistics
@@ -40,7 +40,8 @@ class Recipe:
         optimizer: a name, or a function of the parameters.
         momentum: PyTorch's: v <- momentum v + update. Of "sgd" only.
         schedule: factor of the learning rate by step.
-        loss: per-example loss.
+        loss: per-example loss. Class weights of a `CrossEntropyLoss` or `NLLLoss` multiply an example's loss, also
+            where its reduction is "mean", which over a batch would divide by them.
         augmentation: views of each example, whose gradients are averaged and then bounded once.
         average: decay of a moving average of the parameters (`average.py`), which the trained model then has in place
             of the last ones: the largest weight of the past in a step, as 0.999. None for no average.
@@ -59,6 +60,7 @@ class Recipe:
     expected_batch: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", example_by_example(self.loss))
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if not callable(self.optimizer) and self.optimizer not in ("sgd", "adam"):

@@ -1,0 +1,82 @@
+"""Losses with class weights or ignored classes, example by example; losses that divide by something of the batch."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from defenses.clipped_sgd import clipped_sgd
+from defenses.core import Engine, Recipe, full, train
+from defenses.core.gradients.reference import example_by_example
+
+WEIGHTS = torch.tensor([1.0, 20.0, 3.0])
+DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
+
+
+def trained_with(loss):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    train(
+        model,
+        DATA,
+        clipped_sgd(clip_norm=100.0),
+        sampling=full(),
+        steps=3,
+        lr=0.5,
+        seed=0,
+        recipe=Recipe(loss=loss),
+    )
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+@pytest.mark.parametrize("settings", [{"weight": WEIGHTS}, {"ignore_index": 1}, {"weight": WEIGHTS, "ignore_index": 2}])
+def test_weights_and_ignored_classes_of_a_loss_that_averages_are_those_of_each_example(kind, settings):
+    averaged = trained_with(kind(**settings))
+    torch.testing.assert_close(averaged, trained_with(kind(**settings, reduction="none")))
+    assert float((averaged - trained_with(kind())).norm()) > 0.1
+
+
+def test_an_example_of_several_targets_has_the_mean_over_those_that_are_not_ignored():
+    outputs, targets = torch.randn(2, 3, 4), torch.tensor([[0, 1, 2, 2], [2, 2, 2, 2]])
+    loss = example_by_example(nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=2))
+    each = functional.cross_entropy(outputs, targets, weight=WEIGHTS, reduction="none")
+    torch.testing.assert_close(loss(outputs, targets), torch.stack([each[0, :2].mean(), torch.tensor(0.0)]))
+
+
+RARE = torch.ones(50).index_fill(0, torch.tensor([49]), 2.0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: functional.cross_entropy(o, t, weight=RARE),
+        functools.partial(functional.cross_entropy, weight=RARE),
+        lambda o, t: functional.cross_entropy(o, t, ignore_index=49),
+        lambda o, t: functional.nll_loss(o.log_softmax(1), t, weight=RARE),
+        lambda o, t: functional.cross_entropy(o, t, reduction="sum") / t.float().mean(),
+    ],
+)
+def test_a_loss_that_divides_by_something_of_the_batch_is_refused(loss):
+    data = torch.randn(6, 5), torch.arange(6)
+    with pytest.raises(
+        ValueError, match=r"must be the mean or the sum of its examples' losses, got .* reduction='none'"
+    ):
+        Engine(nn.Linear(5, 50), loss=loss).prepare(*data)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (nn.CrossEntropyLoss(), torch.arange(6)),
+        (nn.CrossEntropyLoss(reduction="sum", weight=RARE), torch.arange(6)),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), torch.arange(6)),
+        (nn.BCEWithLogitsLoss(pos_weight=RARE), torch.rand(6, 50)),
+        (nn.MSELoss(), torch.rand(6, 50)),
+        (lambda o, t: (o - t).square(), torch.rand(6, 50)),
+    ],
+)
+def test_a_mean_or_a_sum_of_examples_is_taken(loss, targets):
+    assert not Engine(nn.Linear(5, 50), loss=loss).prepare(torch.randn(6, 5), targets).unverified
