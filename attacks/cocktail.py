@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .core import Access, Knows, NotApplicable, Observation, RankDeficient, Reconstruction, attack, granted
 from .core.input_layer import InputLayer, first_linear_layer, images_of, undone
+from .core.least_squares import least_squares
 from .core.low_rank import completed, rounding_floor
 
 PLAIN = ("input", "flatten", "identity")
@@ -218,7 +219,7 @@ def _matched(
         settled = distance < torch.finfo(target.released.dtype).eps
         if step == steps or settled or not mixture.scaled or not bool(columns.isfinite().all()):
             break
-        towards = _unit(mixture, torch.linalg.pinv(torch.linalg.lstsq(left, columns).solution), target)
+        towards = _unit(mixture, torch.linalg.pinv(least_squares(left, columns)), target)
         # In the mixing, which D is linear in; from the unit unmixing, so that no clip factor is in it.
         points, moves = [*points, mixing][-MEMORY:], [*moves, torch.linalg.pinv(towards) - mixing][-MEMORY:]
         now = _unit(mixture, torch.linalg.pinv(_accelerated(points, moves)), target)

@@ -19,6 +19,7 @@ from scipy.special import digamma, polygamma
 from torch import Tensor
 
 from .errors import NotApplicable
+from .least_squares import least_squares
 
 LEAST_VARIANCE = 1e-6
 """Of each value, in units of the variance that those of one subject typically have: values that are the same for a
@@ -164,7 +165,7 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
     # Powers of large values are nearly dependent; orthonormal columns have the same combinations.
     basis = torch.linalg.qr(features).Q
     weight = seen.count.sqrt()[:, None]
-    middle = torch.linalg.lstsq(basis * weight, seen.mean[:, None] * weight).solution[:, 0]
+    middle = least_squares(basis * weight, seen.mean[:, None] * weight)[:, 0]
 
     def prior(at: Tensor) -> ConjugatePrior:
         kappa, alpha, beta = _bounded(at[len(middle) :]).exp()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .errors import InconsistentObservation, NotApplicable, RankDeficient
 from .input_layer import InputLayer, assembled, images_of, relu_layer, undone
+from .least_squares import least_squares
 from .low_rank import LowRank, completed, factorised
 from .observation import Observation
 from .requires import granted
@@ -234,7 +235,7 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     plain = found.left @ bases
     shown = layer.bias_seen[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
-    lengths = torch.linalg.lstsq(plain[:, shown], target[:, None].expand(len(bases), -1, 1)).solution[..., 0]
+    lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
     # A column of no length has no input; so small a number keeps what follows finite.
     lengths = torch.where(lengths.abs() < 1e-200, 1e-200, lengths)
     inverse = torch.linalg.inv(bases)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import fold, unfold
 
 from .errors import NotApplicable
+from .least_squares import least_squares
 from .network import Network, Operation, Structure
 
 BEFORE = ("input", "flatten", "identity", "batch_norm", "leaky_relu", "tanh", "sigmoid", "linear")
@@ -276,7 +277,7 @@ def _undo(one: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Ten
                 f"to {int((size >= 1e-8 * size[0]).sum())} dimensions"
             )
         shifted = rows if one.bias is None else rows - parameters[one.bias].double()
-        return torch.linalg.lstsq(weight, shifted.T).solution.T
+        return least_squares(weight, shifted.T).T
     return rows
 
 

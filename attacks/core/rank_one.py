@@ -257,5 +257,5 @@ def _ratio(above: Tensor, below: Tensor, otherwise: Tensor) -> Tensor:
 
 def _solve(matrix: Tensor, values: Tensor) -> Tensor:
     """Least squares of the smallest norm: what the matrix leaves open stays at 0."""
-    # By the pseudoinverse: `lstsq` on CUDA takes matrices of full rank alone.
+    # By the pseudoinverse: least squares on CUDA takes matrices of full rank alone.
     return torch.linalg.pinv(matrix, rtol=1e-12) @ values

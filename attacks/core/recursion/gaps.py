@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InconsistentObservation
+from ..least_squares import least_squares
 from ..network import Network, Operation
 from .activations import invert
 from .completion import RankOne, spread
@@ -177,7 +178,7 @@ def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) ->
     singular = torch.linalg.svdvals(system / sizes)
     if not float(singular[-1]) > decided * float(singular[0]):
         return None
-    solution = torch.linalg.lstsq(system / sizes, logs[:, None]).solution[:, 0] / sizes
+    solution = least_squares(system / sizes, logs[:, None])[:, 0] / sizes
     x = weight.new_zeros(weight.shape[1])
     x[~columns] = solution[: int((~columns).sum())]
     if bool(found.columns[-1]):

@@ -235,6 +235,7 @@ class Engine:
         kind = (exact, *shapes, *[(id(module), module.training) for module in _modules(self.model)])
         with ONE_PASS:
             if kind not in self._checked:
+                refuse_batch_norm(self.model)  # its mode may be another than when this engine was made
                 self._checked[kind] = choose(
                     "one_by_one" if exact else self._asked,
                     self.model,

@@ -2,7 +2,7 @@
 
 BatchNorm computes each example's output from its neighbours in the batch, so removing one example moves the
 gradients of the others and no per-example bound holds; its running statistics are an unaccounted release
-besides.
+besides. Frozen and in evaluation mode it is an affine map with constants, as of published weights, and mixes nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,26 @@ _InstanceNorm = nn.modules.instancenorm._InstanceNorm
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Raises when a layer mixes examples.
+    """Raises when a layer mixes examples, or would in another mode.
 
     Raises:
         ValueError: naming the first such layer and the way out.
     """
     for name, module in model.named_modules():
-        if _mixes(module):
+        if _mixes(module) and not _is_constant(module):
             raise ValueError(
                 f"model must not mix examples, got {type(module).__name__} at '{name}'; "
-                "convert it first: model = defenses.core.group_norm_instead(model)"
+                "convert it first: model = defenses.core.group_norm_instead(model), or, to keep published statistics, "
+                "freeze its parameters and put it in evaluation mode"
             )
+
+
+def into_training_mode(model: nn.Module) -> None:
+    """Puts a model into training mode, but for frozen BatchNorms in evaluation mode, whose statistics stay."""
+    kept = [module for module in model.modules() if _mixes(module) and _is_constant(module)]
+    model.train()
+    for norm in kept:
+        norm.eval()
 
 
 def group_norm_instead(model: nn.Module, *, groups: int = 32) -> nn.Module:
@@ -61,6 +70,12 @@ def _mixes(module: nn.Module) -> TypeGuard[_BatchNorm | _InstanceNorm]:
         # Without running statistics it normalises each image by itself.
         return module.track_running_stats
     return isinstance(module, _BatchNorm)
+
+
+def _is_constant(norm: _BatchNorm | _InstanceNorm) -> bool:
+    """Whether it computes with statistics that stay, and nothing of it is trained."""
+    kept = norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None
+    return kept and not norm.training and not any(parameter.requires_grad for parameter in norm.parameters())
 
 
 def _group_norm(norm: _BatchNorm | _InstanceNorm, groups: int) -> nn.GroupNorm:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.model_checks import Untrained
+from ..gradients.normalisation import into_training_mode
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.keys import global_coins, key_from, seed_from
@@ -88,7 +89,7 @@ class OngoingRun:
             refuse_shared(self.inputs, pool[0])
         model.to(self.device)
         if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
-            model.train()
+            into_training_mode(model)
         self.features = None
         if s.recipe.statistics is not None:
             self.features = standardised(model, s.recipe.statistics, self.inputs)

@@ -77,7 +77,7 @@ def test_a_verdict_that_is_not_the_known_one_is_a_failure(command, monkeypatch, 
         (["--seed", "-1"], 2, "Invalid value for '--seed'"),
         (["--device", "tpu"], 2, "device must be auto, cpu or cuda, got 'tpu'"),
         (["--out", "taken"], 2, "--out must be a folder, got the file taken"),
-        (["--draws", "4"], 2, "No such option: --draws"),
+        (["--draws", "4"], 2, "--draws"),
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_is_computed(

@@ -1,10 +1,23 @@
 """Layers that mix examples are refused with a way out that works."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from defenses.core import Engine, Layout, cross_entropy, group_norm_instead, per_example_gradients, poisson, train
+from defenses.core import (
+    Engine,
+    Execution,
+    Layout,
+    cross_entropy,
+    full,
+    group_norm_instead,
+    per_example_gradients,
+    poisson,
+    seeded,
+    train,
+)
 from defenses.core import refuse_batch_norm as refuse
 from defenses.dp_sgd import dp_sgd
 
@@ -56,11 +69,63 @@ def test_what_mixes_examples_is_refused_by_place_with_the_way_out(kind):
 
 
 @each
-def test_a_frozen_one_in_evaluation_mode_is_refused_too(kind):
+def test_a_frozen_one_in_evaluation_mode_is_taken_and_no_other(kind):
     model, _ = MIXING[kind]
-    with pytest.raises(ValueError, match="must not mix examples"):
-        refuse(model.eval().requires_grad_(False))
+    norm = model[1]
+    refuse(model.eval().requires_grad_(False))
+    for change in (norm.train, lambda: norm.weight.requires_grad_(), lambda: setattr(norm, "running_var", None)):
+        fixed = norm.running_var
+        change()
+        with pytest.raises(ValueError, match="must not mix examples"):
+            refuse(model)
+        norm.running_var = fixed
+        norm.eval().requires_grad_(False)
     model.train().requires_grad_(True)
+
+
+def with_published_statistics():
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8), nn.Flatten())
+    for norm in (features[1], features[3]):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return nn.Sequential(features.requires_grad_(False), nn.Linear(32, 3))
+
+
+@pytest.mark.parametrize("engine", ["auto", "layerwise", "torch.func", "one_by_one"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_head_on_published_statistics_is_trained_as_behind_the_map_that_they_are(engine, parts):
+    """On features computed beforehand the same head has the same parameters afterwards, and no statistic moves."""
+    model = with_published_statistics().eval()
+    if parts:  # in training mode but for its frozen layers
+        model.train()
+        model[0].eval()
+    inputs, labels = torch.randn(16, 3, 4, 4), torch.arange(16) % 3
+    head, features = copy.deepcopy(model[1]), copy.deepcopy(model[0]).eval()(inputs)
+    before = {name: value.clone() for name, value in model[0].state_dict().items()}
+    defense = dp_sgd(noise_multiplier=3.0)
+
+    def trained(network, data, execution):
+        return train(network, data, defense, sampling=full(), steps=3, lr=0.5, noise=seeded(0), execution=execution)
+
+    run = trained(model, (inputs, labels), Execution(engine=engine))
+    alone = trained(head, (features, labels), Execution())
+    assert run.claim(1e-5).epsilon == alone.claim(1e-5).epsilon < 10
+    for name, value in run.model[0].state_dict().items():
+        assert torch.equal(value, before[name])
+    torch.testing.assert_close(run.model[1].weight, alone.model.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_one_that_is_put_into_training_mode_within_a_run_is_refused():
+    model = with_published_statistics()
+    model[0].eval()
+    engine, data = Engine(model), (torch.randn(6, 3, 4, 4), torch.arange(6) % 3)
+    engine.gradients(*data)
+    model.train()
+    with pytest.raises(
+        ValueError, match=r"must not mix examples, got BatchNorm2d at '0\.1'.*put it in evaluation mode"
+    ):
+        engine.gradients(*data)
 
 
 @each
