@@ -79,7 +79,7 @@ def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) 
         seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
         **settings,
     )
-    return group_norm_instead(model) if name.startswith("torchvision:") else model
+    return group_norm_instead(model, input_shape=splits.input_shape) if name.startswith("torchvision:") else model
 
 
 def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:

@@ -8,13 +8,18 @@ besides. Frozen and in evaluation mode it is an affine map with constants, as of
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 # Private names, because PyTorch has no public one for all dimensions and their synchronised and lazy kin.
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _InstanceNorm = nn.modules.instancenorm._InstanceNorm
+
+_MOST_GROUPS = 32  # Wu & He, "Group Normalization", ECCV 2018
+_LEAST_VALUES = 8  # of a group, where its number is ours to choose: of two values the outputs are signs
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -40,7 +45,9 @@ def into_training_mode(model: nn.Module) -> None:
         norm.eval()
 
 
-def group_norm_instead(model: nn.Module, *, groups: int = 32) -> nn.Module:
+def group_norm_instead(
+    model: nn.Module, *, groups: int | None = None, input_shape: Sequence[int] | None = None
+) -> nn.Module:
     """A copy of the model with every layer that mixes examples replaced by a GroupNorm.
 
     The affine parameters are carried over; running statistics are dropped, so a trained model has to be
@@ -48,21 +55,71 @@ def group_norm_instead(model: nn.Module, *, groups: int = 32) -> nn.Module:
 
     Args:
         model: left as it is.
-        groups: wanted number of groups; the largest divisor of a layer's channels that is at most this is
-            used. A BatchNorm1d gets one group: after a linear layer, a group of one channel is a constant. An
+        groups: wanted number of groups; the largest divisor of a layer's channels that is at most this is used. Where
+            None, at most 32, and fewer where a group would normalise fewer than 8 values: what is left of the maps of a
+            small image. A BatchNorm1d gets one group: after a linear layer, a group of one channel is a constant. An
             InstanceNorm that tracks statistics gets a group a channel, which is what it computes without.
+        input_shape: of one example, by which the size of a layer's maps is known. Where None, 32 x 32 of the first
+            convolution's channels, or the first linear layer's inputs.
 
     Returns:
         The converted copy.
+
+    Raises:
+        ValueError: for a layer that has one value to normalise, which a GroupNorm makes zero, and for an `input_shape`
+            that the model does not take.
     """
-    converted = copy.deepcopy(model)
-    if _mixes(converted):
-        return _group_norm(converted, groups)
-    for parent in list(converted.modules()):
-        for name, child in list(parent.named_children()):
-            if _mixes(child):
-                setattr(parent, name, _group_norm(child, groups))
+    converted, positions = copy.deepcopy(model), _positions(model, input_shape)
+    made: dict[nn.Module, nn.GroupNorm] = {}  # a layer that stands in several places stays one
+    for place, norm in list(converted.named_modules(remove_duplicate=False)):
+        if _mixes(norm):
+            if norm not in made:
+                made[norm] = _group_norm(norm, place, groups, positions.get(place))
+            if not place:
+                return made[norm]
+            owner, _, name = place.rpartition(".")
+            setattr(converted.get_submodule(owner), name, made[norm])
     return converted
+
+
+def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str, int]:
+    """Positions of a channel in what each layer that mixes examples gets; none where no pass could be made.
+
+    The pass computes shapes alone, on a copy that holds no numbers.
+    """
+    tried = input_shape or _likely_shape(model)
+    if tried is None:
+        return {}
+    found: dict[str, int] = {}
+    shapes = copy.deepcopy(model).to("meta").eval()
+
+    def noting(place: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def note(_norm: nn.Module, given: tuple[Tensor, ...]) -> None:
+            here = given[0].shape[2:].numel()
+            found[place] = min(here, found.get(place, here))
+
+        return note
+
+    for place, module in shapes.named_modules():
+        if _mixes(module):
+            module.register_forward_pre_hook(noting(place))
+    try:
+        with torch.no_grad():
+            shapes(torch.zeros(2, *tried, device="meta"))
+    except Exception as error:  # whatever a user's model raises on a shape
+        if input_shape is not None:
+            raise ValueError(f"input_shape must be of an example of the model, got {tuple(tried)}: {error}") from error
+        return {}
+    return found
+
+
+def _likely_shape(model: nn.Module) -> tuple[int, ...] | None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return (module.in_channels, 32, 32)
+        if isinstance(module, nn.Linear):
+            return (module.in_features,)
+    return None
 
 
 def _mixes(module: nn.Module) -> TypeGuard[_BatchNorm | _InstanceNorm]:
@@ -78,13 +135,25 @@ def _is_constant(norm: _BatchNorm | _InstanceNorm) -> bool:
     return kept and not norm.training and not any(parameter.requires_grad for parameter in norm.parameters())
 
 
-def _group_norm(norm: _BatchNorm | _InstanceNorm, groups: int) -> nn.GroupNorm:
+def _group_norm(
+    norm: _BatchNorm | _InstanceNorm, place: str, groups: int | None, positions: int | None
+) -> nn.GroupNorm:
     channels = norm.num_features
+    wanted = _MOST_GROUPS if groups is None else groups
     if isinstance(norm, _InstanceNorm):
-        groups = channels
+        wanted = channels
     elif isinstance(norm, nn.BatchNorm1d):
-        groups = 1
-    fitting = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
+        wanted = 1
+    numbers = [g for g in range(1, min(wanted, channels) + 1) if channels % g == 0]
+    if groups is None and positions is not None and not isinstance(norm, _InstanceNorm):
+        numbers = [g for g in numbers if channels // g * positions >= _LEAST_VALUES] or [1]
+    fitting = max(numbers)
+    if positions is not None and channels // fitting * positions == 1:
+        raise ValueError(
+            f"{type(norm).__name__} at '{place}' must have more than one value to normalise, which a GroupNorm of "
+            f"{fitting} groups makes zero, got {channels} channels of one position; "
+            + ("take fewer groups" if channels > 1 else "remove it, or freeze it and put it in evaluation mode")
+        )
     replacement = nn.GroupNorm(fitting, channels, eps=norm.eps, affine=norm.affine)
     if norm.affine:  # the very parameters: a tied one stays tied
         replacement.weight, replacement.bias = norm.weight, norm.bias

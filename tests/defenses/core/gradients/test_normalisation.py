@@ -85,10 +85,11 @@ def test_a_frozen_one_in_evaluation_mode_is_taken_and_no_other(kind):
 
 def with_published_statistics():
     torch.manual_seed(0)
-    features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8), nn.Flatten())
-    for norm in (features[1], features[3]):
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
+    norms = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+    for norm in norms:
+        own = {"running_mean": torch.randn(8), "running_var": torch.rand(8) + 0.5}
+        norm.load_state_dict({**norm.state_dict(), **own})
+    features = nn.Sequential(nn.Conv2d(3, 8, 3), norms[0], nn.ReLU(), norms[1], nn.Flatten())
     return nn.Sequential(features.requires_grad_(False), nn.Linear(32, 3))
 
 
@@ -111,9 +112,9 @@ def test_a_head_on_published_statistics_is_trained_as_behind_the_map_that_they_a
     run = trained(model, (inputs, labels), Execution(engine=engine))
     alone = trained(head, (features, labels), Execution())
     assert run.claim(1e-5).epsilon == alone.claim(1e-5).epsilon < 10
-    for name, value in run.model[0].state_dict().items():
+    for name, value in model[0].state_dict().items():
         assert torch.equal(value, before[name])
-    torch.testing.assert_close(run.model[1].weight, alone.model.weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model[1].weight, head.weight, rtol=1e-4, atol=1e-5)
 
 
 def test_one_that_is_put_into_training_mode_within_a_run_is_refused():
@@ -199,3 +200,69 @@ def test_training_refuses_before_it_touches_the_model():
     with pytest.raises(ValueError, match="group_norm_instead"):
         train(model, duties.DATA, dp_sgd(noise_multiplier=1.0), sampling=poisson(0.5), steps=2)
     assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
+
+
+def spread(model, *shape):
+    """Standard deviation over inputs of what the model puts out."""
+    torch.manual_seed(0)
+    return float(model(torch.randn(64, *shape)).std(0).mean().detach())
+
+
+POOLED = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "groups"),
+    [
+        (POOLED, (3, 9, 9), 2),
+        (nn.Sequential(nn.Conv2d(3, 64, 32), nn.BatchNorm2d(64)), (3, 32, 32), 8),
+        (nn.Sequential(nn.Conv2d(3, 64, 32), nn.BatchNorm2d(64)), (3, 35, 35), 32),  # 4 x 4 maps
+        (nn.Sequential(nn.Conv2d(3, 6, 32), nn.BatchNorm2d(6)), (3, 32, 32), 1),
+        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), (5,), 1),
+    ],
+)
+def test_groups_are_as_large_as_what_is_left_of_an_image_wants(model, shape, groups):
+    converted = group_norm_instead(model, input_shape=shape)
+    (norm,) = (layer for layer in converted.children() if isinstance(layer, nn.GroupNorm))
+    assert norm.num_groups == groups
+    assert spread(converted, *shape) > 0.05
+
+
+def test_without_a_shape_a_small_image_is_tried():
+    assert spread(group_norm_instead(POOLED), 3, 9, 9) > 0.05
+    assert spread(group_norm_instead(POOLED, groups=2), 3, 9, 9) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "way_out"),
+    [
+        (POOLED, {"groups": 16}, "got 16 channels of one position; take fewer groups"),
+        (
+            nn.Sequential(nn.Linear(5, 1), nn.BatchNorm1d(1)),
+            {},
+            "remove it, or freeze it and put it in evaluation mode",
+        ),
+    ],
+)
+def test_a_layer_that_would_put_out_zeros_is_refused(model, settings, way_out):
+    with pytest.raises(ValueError, match=f"must have more than one value to normalise, .*{way_out}"):
+        group_norm_instead(model, **settings)
+
+
+def test_a_shape_that_the_model_does_not_take_is_refused():
+    with pytest.raises(ValueError, match=r"input_shape must be of an example of the model, got \(4, 9, 9\)"):
+        group_norm_instead(POOLED, input_shape=(4, 9, 9))
+
+
+def test_a_layer_in_two_places_stays_one():
+    norm = nn.BatchNorm2d(8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 8, 3), norm)
+    converted = group_norm_instead(model)
+    assert isinstance(converted.get_submodule("1"), nn.GroupNorm)
+    assert converted.get_submodule("1") is converted.get_submodule("3")
+
+
+def test_a_model_whose_shape_nobody_knows_has_the_usual_groups():
+    model = nn.Sequential(nn.Unflatten(1, (16, 4, 4)), nn.BatchNorm2d(16))
+    norm = group_norm_instead(model).get_submodule("1")
+    assert isinstance(norm, nn.GroupNorm) and norm.num_groups == 16
