@@ -7,6 +7,7 @@ nothing else; progress goes to stderr always.
 
 from __future__ import annotations
 
+import codecs
 import gc
 import io
 import os
@@ -64,8 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; every expected mistake is one sentence on stderr."""
     keep_freed_memory()
     gc.freeze()  # what was imported is never garbage, and is not searched for any while more is imported
-    if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding without ∞ shows ?, instead of losing the board
-        sys.stdout.reconfigure(errors="replace")
+    codecs.register_error("shown", _shown)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="shown")
     try:
         code = app(args=arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -81,13 +84,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         # Mistakes on the command line are exceptions of typer's own, which know how to be shown.
         shown = getattr(error, "format_message", None)
-        text = shown() if shown else str(error)
+        text = shown() if shown else _of_the_system(error) if isinstance(error, OSError) else str(error)
         if text:  # without arguments there is nothing to add to the help
             say(f"error: {text}")
     if code == INTERRUPTED:  # some versions of typer raise nothing, but return it
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses it again gets this sentence, and no traceback
         say("interrupted; what was finished is kept, run the same command to go on")
     sys.exit(code if isinstance(code, int) else OK)
+
+
+def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What an encoding lacks: a byte of a path as the byte that it is, anything else, as ∞, as ?."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    # Python reads bytes of arguments that its encoding lacks as U+DC80 to U+DCFF (PEP 383).
+    return b"".join(bytes([ord(one) - 0xDC00]) if "\udc80" <= one <= "\udcff" else b"?" for one in lacking), error.end
+
+
+def _of_the_system(error: OSError) -> str:
+    """The file first, then what the system says of it; its number tells nobody anything."""
+    if error.filename is None or not error.strerror:
+        return str(error)
+    return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
 
 
 def _known(error: Exception) -> int | None:

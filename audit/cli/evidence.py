@@ -129,6 +129,7 @@ def evidence(
         found = audit_random_split(
             values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=matching
         )
+    remark = _backwards(values, member)
     verdict = None
     if claim is not None:
         held, relation_held = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
@@ -137,13 +138,28 @@ def evidence(
         against = None if claim is None else {"epsilon": claim, "delta": delta, "relation": claim_relation}
         if against is not None and implied is not None:
             against["implies"] = {"epsilon": implied[0], "delta": implied[1], "relation": "replace_one"}
-        print_json({"bound": found.to_dict(), "claim": against, "verdict": verdict})
+        print_json({"bound": found.to_dict(), "claim": against, "verdict": verdict, "remark": remark})
     else:
         print(_told(found))
+        if remark:
+            print(f"remark: {remark}")
         if verdict is not None:
             more = "" if implied is None else f", which implies {implied[0]:.4g} at delta {at:.3g} for replace_one"
             print(f"claim: epsilon {claim:g} at delta {delta:g}, {claim_relation}{more}: {verdict}")
     return FAILED if verdict == "violation" else OK
+
+
+def _backwards(values: Any, member: Any) -> str | None:
+    """A remark where scores are smaller for members, of which a bound then shows nothing."""
+    from ..scoring.membership import auc
+
+    found = auc(values[member], values[~member])
+    if found.value is None or found.high is None or found.high >= 0.5:
+        return None
+    return (
+        f"scores are smaller for members (AUC {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]), and a bound "
+        "takes larger ones for theirs: are the two groups exchanged, or is this a loss?"
+    )
 
 
 def _told(found: Any) -> str:
@@ -216,8 +232,10 @@ def _table(file: Path, wanted: list[str]) -> Table:
     import numpy as np
     import pandas as pd
 
+    from ..external.score_files import read_csv
+
     try:
-        table: Table = pd.read_csv(file, dtype={"id": str, "member": str}, encoding="utf-8")
+        table: Table = read_csv(file.read_bytes(), file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} must be a CSV file with a header, got: {' '.join(str(error).split())}") from error
     lacking = [name for name in wanted if name not in table.columns]

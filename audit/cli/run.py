@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..external.out_folder import check_folder
 from .options import FAILED, OK, Json, Overrides, Recomputed, print_json, say
 
 
@@ -40,6 +41,7 @@ def run(
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
     chosen = chosen.with_overrides(overrides).select(defenses=defense, attacks=attack)
     directory = out or Path("results") / chosen.name
+    check_folder(directory)
     command = _asked(suite, defense, attack, overrides, secure_noise)
     with show(quiet=as_json) as report:
         done = harness.run(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..external.out_folder import check_folder
 from .options import FAILED, OK, Json, print_json, say
 
 
@@ -35,8 +36,7 @@ def selftest(
         raise ValueError("--trainer is examined by itself, got --bug or --defense beside it")
     if not 0 < level < 1:
         raise ValueError(f"--level must be in (0, 1), got {level}")
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, got the file {out}")
+    check_folder(out)
     if trainer is not None:
         candidates = [certificate.foreign(trainer)]
     elif bug or defense:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..external.out_folder import check_folder
 from .options import FAILED, OK, Json, print_json, say
 
 
@@ -35,8 +36,7 @@ def theory(
     claims = chosen(claim or [])
     if data is not None:
         datasets.check(data)
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, got the file {out}")
+    check_folder(out)
     torch.set_num_threads(1)
     setup, found = Setup(seed=seed, device=pick_device(device), data=data), []
     for one in examined(claims, setup):

@@ -1,4 +1,4 @@
-"""Whether a report can be written, asked before an audit that takes long."""
+"""Whether a command's results can be written, asked before it computes anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def check_folder(out: Path | None) -> None:
     """Refuses a folder that cannot be made or written to; makes nothing.
 
     Args:
-        out: of the report; None for none.
+        out: where results go; None for nowhere.
 
     Raises:
         ValueError: a file is in its place or above it, or the user may not write there.

@@ -88,7 +88,7 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
     for kind, words in ((True, "1"), (False, "0")):
         if not bool((member == kind).any()):
             raise ValueError(f"{path.name} must have rows with member {words}, got none among {len(table)}")
-    labels = torch.from_numpy(_numbers(table, "label", path).astype(np.int64)) if "label" in table.columns else None
+    labels = _labels(table, path) if "label" in table.columns else None
     found = _scores_of(table, labels, path)
     # Where rows have no ids of their own, by all that they say: places say nothing of the split.
     rows = table.drop(columns="member").astype(str).agg(" ".join, axis=1)
@@ -108,12 +108,36 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
     )
 
 
+class DoubledColumn(ValueError):
+    """A table with two columns of one name."""
+
+
+def read_csv(content: bytes, path: Path) -> Any:
+    """A CSV file of scores, whose ids and member flags stay text.
+
+    Args:
+        content: of the file.
+        path: of the file, for the error.
+
+    Raises:
+        DoubledColumn: for two columns of one name, of which pandas renames one.
+        ValueError: of pandas, for a file that is no table.
+    """
+    header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0]
+    doubled = header[header.duplicated()]
+    if len(doubled.dropna()):
+        raise DoubledColumn(f"{path.name} must have columns of different names, and {doubled.iloc[0]!r} occurs twice")
+    return pd.read_csv(io.BytesIO(content), dtype={"id": str, "member": str}, encoding="utf-8")
+
+
 def _table(path: Path, content: bytes) -> Any:
     try:
         # Parquet says so in its first and last four bytes, whatever the file is called.
         if content[:4] == b"PAR1":
             return pd.read_parquet(io.BytesIO(content))
-        return pd.read_csv(io.BytesIO(content), dtype={"id": str, "member": str}, encoding="utf-8")
+        return read_csv(content, path)
+    except DoubledColumn:
+        raise
     except (ValueError, OSError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         told = " ".join(str(error).split())
         raise ValueError(f"{path.name} must be a CSV file with a header, or Parquet, got: {told}") from None
@@ -128,6 +152,14 @@ def _numbers(table: Any, column: str, path: Path) -> np.ndarray:
             f"{column} of {path.name} must hold finite numbers, got {str(table[column].iloc[row])!r} in row {row + 1}"
         )
     return values
+
+
+def _labels(table: Any, path: Path) -> Tensor:
+    values = _numbers(table, "label", path)
+    if (cut := values != np.floor(values)).any():
+        row = int(np.flatnonzero(cut)[0])
+        raise ValueError(f"label of {path.name} must hold whole numbers, got {values[row]:g} in row {row + 1}")
+    return torch.from_numpy(values.astype(np.int64))
 
 
 def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.ndarray]:

@@ -307,7 +307,7 @@ FORMATS = ("text", "markdown", "csv", "latex")
 def test_out_that_is_no_folder_is_one_sentence(command):
     write(ALONE)
     code, out, err = command("run", "toy.toml", "--jobs", 1, "--out", "toy.toml")
-    assert (code, out) == (2, "") and "Not a directory" in err and "Traceback" not in err
+    assert (code, out, err) == (2, "", "error: --out must be a folder, got the file toy.toml\n")
 
 
 def test_interrupted_is_code_130(command, monkeypatch):
@@ -356,3 +356,20 @@ def test_what_an_encoding_lacks_is_no_failure(command, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         cli.main(["leaderboard", "table", "results/toy"])
     assert ended.value.code == 0 and "?" in written.getvalue().decode("ascii")
+
+
+def test_a_path_that_an_encoding_lacks_is_shown_as_its_bytes(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/r\xc3\xa9p"
+    command = [sys.executable, "-c", "from audit.cli import main; main()", "leaderboard", "table", folder]
+    ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=False)
+    assert done.returncode == 3 and folder in done.stderr
+    assert done.stderr.decode("utf-8").count("\n") == 1
+
+
+def test_an_error_of_the_system_begins_with_its_file(command):
+    asked = ("--trials", "runs", "--method", "gaussian", "--threshold", "split", "--delta", "1e-5")
+    assert command("evidence", "gone.csv", *asked)[::2] == (
+        2,
+        "error: gone.csv cannot be used: No such file or directory\n",
+    )

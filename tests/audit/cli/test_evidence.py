@@ -40,6 +40,23 @@ def test_a_refuted_claim_fails_the_command_and_another_one_is_not_called_verifie
     assert code == 0 and not out.splitlines()[-1].startswith("claim")
 
 
+def test_scores_that_are_smaller_for_members_get_a_remark(command):
+    code, out, _ = command("scores.csv", *RUNS)
+    assert code == 0 and "remark" not in out
+    told = [line.split(",") for line in Path("scores.csv").read_text().splitlines()[1:]]
+    Path("turned.csv").write_text("id,score,member\n" + "\n".join(f"{a},{-float(b)},{c}" for a, b, c in told))
+    code, out, _ = command("turned.csv", *RUNS)
+    assert code == 0 and "remark: scores are smaller for members (AUC 0.0" in out
+    code, out, _ = command("turned.csv", *RUNS, "--json")
+    assert "are the two groups exchanged" in json.loads(out)["remark"]
+
+
+def test_a_column_that_occurs_twice_is_refused(command):
+    Path("doubled.csv").write_text("id,score,member,score\n1,2,1,3\n2,1,0,2\n")
+    code, _, err = command("doubled.csv", *RUNS)
+    assert (code, err) == (2, "error: doubled.csv must have columns of different names, and 'score' occurs twice\n")
+
+
 def test_a_random_split_is_held_against_what_the_claim_implies_of_replacement(command):
     options = ("--trials", "random-split", "--method", "one_run", "--guesses", "50", "--delta", "1e-5", "--json")
     code, out, _ = command("scores.csv", *options, "--claim", "0.2")

@@ -44,6 +44,10 @@ def test_parquet_is_known_by_its_bytes(tmp_path):
         ({"member": [1, 0], "score": [1.0, float("nan")]}, "finite numbers, got 'nan' in row 2"),
         ({"member": [1, 0], "score": [1.0, float("inf")]}, "finite numbers, got 'inf' in row 2"),
         ({"member": [1, 0], "loss": ["a", "b"]}, "finite numbers, got 'a' in row 1"),
+        (
+            {"member": [1, 0], "label": [1, 0.9], "logit_0": [1.0, 2.0], "logit_1": [0.0, 1.0]},
+            "label of scores.csv must hold whole numbers, got 0.9 in row 2",
+        ),
         ({"id": ["x", "x"], "member": [1, 0], "score": [1.0, 2.0]}, "'x' occurs twice"),
         ({"member": [1, 0], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, "with a column label"),
         ({"member": [1, 0], "label": [0, 5], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, r"in \[0, 2\), got 5"),
@@ -66,3 +70,10 @@ def test_what_is_no_table_is_refused(tmp_path):
             read_scores(tmp_path / name, delta=1e-5)
     with pytest.raises(ValueError, match="cannot: No such file"):
         read_scores(tmp_path / "none.csv", delta=1e-5)
+
+
+def test_a_column_that_occurs_twice_is_refused(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text("member,score,score\n1,2,3\n0,1,2\n")
+    with pytest.raises(ValueError, match=r"scores.csv must have columns of different names, and 'score' occurs twice"):
+        read_scores(path, delta=1e-5)
