@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import OK, Json, Recomputed, print_json
+from .options import FAILED, OK, Json, Recomputed, print_json, say
 
 
 def table(
@@ -17,7 +17,10 @@ def table(
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Prints the board of a folder of records."""
+    """Prints the board of a folder of records.
+
+    Exit 1 where its controls failed, a claim was refuted or, with --verify, numbers are wrong.
+    """
     from leaderboard.board.table import Board
 
     from ..catalog.messages import no_such
@@ -30,12 +33,13 @@ def table(
     }
     if format_ not in formats:
         raise ValueError(no_such("format", format_, list(formats)))
-    found = Board.from_folder(results, _verifier(verify))
+    faults: list[str] = []
+    found = Board.from_folder(results, _verifier(verify, faults))
     if as_json:
         print_json(found.to_dict())
     else:
         print(formats[format_](found).rstrip("\n"))
-    return OK
+    return _judged(found, faults)
 
 
 def build(
@@ -44,21 +48,39 @@ def build(
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Makes the page of a folder of records: one file that needs no network, with its board as CSV and JSON."""
+    """Makes the page of a folder of records: one file that needs no network, with its board as CSV and JSON.
+
+    Exit 1 where the board's controls failed, a claim was refuted or, with --verify, numbers are wrong.
+    """
+    from leaderboard.board.table import Board
     from leaderboard.page.build import build as build_page
 
-    page = build_page(results, results / "page" if out is None else out, _verifier(verify))
+    faults: list[str] = []
+    page = build_page(results, results / "page" if out is None else out, _verifier(verify, faults))
     if as_json:
         print_json({"page": str(page)})
     else:
         print(f"page: {page}")
-    return OK
+    return _judged(Board.from_folder(results), faults)
 
 
-def _verifier(wanted: bool) -> Callable[[Any, Path], str] | None:
+def _judged(board: Any, faults: list[str]) -> int:
+    for fault in faults:
+        say(f"not verified: {fault}")
+    lost = [control for control in board.controls if not control.ok]
+    return FAILED if faults or lost or board.violations else OK
+
+
+def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | None:
     # `leaderboard` may not import `audit`, whose scorers compute numbers again: it is handed the function.
     if not wanted:
         return None
     from ..scoring.verify import contradiction
 
-    return contradiction
+    def check(record: Any, folder: Path) -> str:
+        fault = contradiction(record, folder)
+        if fault:
+            faults.append(f"record {record.id} ({record.defense.name}, {record.kind}, seed {record.seed}): {fault}")
+        return fault
+
+    return check

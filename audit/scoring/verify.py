@@ -4,9 +4,10 @@ Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage, i
 bound; PSNR, its floors, the gains over them with the verdict, MSE and SSIM of the images; picks of candidates; each
 with its interval, and with what its detail counts: a board shows numbers of one half of the candidates, and a verdict
 rests on a bound, that are nowhere else. Flags that decide whether a bound is one have to agree with the rest of the
-record. What needs more than arrays is left out: LPIPS (weights), accuracy of labels, coverage and certificates (which
-the attack said), identifiability (the other images), an attack's objective, the cosine of successive updates (no file
-keeps it), what a claim allows.
+record, and a claim has to follow from its steps, noise and budget. What needs more than arrays is left out: LPIPS
+(weights), accuracy of labels, coverage and certificates (which the attack said), identifiability (the other images),
+an attack's objective, the cosine of successive updates (no file keeps it), what a claim allows; SSIM where
+torchmetrics is not installed, here or where the record was written.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from ..catalog.settings import CatalogError
 from ..plan.threat_models import THREAT_MODELS
 from . import canaries, random_split
 from .allowed import clopper_pearson
+from .claims import claim_fault
 from .images import share_metric, summed_up
 from .labels import labels_again
 from .membership import score_membership
 from .reconstruction import compare_pictures
 from .shift import LEVEL as SHIFTED
 from .utility import mean_loss
+
+OF_EXTRAS = ("ssim", "lpips")
+"""Metrics that are null where an optional package is not installed."""
 
 TOLERANCE = 1e-6
 """Relative, of values and ends of intervals: arrays hold images in single precision."""
@@ -57,8 +62,12 @@ def contradiction(record: Record, folder: Path) -> str:
         again = AGAIN[record.kind](record, table)
     except Exception as error:  # whatever a file of others holds
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
+    if fault := claim_fault(record):
+        return fault
     for name, metric in again.items():
         said = record.metrics.get(name)
+        if name in OF_EXTRAS and said is not None and (_without_an_extra(said) or _without_an_extra(metric)):
+            continue
         if said is None:  # else a record that somebody cut a bad number from would pass
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
@@ -72,6 +81,11 @@ def contradiction(record: Record, folder: Path) -> str:
             if not _alike(ours, theirs):
                 return f"the {key} of its {name} is {theirs}, and its scores give {ours}"
     return _unlike_itself(record)
+
+
+def _without_an_extra(metric: Metric) -> bool:
+    """Whether nothing was measured because an optional package was missing, here or where the record was written."""
+    return metric.value is None and "which is not installed" in (metric.reason or "")
 
 
 def _unlike_itself(record: Record) -> str:

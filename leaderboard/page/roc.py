@@ -57,7 +57,7 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         lines.append(PlotLine(places=places, series=row.method, title=f"{told}, measured"))
         if allowed := _allowed(record):
             lines.append(PlotLine(places=allowed, series=row.method, title=f"{told}, the most allowed", bound=True))
-    if not lines:
+    if not lines or least >= 1:  # of equal scores alone, a curve is its last point
         return []
     if len(with_cell) > MOST:
         left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of colours.")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from audit.catalog import explain
 from audit.catalog import methods as catalog
 from audit.cli import app as cli
 from audit.run import harness
-from leaderboard.records.record import read_all
+from leaderboard.records.record import read, read_all
 
 from ..conftest import INVERSION, SUITE
 from ..run.runs import BROKEN, MEMBERSHIP
@@ -260,7 +261,8 @@ def test_a_control_that_fails_is_code_1_and_said_on_top(command):
     write(FAST.replace(MEMBERSHIP, '{ name = "loss_threshold" }').replace("controls = false", "controls = true"))
     code, out, _ = command("run", "toy.toml", "--jobs", 1)
     assert code == 1 and out.startswith("!! CONTROLS FAILED")
-    assert command("leaderboard", "table", "results/toy")[0] == 0  # showing a board is no judgement
+    assert command("leaderboard", "table", "results/toy")[0] == 1
+    assert command("leaderboard", "build", "results/toy")[0] == 1
 
 
 def test_a_claim_that_is_violated_is_code_1(command, monkeypatch):
@@ -373,3 +375,23 @@ def test_an_error_of_the_system_begins_with_its_file(command):
         2,
         "error: gone.csv cannot be used: No such file or directory\n",
     )
+
+
+@pytest.mark.parametrize("forged", ["nothing", "auc", "claim"])
+def test_a_board_of_forged_numbers_is_no_success(command, forged):
+    write(FAST)
+    assert command("run", "toy.toml", "--jobs", 1)[0] == 0
+    for path in Path("results/toy/records").glob("*.json"):
+        record = read(path)
+        if forged == "auc" and "auc" in record.metrics:
+            auc = record.metrics["auc"]
+            moved = replace(auc, value=(auc.value + auc.low) / 2)
+            record = replace(record, metrics=record.metrics | {"auc": moved})
+        if forged == "claim" and record.claim is not None and record.claim.epsilon:
+            record = replace(record, claim=replace(record.claim, epsilon=record.claim.epsilon / 10))
+        path.write_text(record.to_json(), encoding="utf-8")
+    words = {"auc": "its auc is", "claim": "does not follow from its steps"}.get(forged, "")
+    for asked in (["table"], ["build", "--out", "page"]):
+        code, _, err = command("leaderboard", asked[0], "results/toy", *asked[1:], "--verify")
+        assert (code, "not verified" in err) == ((0, False) if forged == "nothing" else (1, True))
+        assert words in err

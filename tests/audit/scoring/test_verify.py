@@ -1,13 +1,16 @@
 """Records whose numbers, flags or knowledge their scores and the rest of them do not support."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from audit.scoring import verify
 from audit.scoring.verify import contradiction
-from leaderboard.records.record import Record
+from leaderboard.metrics import METRICS
+from leaderboard.records.record import Metric, Record
 
 from ..conftest import SUITE
 from ..run.runs import run
@@ -94,3 +97,52 @@ def test_a_record_without_a_budget_is_scored_again_without_a_delta(shelf):
     bare = replace(record, budget={})
     assert contradiction(bare, folder) == ""
     assert "the report_value of its auc" in contradiction(forged(bare, "auc", report_value=0.9), folder)
+
+
+def claimed(record: Record, **change: Any) -> Record:
+    assert record.claim is not None
+    return replace(record, claim=replace(record.claim, **change))
+
+
+def test_a_claim_has_to_follow_from_steps_noise_and_budget(shelf):
+    folder, record, _ = shelf
+    claim, noise = record.claim, record.noise_multiplier
+    assert claim is not None and claim.epsilon is not None and noise is not None
+    smaller = contradiction(claimed(record, epsilon=claim.epsilon / 10), folder)
+    assert re.fullmatch(r"its epsilon [0-9.]+ does not follow from its steps, which prove [0-9.]+", smaller)
+    # More noise than there was proves the smaller epsilon, and is not what the budget was calibrated to.
+    louder = replace(claimed(record, epsilon=claim.epsilon / 2), noise_multiplier=20 * noise)
+    assert "is not that of its budget" in contradiction(louder, folder)
+    assert "its delta 1e-12 is not that of its budget" in contradiction(claimed(record, delta=1e-12), folder)
+    assert "no noise multiplier" in contradiction(replace(record, noise_multiplier=None), folder)
+    assert contradiction(claimed(record, epsilon=2 * claim.epsilon), folder) == ""  # it claims less
+    fewer = replace(record, task=record.task | {"steps": "none"})
+    assert "its steps cannot be counted" in contradiction(fewer, folder)
+
+
+def test_the_claim_of_a_defense_that_is_given_by_its_path_is_not_looked_at(shelf):
+    folder, record, _ = shelf
+    assert record.claim is not None and record.claim.epsilon is not None
+    own = replace(claimed(record, epsilon=record.claim.epsilon / 10), defense=replace(record.defense, name="m.py:own"))
+    assert contradiction(own, folder) == ""
+
+
+@pytest.mark.parametrize("written_without", [True, False])
+def test_what_an_extra_would_have_measured_is_no_contradiction(shelf, monkeypatch, written_without):
+    """It is null with its reason, where a record was written or where it is verified."""
+    folder, record, _ = shelf
+    assert set(verify.OF_EXTRAS) <= set(METRICS)
+    monkeypatch.setattr(verify, "OF_EXTRAS", ("advantage",))  # as if an attack on membership needed a package
+    number = record.metrics["advantage"]
+    missing = "SSIM needs torchmetrics, which is not installed: pip install 'leakbench[images]'"
+    absent = Metric(value=None, n=number.n, better=number.better, reason=missing)
+    own = verify.AGAIN["membership"]
+
+    def verdict(said: Metric, again: Metric) -> str:
+        monkeypatch.setitem(verify.AGAIN, "membership", lambda *asked: own(*asked) | {"advantage": again})
+        return contradiction(replace(record, metrics=record.metrics | {"advantage": said}), folder)
+
+    pair = (absent, number) if written_without else (number, absent)
+    assert verdict(*pair) == ""
+    unexplained = tuple(m if m is number else replace(m, reason="images are too small") for m in pair)
+    assert "its advantage is" in verdict(*unexplained)
