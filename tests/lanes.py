@@ -136,7 +136,9 @@ def tested(python: Path, lane: str, tests: str, jobs: str, *, recording: bool) -
     chosen = [*pytest, "-n", jobs, "--dist", "loadfile", *left_out, *TESTS[tests]]
     quick = [*pytest, "-n", "0", "-m", "slow", "tests/test_quick.py"]
     # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    # Options of pytest's in the environment may leave tests out, which must not be recorded.
+    left = {"PYTHONDONTWRITEBYTECODE", *(["PYTEST_ADDOPTS"] if recording else [])}
+    variables = {name: value for name, value in os.environ.items() if name not in left}
     return all([subprocess.run(each, cwd=ROOT, env=variables, check=False).returncode == 0 for each in (chosen, quick)])
 
 
