@@ -385,6 +385,7 @@ def test_a_board_of_forged_numbers_is_no_success(command, forged):
         record = read(path)
         if forged == "auc" and "auc" in record.metrics:
             auc = record.metrics["auc"]
+            assert auc.value is not None and auc.low is not None
             moved = replace(auc, value=(auc.value + auc.low) / 2)
             record = replace(record, metrics=record.metrics | {"auc": moved})
         if forged == "claim" and record.claim is not None and record.claim.epsilon:
