@@ -78,6 +78,9 @@ def claim_fault(record: Record) -> str:
         return f"its steps cannot be counted: {' '.join(str(error).split())}"
     if fault := unproved_claim(record, sampling, steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
+    # A method may have noise of its own, whatever the budget; and the bound of random allocation jumps.
+    if record.defense.settings.get("noise_multiplier") is not None or sampling.kind == "random_allocation":
+        return ""
     asked = budget.get("epsilon")
     if asked is not None and claim.epsilon < _SPENT * asked:
         return f"its epsilon {claim.epsilon:.4g} is not that of its budget, {asked:g}, to which noise is calibrated"
