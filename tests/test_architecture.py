@@ -20,6 +20,7 @@ HUB_MAY_IMPORT = (
     "benchmarks.core",
     "benchmarks.data",
     "benchmarks.models",
+    "leaderboard.kinds",
     "leaderboard.records.files",
     "leaderboard.records.folder",
     "leaderboard.records.manifest",

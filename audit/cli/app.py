@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What an encoding lacks: a byte of a path as the byte that it is, anything else, as ∞, as ?."""
+    """Replaces what an encoding lacks: a byte of a path by itself, anything else, as ∞, by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -103,8 +103,8 @@ def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def _of_the_system(error: OSError) -> str:
-    """The file first, then what the system says of it; its number tells nobody anything."""
-    if error.filename is None or not error.strerror:
+    """Names the file first, then what the system says of it, without the number of the error."""
+    if not isinstance(error.filename, str | bytes) or not error.strerror:
         return str(error)
     return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
 

@@ -1,4 +1,4 @@
-"""Whether a command's results can be written, asked before it computes anything."""
+"""Refusal of a folder for results that cannot be written, before anything is computed."""
 
 from __future__ import annotations
 

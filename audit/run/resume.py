@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from defenses.core import full
 from leaderboard.records.folder import arrays_fault
 from leaderboard.records.record import Provenance, Record, RecordError, read
 
@@ -15,7 +14,7 @@ from ..catalog import methods as catalog
 from ..plan.build import planned
 from ..plan.cells import Cell
 from ..plan.request import Request
-from ..scoring.claims import unproved_claim
+from ..scoring.claims import unproved_claim, unproved_share
 from ..scoring.verify import contradiction
 from .provenance import library
 
@@ -154,8 +153,8 @@ def _claim_fault(record: Record, request: Request) -> str:
         return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
     if claim.delta != request.budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget"
-    if request.release_noise is not None:  # one release, of which the target is known to be a part
-        return unproved_claim(record, full(), 1, None)
+    if request.release_noise is not None:
+        return unproved_share(record)
     sampling, steps = planned(request, int(record.task["trained_on"]))
     return unproved_claim(record, sampling, steps, request.training.recipe.statistics)
 

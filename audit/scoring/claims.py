@@ -9,10 +9,12 @@ import json
 import math
 from functools import cache
 
-from defenses.core import FeatureStatistics, Sampling, full, predict
+from defenses.core import Account, Defense, FeatureStatistics, Ledger, Sampling, full, partition, predict, rehearsed
+from leaderboard.kinds import KINDS
 from leaderboard.records.record import Record
 
 from ..catalog import methods as catalog
+from ..subjects.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
 """Relative: by how much accountants of two versions may differ."""
@@ -39,21 +41,49 @@ def unproved_claim(
     claim = record.claim
     if claim is None or claim.epsilon is None or record.noise_multiplier is None:
         return ""
-    # As text, which can be hashed for the cache: accounting takes seconds, and the cells of a training ask alike.
-    defense = json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
-    proved = _proved(defense, record.noise_multiplier, sampling, steps, claim.delta, statistics)
+    proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
+    return _too_small(claim.epsilon, proved, tolerance)
+
+
+def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
+    """Why a finite claim does not follow from the steps that its client shares; empty where it does.
+
+    Args:
+        record: of a shared update, with a defense that is in the catalogue or a path that may be executed.
+        tolerance: relative, of epsilon.
+
+    Raises:
+        KeyError, TypeError, ValueError: for a task that tells no steps.
+    """
+    claim, task = record.claim, record.task
+    if claim is None or claim.epsilon is None or record.noise_multiplier is None:
+        return ""
+    first, planned, batch = task["step"], task["steps"], task["batch"]
+    local = None if task.get("local") is None else LocalTraining(**task["local"])
+    taken, of_an_epoch = (1, 1) if local is None else (local.steps(batch), local.steps_per_epoch(batch))
+    shared = range(first, first + taken)
+    planned = shared.stop if planned is None else planned
+    proved = _of_a_share(_defense(record), record.noise_multiplier, shared, planned, of_an_epoch, claim.delta)
+    return _too_small(claim.epsilon, proved, tolerance)
+
+
+def _defense(record: Record) -> str:
+    """A record's defense as text, which a cache can hash: accounting takes seconds, and cells ask alike."""
+    return json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
+
+
+def _too_small(epsilon: float, proved: float, tolerance: float) -> str:
     # A larger epsilon than what the steps prove is true, too: it claims less.
-    if claim.epsilon < proved * (1 - tolerance):
+    if epsilon < proved * (1 - tolerance):
         words = f"{proved:.4g}" if math.isfinite(proved) else "none"
-        return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
+        return f"its epsilon {epsilon:.4g} does not follow from its steps, which prove {words}"
     return ""
 
 
 def claim_fault(record: Record) -> str:
     """Why a finite claim does not follow from what its record says of steps, noise and budget; empty where it does.
 
-    Nothing is said of a defense that is given by its path, which would be executed, and of a record that does not say
-    how it was trained.
+    Nothing is said of a defense that is given by its path, which would be executed.
 
     Args:
         record: with status "ok".
@@ -65,10 +95,9 @@ def claim_fault(record: Record) -> str:
         return f"its delta {claim.delta:g} is not that of its budget, {budget['delta']:g}"
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
-    if "trained_on" not in task:  # one release, of which the target is known to be a part
-        shared = task.get("noise") == "calibrated" and task.get("steps") is None
-        return unproved_claim(record, full(), 1, None, tolerance=_OTHER_VERSIONS) if shared else ""
     try:
+        if KINDS[record.kind].own_task:
+            return unproved_share(record, tolerance=_OTHER_VERSIONS)
         most = task.get("largest_batch")
         capped = {} if most is None else {"most": min(most, task["trained_on"]), "examples": task["trained_on"]}
         sampling = Sampling(task["sampling"], task["sample_rate"], groups=task.get("groups", 1), **capped)
@@ -88,10 +117,23 @@ def claim_fault(record: Record) -> str:
 
 
 @cache
-def _proved(
+def _of_a_run(
     defense: str, sigma: float, sampling: Sampling, steps: int, delta: float, statistics: FeatureStatistics | None
 ) -> float:
-    method = json.loads(defense)
-    made = catalog.defense(method["name"], method["settings"])
     before = () if statistics is None else statistics.plans()
-    return predict(made.with_noise(sigma), sampling=sampling, steps=steps, before=before).claim(delta).epsilon
+    return predict(_made(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta).epsilon
+
+
+@cache
+def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_epoch: int, delta: float) -> float:
+    # The target is known to be in each epoch; the steps before are taken on others' examples, who pay for them.
+    account = Account(Ledger(full() if of_an_epoch == 1 else partition(1 / of_an_epoch)))
+    others = Account(Ledger(full()))
+    for _ in rehearsed(_made(defense, sigma), account, steps=planned, only=shared, others=others):
+        pass
+    return account.ledger.claim(delta).epsilon
+
+
+def _made(defense: str, sigma: float) -> Defense:
+    method = json.loads(defense)
+    return catalog.defense(method["name"], method["settings"]).with_noise(sigma)

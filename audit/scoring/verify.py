@@ -84,7 +84,7 @@ def contradiction(record: Record, folder: Path) -> str:
 
 
 def _without_an_extra(metric: Metric) -> bool:
-    """Whether nothing was measured because an optional package was missing, here or where the record was written."""
+    """Tells that nothing was measured because an optional package was missing, here or where the record was written."""
     return metric.value is None and "which is not installed" in (metric.reason or "")
 
 

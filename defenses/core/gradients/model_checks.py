@@ -120,7 +120,7 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
     Raises:
         Refused: when the model or the loss changes in a pass, or draws at random by place.
     """
-    # What is computed once and kept, as a table of positions, is there afterwards.
+    # After this pass a model has what it computes once and keeps, as a table of positions.
     outputs = _pass(model, loss, examples).outputs
     if outputs is not None:
         refuse_division_by_a_batch(loss, outputs, examples.targets)
@@ -191,12 +191,12 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Tensor, targets: Tensor) -> 
     with torch.no_grad():
         if loss(outputs, targets).dim():  # one for each example, or several, which are added up
             return
-    asked = [(outputs, targets)]
+    batches = [(outputs, targets)]
     if targets.dim() == 1 and not targets.is_floating_point() and outputs.dim() == 2:
         # Each class once, because weights may differ in one of them alone.
         classes = torch.arange(min(outputs.shape[1], _CLASSES_TRIED), device=targets.device)
-        asked.append((outputs[:1].expand(len(classes), -1), classes.to(targets.dtype)))
-    for some, theirs in asked:
+        batches.append((outputs[:1].expand(len(classes), -1), classes.to(targets.dtype)))
+    for some, theirs in batches:
         with torch.no_grad():
             together = loss(some, theirs)
             alone = torch.stack([loss(o[None], t[None]).sum() for o, t in zip(some, theirs, strict=True)])

@@ -90,27 +90,27 @@ def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str,
     tried = input_shape or _likely_shape(model)
     if tried is None:
         return {}
-    found: dict[str, int] = {}
-    shapes = copy.deepcopy(model).to("meta").eval()
+    positions: dict[str, int] = {}
 
     def noting(place: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def note(_norm: nn.Module, given: tuple[Tensor, ...]) -> None:
             here = given[0].shape[2:].numel()
-            found[place] = min(here, found.get(place, here))
+            positions[place] = min(here, positions.get(place, here))
 
         return note
 
-    for place, module in shapes.named_modules():
-        if _mixes(module):
-            module.register_forward_pre_hook(noting(place))
     try:
+        shapes = copy.deepcopy(model).to("meta").eval()
+        for place, module in shapes.named_modules(remove_duplicate=False):
+            if _mixes(module):
+                module.register_forward_pre_hook(noting(place))
         with torch.no_grad():
             shapes(torch.zeros(2, *tried, device="meta"))
     except Exception as error:  # whatever a user's model raises on a shape
         if input_shape is not None:
             raise ValueError(f"input_shape must be of an example of the model, got {tuple(tried)}: {error}") from error
         return {}
-    return found
+    return positions
 
 
 def _likely_shape(model: nn.Module) -> tuple[int, ...] | None:
@@ -130,7 +130,7 @@ def _mixes(module: nn.Module) -> TypeGuard[_BatchNorm | _InstanceNorm]:
 
 
 def _is_constant(norm: _BatchNorm | _InstanceNorm) -> bool:
-    """Whether it computes with statistics that stay, and nothing of it is trained."""
+    """Returns true for a layer with statistics that stay, of which nothing is trained."""
     kept = norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None
     return kept and not norm.training and not any(parameter.requires_grad for parameter in norm.parameters())
 

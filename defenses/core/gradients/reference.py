@@ -58,10 +58,10 @@ class PerExampleMean(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One loss per example [n]."""
-        weight = self.inner.weight
-        if weight is not None and weight.dtype != outputs.dtype:
-            self.inner.weight = weight.to(outputs.dtype)
-        losses = self.inner(outputs, targets).reshape(len(outputs), -1)
+        inner = self.inner
+        if inner.weight is not None and inner.weight.dtype != outputs.dtype:  # of a model that is checked in float64
+            inner = copy.deepcopy(inner).to(outputs.dtype)
+        losses = inner(outputs, targets).reshape(len(outputs), -1)
         if targets.is_floating_point():  # probabilities, of which none is ignored
             return losses.mean(1)
         counted = (targets != self.inner.ignore_index).reshape(len(outputs), -1).sum(1)

@@ -94,6 +94,7 @@ def rehearsed(
     *,
     steps: int,
     only: Collection[int] | None = None,
+    others: Account | None = None,
     public: PublicRows | None = None,
     layout: Layout = _TOY,
     seed: int = 0,
@@ -107,6 +108,7 @@ def rehearsed(
         account: who pays; its sampler decides the length of an epoch.
         steps: planned steps.
         only: numbers of those to take, as if the others had changed nothing; None for all of them.
+        others: who pays for the steps before the last of `only` that are not in it, which are taken, too, then.
         public: stands in for public data; made-up rows where None.
         layout: of what would be trained.
         seed: key of the public coins.
@@ -137,11 +139,13 @@ def rehearsed(
     )
     stepper = Stepper(defense, context, parameters.copy_)
     stepper.start()
-    for step in range(steps) if only is None else sorted(only):
-        taken = stepper.take(step, parameters.clone(), execute, account)
+    chosen = range(steps) if only is None else sorted(only)
+    for step in chosen if others is None else range(max(chosen) + 1):
+        payer = account if others is None or step in chosen else others
+        taken = stepper.take(step, parameters.clone(), execute, payer)
         parameters -= stepper.update
         stepper.hold(parameters.clone())
-        verdict = stepper.judge(execute, account)
+        verdict = stepper.judge(execute, payer)
         yield replace(taken, verdict=verdict)
 
 

@@ -12,7 +12,7 @@ from audit.scoring.verify import contradiction
 from leaderboard.metrics import METRICS
 from leaderboard.records.record import Metric, Record
 
-from ..conftest import SUITE
+from ..conftest import INVERSION, SHARE, SUITE
 from ..run.runs import run
 
 Shelf = tuple[Path, Record, Record]
@@ -116,8 +116,25 @@ def test_a_claim_has_to_follow_from_steps_noise_and_budget(shelf):
     assert "its delta 1e-12 is not that of its budget" in contradiction(claimed(record, delta=1e-12), folder)
     assert "no noise multiplier" in contradiction(replace(record, noise_multiplier=None), folder)
     assert contradiction(claimed(record, epsilon=2 * claim.epsilon), folder) == ""  # it claims less
-    fewer = replace(record, task=record.task | {"steps": "none"})
-    assert "its steps cannot be counted" in contradiction(fewer, folder)
+    for task in (record.task | {"steps": "none"}, {k: v for k, v in record.task.items() if k != "trained_on"}):
+        said = contradiction(replace(claimed(record, epsilon=claim.epsilon / 10), task=task), folder)
+        assert "its steps cannot be counted" in said or "does not follow from its steps" in said
+
+
+@pytest.mark.parametrize(("defense", "local"), [("blt", ""), ("dp_sgd", ", local = { batch = 2, epochs = 2 }")])
+def test_the_claim_of_a_share_follows_from_the_steps_that_its_client_shares(tmp_path, defense, local):
+    share = SHARE.replace("step = 1", f'step = 2, batch = 4, noise = ["calibrated"]{local}')
+    text = SUITE.replace('{ name = "likelihood_ratio" }, { name = "loss_threshold" }', INVERSION)
+    text = text.replace('{ name = "sgd" }, { name = "dp_sgd" }', f'{{ name = "{defense}" }}')
+    record = next(record for record in run(text + share, tmp_path) if record.kind == "reconstruction")
+    assert record.claim is not None and record.claim.epsilon is not None
+    folder = tmp_path / "records"
+    assert contradiction(record, folder) == ""
+    run(text + share, tmp_path)  # kept, as it follows from what is asked for
+    less = contradiction(claimed(record, epsilon=0.9 * record.claim.epsilon), folder)
+    assert "does not follow from its steps" in less
+    bare = {key: value for key, value in record.task.items() if key != "step"}
+    assert "its steps cannot be counted" in contradiction(replace(record, task=bare), folder)
 
 
 def test_the_claim_of_a_defense_that_is_given_by_its_path_is_not_looked_at(shelf):

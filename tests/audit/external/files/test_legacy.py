@@ -27,7 +27,7 @@ class Runs:
 
 
 def saved(what):
-    """What torch.save wrote, with numbers of one length for the names of storages, which are their addresses."""
+    """Saves by torch.save, and gives storages names of one length instead of their addresses."""
     file, names = io.BytesIO(), {}
     torch.save(what, file, _use_new_zipfile_serialization=False)
 
