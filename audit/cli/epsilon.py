@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any, get_args
 
 import typer
@@ -85,10 +86,8 @@ def epsilon(
         return OK
     if wanted:
         print(f"noise   {made.noise_multiplier:.6g}, calibrated for {calibrate}")
-    _print(claim)
+    _print(replace(claim, unverified=tuple(doubts)))
     _print_allowed(allowed)
-    for sentence in doubts:
-        print(f"unverified: {sentence}")
     return OK
 
 
@@ -155,10 +154,7 @@ def _print_allowed(allowed: dict[str, Any]) -> None:
 
 def _print(claim: Any) -> None:
     proved = math.isfinite(claim.epsilon)
-    shown = f"{claim.epsilon:.4g}" if proved else "∞"
-    print(
-        f"epsilon {shown} at delta {claim.delta:g} ({claim.relation}, unit: {claim.unit}, sampling: {claim.sampling})"
-    )
+    print(claim.first_line)
     if proved:
         print(f"by RDP  {claim.epsilon_rdp:.4g}")
         print(f"by      {claim.accountant}")
@@ -168,3 +164,5 @@ def _print(claim: Any) -> None:
         print(f"as if the sampling were Poisson, as papers do, it would be {claim.as_if_poisson:.4g}: not proved")
     for event in claim.events:
         print(f"event   {event}")
+    for sentence in claim.unverified:
+        print(f"unverified: {sentence}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,9 +15,11 @@ from benchmarks.core import Splits
 from defenses.core import (
     TOY_DIM,
     Defense,
+    Domain,
     Entry,
     MembershipLimit,
     Noise,
+    Recipe,
     Sampling,
     ToyRows,
     calibrate,
@@ -30,7 +33,7 @@ from defenses.core import (
 )
 
 from ..catalog import methods as catalog
-from .request import MethodAsked, TrainingRequest, Update
+from .request import MethodAsked, Training, TrainingRequest, Update
 from .splits_cache import load_data
 from .withheld import without_mislabelled
 
@@ -96,6 +99,17 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
     capped = {} if task.largest_batch is None else {"most": min(task.largest_batch, examples), "examples": examples}
     sampling = Sampling(task.sampling, rate, groups=task.groups, **capped)
     return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
+
+
+def recipe_of(training: Training, splits: Splits) -> Recipe:
+    """How a model is trained, with the range of its inputs, which the data set declares.
+
+    Args:
+        training: of a request.
+        splits: of its data.
+    """
+    whole = not splits.private.inputs.is_floating_point()
+    return replace(training.recipe, input_domain=Domain(low=splits.low, high=splits.high, whole=whole))
 
 
 def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:

@@ -331,6 +331,7 @@ def training_of(task: TaskTable) -> Training:
         non_member=task.non_member,
         public=task.public,
         engine=task.engine,
+        unchecked=bool(task.unchecked),
         groups=task.groups or 1,
         largest_batch=task.largest_batch,
         average=task.average,

@@ -251,7 +251,8 @@ def pretrained(model: nn.Module, settings: PretrainTable, public: Examples | Spl
         seed=seed,
         sampler_key=seed,
         recipe=Recipe(optimizer=settings.optimizer),
-        execution=Execution(device=public.inputs.device),
+        # Nothing is claimed of public examples.
+        execution=Execution(device=public.inputs.device, unchecked=True),
     )
     for part, mode in modes.items():
         part.training = mode

@@ -140,6 +140,7 @@ class Training:
         model_digest: the same of the user's own architecture.
         tuning_digest: of the search on public data that the settings rest on; empty where they rest on none.
         engine: how clipped sums are computed.
+        unchecked: whether a model that could not be checked on made-up examples is trained anyway.
         groups: of cyclic sampling.
         largest_batch: of truncated Poisson sampling; None for the others.
         average: decay of a moving average of the parameters; None for the last ones.
@@ -169,6 +170,7 @@ class Training:
     model_digest: str = ""
     tuning_digest: str = ""
     engine: str = "auto"
+    unchecked: bool = False
     groups: int = 1
     largest_batch: int | None = None
     average: float | None = None

@@ -22,7 +22,7 @@ from leaderboard.records.files import sweep
 
 from ..observe import logits_of
 from ..plan.artifact import Artifact
-from ..plan.build import defend, load_splits, planned, reads_public
+from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.expand import asked, budgets_of, training_of
 from ..plan.pretrain import starting_model
 from ..plan.request import Budget, Training, TrainingRequest, digest_of, seed_of, seed_of_data
@@ -238,8 +238,8 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         noise=seeded(seed_of(content, "noise")),
         seed=seed_of(content, "coins"),
         sampler_key=seed_of(content, "sampler"),
-        recipe=task.recipe,
-        execution=Execution(engine=task.engine, device=device),
+        recipe=recipe_of(task, splits),
+        execution=Execution(engine=task.engine, device=device, unchecked=task.unchecked),
     )
     accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
     found = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}

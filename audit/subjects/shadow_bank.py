@@ -34,7 +34,7 @@ from defenses.core import Execution, NotTogether, from_os, keyed, seeded, train,
 from ..catalog import methods as catalog
 from ..observe import logits_of
 from ..plan.artifact import Artifact, Artifacts
-from ..plan.build import defend, load_splits, planned, reads_public
+from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.pretrain import starting_model
 from ..plan.request import Request, TrainingRequest, seed_of, seed_of_data
 from .candidates import content_order
@@ -119,7 +119,7 @@ class ShadowStack:
                     noise=keyed(self.seed_for("noise", self.first)),
                     seeds=[self.seed_for("coins", number) for number in numbers],
                     sampler_keys=[self.seed_for("sampler", number) for number in numbers],
-                    recipe=request.training.recipe,
+                    recipe=recipe_of(request.training, splits),
                 )
             except NotTogether:
                 pass
@@ -127,7 +127,7 @@ class ShadowStack:
                 return models
         begun = ((number, self._begun(number, public, splits)) for number in numbers)
         return [
-            self._alone(number, model, pick(pool, chosen), public)
+            self._alone(number, model, pick(pool, chosen), public, splits)
             for (number, model), chosen in zip(begun, members, strict=True)
         ]
 
@@ -138,7 +138,7 @@ class ShadowStack:
             request = replace(request, seed=self.seed_for("model", number))
         return starting_model(request, splits, public).to(public.inputs.device)
 
-    def _alone(self, number: int, model: nn.Module, examples: Examples, public: Examples) -> nn.Module:
+    def _alone(self, number: int, model: nn.Module, examples: Examples, public: Examples, splits: Splits) -> nn.Module:
         request, task = self.request, self.request.training
         sampling, steps = planned(request, len(examples))
         return train(
@@ -152,8 +152,8 @@ class ShadowStack:
             noise=from_os() if request.secure else seeded(self.seed_for("noise", number)),
             seed=self.seed_for("coins", number),
             sampler_key=None if request.secure else self.seed_for("sampler", number),
-            recipe=task.recipe,
-            execution=Execution(engine=task.engine, device=examples.inputs.device),
+            recipe=recipe_of(task, splits),
+            execution=Execution(engine=task.engine, device=examples.inputs.device, unchecked=task.unchecked),
         ).model
 
 

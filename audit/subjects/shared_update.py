@@ -153,7 +153,7 @@ class SharedUpdates:
             world=replace(world, population=world.population if Knows.POPULATION in knows else None),
             population=world.population,
             prior=None if prior is None else prior.given,
-            execution=Execution(engine=request.training.engine),
+            execution=Execution(engine=request.training.engine, unchecked=request.training.unchecked),
         )
         coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
         found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))

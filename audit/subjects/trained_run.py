@@ -31,7 +31,7 @@ from defenses.core import (
 
 from ..observe import World
 from ..plan.artifact import Artifacts
-from ..plan.build import defend, load_splits, noise_for, planned, reads_public
+from ..plan.build import defend, load_splits, noise_for, planned, reads_public, recipe_of
 from ..plan.canaries import Canaries, drawn, with_canaries
 from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
@@ -166,7 +166,7 @@ class TrainedRun:
     @property
     def _recipe(self) -> Recipe:
         """How it is trained; sums are divided by a constant that the coins of canaries do not change."""
-        recipe = self.request.training.recipe
+        recipe = recipe_of(self.request.training, self.splits)
         if self.canaries is None:
             return recipe
         expected = self.sampling[0].expected_batch(len(self.uninserted))
@@ -236,7 +236,7 @@ class TrainedRun:
             seed=request.seed_for("coins"),
             sampler_key=sampler_key,
             recipe=self._recipe,
-            execution=Execution(engine=task.engine, device=self.device),
+            execution=Execution(engine=task.engine, device=self.device, unchecked=task.unchecked),
             recording=recording,
         )
         # Also of the negative control, which is trained on public examples: pretrained as all others are.

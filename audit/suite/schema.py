@@ -177,6 +177,8 @@ class TaskTable(StrictTable):
     """Put into the training beside the private examples; none where absent."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
     """How clipped sums are computed; all give the same up to rounding."""
+    unchecked: Literal[True] | None = None
+    """True trains a model that could not be checked on made-up examples anyway; its claims are marked as unverified."""
 
     @model_validator(mode="after")
     def _sampled_as_it_says(self) -> TaskTable:

@@ -196,6 +196,7 @@ def _epsilon(page: Content, row: Row, *, several: bool) -> CellWords:
         return page.mark(("∞",), claim.reason)
     words = page.mark((f"{claim.epsilon:.2f}",), claim_remark(claim))
     words += (f"δ={_short(claim.delta)}",) if several else ()
+    words += ("unverified",) if claim.unverified else ()
     return (*words, "VIOLATED") if "claim_violated" in row.flags else words
 
 

@@ -80,7 +80,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
 
 
 def epsilon_words(row: Row, digits: int = 2) -> str:
-    """The claimed epsilon of a row in words: ∞ where none is proved, n/a without a claim.
+    """The claimed epsilon of a row in words: ∞ where none is proved, n/a without a claim; says what is unverified.
 
     Args:
         row: of the board.
@@ -88,7 +88,9 @@ def epsilon_words(row: Row, digits: int = 2) -> str:
     """
     if row.claim is None:
         return "n/a"
-    return "∞" if row.claim.epsilon is None else f"{row.claim.epsilon:.{digits}f}"
+    if row.claim.epsilon is None:
+        return "∞"
+    return f"{row.claim.epsilon:.{digits}f}" + (" unverified" if row.claim.unverified else "")
 
 
 def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:

@@ -27,8 +27,9 @@ from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
 from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
-from .model_checks import Findings, MadeUp, Refused, copied_loss, fresh, loss_state, try_first, try_passes
-from .record_draws import entries, record_keys, words
+from .made_up import NOT_DECLARED, Domains, MadeUp, classes_of, inputs_for, inputs_of
+from .model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes
+from .record_draws import entries, one_pass, record_keys, words
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"
@@ -72,6 +73,7 @@ def choose(
     targets: Tensor,
     *,
     batches: Batches | None = None,
+    domains: Domains = NOT_DECLARED,
 ) -> ChosenEngine:
     """The engine called `name`, or by the static rule, checked for data of this shape.
 
@@ -83,6 +85,7 @@ def choose(
         inputs: shape and dtype are looked at, no value is.
         targets: likewise.
         batches: what is known of the run's.
+        domains: what inputs and targets may be.
 
     Raises:
         ValueError: for an unknown name, a model that must not be trained (`model_checks.py`), or an engine that was
@@ -91,14 +94,14 @@ def choose(
     """
     refuse_name(name)
     batches = batches or Batches()
-    key = _key(name, model, loss, layout, inputs, targets, batches)
+    key = _key(name, model, loss, layout, inputs, targets, batches, domains)
     if key in _verdicts:
         verdict = _verdicts[key]
         return verdict.choice(verdict.kind(model, loss, layout))
     held = loss_state(loss)
     # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-        trial = _Trial(model, loss, layout, inputs, targets)
+        trial = _Trial(model, loss, layout, inputs, targets, domains)
         verdict = _choose(name, trial, batches)
     # What equals a loss that has changed meanwhile has to be tried itself.
     if key and held == loss_state(loss):
@@ -134,7 +137,14 @@ _verdicts: dict[str, _Verdict] = {}
 
 
 def _key(
-    name: str, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor, batches: Batches
+    name: str,
+    model: nn.Module,
+    loss: Loss,
+    layout: Layout,
+    inputs: Tensor,
+    targets: Tensor,
+    batches: Batches,
+    domains: Domains,
 ) -> str:
     """A digest of what a verdict follows from; empty where something cannot be looked into.
 
@@ -144,18 +154,22 @@ def _key(
     data = [(tuple(like.shape[1:]), like.dtype, like.device) for like in (inputs, targets)]
     try:
         about = (dict(architecture(model)), fixed, dict(model.named_buffers()))
-        return digest(name, about, loss, layout, data, batches)
+        return digest(name, about, loss, layout, data, batches, [d and d.as_lists() for d in domains])
     except UnknownContent:
         return ""
 
 
 def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
     """The fastest engine that passes the checks; where one was asked for by name, that one or an error."""
-    if trial.failure:  # not even in the model's own precision
+    if trial.failure:  # of whatever values
         if name not in (AUTO, OneByOne.name):
             raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
         note = f"{OneByOne.name} (not checked: {trial.failure})"
         return trial.verdict(OneByOne, note, unverified=f"the model fails on made-up examples: {trial.failure}")
+    if trial.alone and name not in (AUTO, OneByOne.name):
+        raise ValueError(f"engine '{name}' cannot run this model: it fails on batches: {trial.alone}")
+    if trial.alone:
+        return trial.verdict(OneByOne, f"{OneByOne.name} (no {Layerwise.name}: it fails on batches: {trial.alone})")
     if name == OneByOne.name:
         return trial.verdict(OneByOne, OneByOne.name)
     reason = ""
@@ -218,40 +232,55 @@ class _Trial:
     """A model on made-up examples: its copy in float64, what passes over a few of them showed, and comparisons.
 
     Attributes:
-        failure: why it could not even be tried in its own precision; empty where it could.
+        failure: why it could not even be tried in its own precision, one example at a time; empty where it could.
+        alone: why it could be tried one example at a time only; empty where it could in batches.
         doubt: why it could not be tried in float64; empty where it could.
         findings: what the passes showed.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, layout: Layout, inputs: Tensor, targets: Tensor, domains: Domains
+    ) -> None:
         self._original, self._untouched_loss, self._layout = model, loss, layout
-        self._inputs, self._targets = inputs, targets
-        self.failure = self.doubt = ""
+        self._inputs, self._targets, self._domains = inputs, targets, domains
+        self.failure = self.alone = self.doubt = ""
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
         self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
-        self._classes = 0  # of the outputs, once they have been seen
-        # Float64 first: in float32 a max-pool's argmax may flip by rounding, and equal engines differ by a percent.
-        for dtype in dict.fromkeys((torch.float64, self._own)):
-            try:
-                self._prepare(dtype)
-            except Refused:
-                raise
-            except Exception as error:  # whatever a user's model raises on made-up examples
-                self.doubt, self.failure = self.doubt or _line(error), _line(error)
-                continue
-            self.failure = ""
-            break
         # Every norm decides about the sum: no two rows are scaled by one factor.
         self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
+        for size in (_EXAMPLES, 1):
+            failures = self._try(size)
+            if failures is None:
+                return
+            self.failure, self.alone = self.failure or failures, failures if size > 1 else self.alone
 
-    def _prepare(self, dtype: torch.dtype) -> None:
+    def _try(self, size: int) -> str | None:
+        """Prepares with the first kind of values that the model accepts; of none, the sentence of the first failure."""
+        first = ""
+        for values in inputs_for(self._original, self._inputs, self._domains.inputs):
+            self._values, self.doubt = values, ""
+            # Float64 first: in float32 a max-pool's argmax may flip by rounding, and equal engines differ by a percent.
+            for dtype in dict.fromkeys((torch.float64, self._own)):
+                try:
+                    self._prepare(dtype, size)
+                except Refused:
+                    raise
+                except Exception as error:  # whatever a user's model raises on made-up examples
+                    self.doubt, first = self.doubt or _line(error), first or _line(error)
+                    continue
+                self.failure = ""
+                return None
+        return first
+
+    def _prepare(self, dtype: torch.dtype, size: int) -> None:
         """Copies the model in this precision and records what passes over a few examples show."""
         self._dtype = dtype
         self._model = _moved(copy.deepcopy(self._original).to(dtype))
         self._untouched = fresh(self._model)
         self._loss = copied_loss(self._untouched_loss)
-        examples = self._made_up(_EXAMPLES)
+        self._classes = self._guessed_classes(size)
+        examples = self._made_up(size)
         self.findings = try_passes(self._model, self._loss, examples)
         try_first(self._untouched, self._untouched_loss, examples, examples)
         self._activations = self._count(examples.inputs)
@@ -300,17 +329,16 @@ class _Trial:
         own = copy.deepcopy(self._original).to(self._own)
         two = self._made_up(2)
         x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
-        self._sum(kind, MadeUp(x, y, two.keys), own)
+        self._sum(kind, MadeUp(x, y, two.keys, two.other.to(x)), own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
         """Change of the sum beyond an example's own contribution when that is left out, of the largest entry."""
         examples = self._made_up(size)
-        x, y, keys = examples.inputs, examples.targets, examples.keys
         whole, worst = self._sum(kind, examples), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
-            rest = torch.arange(size, device=x.device) != left_out
-            alone = self._sum(OneByOne, MadeUp(x[~rest], y[~rest], keys[~rest]))
-            without = self._sum(kind, MadeUp(x[rest], y[rest], keys[rest]))
+            rest = torch.arange(size, device=examples.inputs.device) != left_out
+            alone = self._sum(OneByOne, examples.chosen(~rest))
+            without = self._sum(kind, examples.chosen(rest))
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
@@ -333,39 +361,53 @@ class _Trial:
         return self._engines[kind, model]
 
     def _made_up(self, size: int) -> MadeUp:
-        """Examples of the data's shape: half of them different, a quarter copies of one, a quarter large or small."""
+        """Examples of the data's shape: half of them different, a quarter copies of one, a quarter different again."""
         # Always the same: a verdict must not depend on luck, and is remembered for equal models.
         coins = torch.Generator().manual_seed(0)
-        shape, device = (size, *self._inputs.shape[1:]), self._inputs.device
-        if self._inputs.is_floating_point():
-            x = torch.randn(shape, generator=coins, dtype=torch.float64)
-            half, quarter = size - size // 2, size // 4
-            x[half : half + quarter] = x[0]
-            rest = size - half - quarter
-            scales = torch.logspace(-1, 1, rest, dtype=torch.float64) if rest else torch.zeros(0)
-            x[half + quarter :] *= scales.reshape(-1, *[1] * (x.dim() - 1))
-            x = x.to(device, self._dtype)
-        else:
-            x = torch.randint(0, _vocabulary(self._original), shape, generator=coins).to(device, self._inputs.dtype)
-        y = self._made_up_targets(x, coins)
-        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten())
+        dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
+        x, other = (
+            made.to(self._inputs.device, dtype)
+            for made in inputs_of(self._values, (size, *self._inputs.shape[1:]), coins)
+        )
+        y = self._made_up_targets(size, coins)
+        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), other)
 
-    def _made_up_targets(self, x: Tensor, coins: torch.Generator) -> Tensor:
-        like = self._targets
-        shape = (len(x), *like.shape[1:])
-        if like.is_floating_point():
+    def _made_up_targets(self, size: int, coins: torch.Generator) -> Tensor:
+        like, domain = self._targets, self._domains.targets
+        shape = (size, *like.shape[1:])
+        dtype = self._dtype if like.is_floating_point() else like.dtype
+        if domain is not None:
+            made = domain.values(shape, coins)
+        elif like.is_floating_point():
             made = torch.rand(shape, generator=coins, dtype=torch.float64)
             if made.dim() > 1:  # probabilities
                 made = made / made.sum(dim=1, keepdim=True)
-            return made.to(like.device, self._dtype)
-        if not self._classes:
-            with torch.no_grad():
-                # By a copy: the model must not have seen a batch when `try_first` looks at what it keeps of its first.
-                outputs = fresh(self._untouched)(x[:1])
-            self._classes = max(1, outputs.shape[1]) if outputs.dim() > 1 else 2
-        made = torch.randint(0, self._classes, shape, generator=coins)
+            return made.to(like.device, dtype)
+        else:
+            made = torch.randint(0, self._classes, shape, generator=coins)
         made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples are of one class
-        return made.to(like.device, like.dtype)
+        return made.to(like.device, dtype)
+
+    def _guessed_classes(self, size: int) -> int:
+        """Number of classes with which the loss of the model's outputs is finite; 0 where there is nothing to guess."""
+        if self._targets.is_floating_point() or self._domains.targets is not None:
+            return 0
+        failure: Exception | None = None
+        self._classes = 1
+        with torch.no_grad(), one_pass():
+            # By copies: the model must not have seen a batch when `try_first` looks at what it keeps of its first.
+            inputs = self._made_up(size)
+            with entries(inputs.keys):
+                outputs = fresh(self._untouched)(inputs.inputs)
+            for self._classes in classes_of(outputs):
+                try:
+                    losses = copied_loss(self._untouched_loss)(outputs, self._made_up(size).targets)
+                except Exception as error:  # whatever a user's loss raises
+                    failure = failure or error
+                    continue
+                if losses.isfinite().all():
+                    return self._classes
+        raise failure or ArithmeticError("its loss is not finite")
 
     def _count(self, x: Tensor) -> int:
         """Numbers that the layers of one forward pass put out, per example."""
@@ -386,26 +428,25 @@ class _Trial:
 
 
 def _moved(model: nn.Module) -> nn.Module:
-    """The model with perturbed weights: a branch behind a gate that starts at zero has no gradient before it moves."""
+    """The model with perturbed weights: a branch behind a gate that starts at zero has no gradient before it moves.
+
+    Weights of a run that diverged say nothing of the model, and are made up.
+    """
     coins = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.numel():
-                size = float(parameter.square().mean().sqrt()) or 1.0
                 step = torch.randn(parameter.shape, generator=coins, dtype=torch.float64)
-                parameter += _BESIDE * size * step.to(parameter.device, parameter.dtype)
+                step = step.to(parameter.device, parameter.dtype)
+                parameter.copy_(torch.where(parameter.isfinite(), parameter, step))
+                size = float(parameter.square().mean().sqrt()) or 1.0
+                parameter += _BESIDE * size * step
     return model
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
     """Largest difference, in units of the largest entry."""
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
-
-
-def _vocabulary(model: nn.Module) -> int:
-    # The smallest table, because which embedding integer inputs go to is not known.
-    sizes = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
-    return min(sizes, default=2)
 
 
 def _line(error: BaseException | str) -> str:

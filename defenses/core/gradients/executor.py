@@ -37,7 +37,8 @@ from .engines.batches import Batches, reused
 from .engines.interface import PerExample
 from .exact_sums import exact_sums
 from .full_precision import ONE_PASS, full_precision, refuse_autocast
-from .model_checks import refuse_model
+from .made_up import NOT_DECLARED, Domains
+from .model_checks import Refused, refuse_model
 from .normalisation import refuse_batch_norm
 from .record_draws import entries, entry_keys
 from .reference import Loss, cross_entropy, microbatches
@@ -182,6 +183,8 @@ class Engine:
         engine: str = "auto",
         augmentation: Augmentation | None = None,
         expected_batch: float = 0.0,
+        domains: Domains = NOT_DECLARED,
+        unchecked: bool = False,
     ) -> None:
         """Takes a model and the secret noise.
 
@@ -195,6 +198,8 @@ class Engine:
                 our own engine where it knows every layer and passes the checks, and slower ones elsewhere.
             augmentation: views of each example, whose gradients are averaged and then bounded once.
             expected_batch: examples in a batch of the run, so that the model is checked on batches of that size.
+            domains: what inputs and targets may be, for the examples that the model is checked on.
+            unchecked: whether a model that fails on all of these is executed anyway, one example at a time.
 
         Raises:
             ValueError: for a model that mixes examples, has hooks on its gradients or parameters in half precision, a
@@ -213,7 +218,7 @@ class Engine:
         self.layout = Layout.of(model)
         self.name = self._asked = engine
         self.unverified = ""
-        self._expected_batch = expected_batch
+        self._expected_batch, self._domains, self._unchecked = expected_batch, domains, unchecked
         self._checked: dict[object, ChosenEngine] = {}
 
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
@@ -227,7 +232,8 @@ class Engine:
             exact: whether every example must be worked on by itself.
 
         Raises:
-            ValueError: when the model must not be trained, or the engine that was asked for cannot run it.
+            ValueError: when the model must not be trained or could not be checked, or the engine that was asked for
+                cannot run it.
         """
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.is_cpu or inputs.device)
         # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode. And the
@@ -236,7 +242,7 @@ class Engine:
         with ONE_PASS:
             if kind not in self._checked:
                 refuse_batch_norm(self.model)  # its mode may be another than when this engine was made
-                self._checked[kind] = choose(
+                choice = choose(
                     "one_by_one" if exact else self._asked,
                     self.model,
                     self.loss,
@@ -244,7 +250,16 @@ class Engine:
                     inputs,
                     targets,
                     batches=self._batches(self._first()),
+                    domains=self._domains,
                 )
+                if choice.unverified and not self._unchecked:
+                    raise Refused(
+                        f"a model must be checked before it is trained, and this one cannot be: {choice.unverified}; "
+                        "a deep copy of it must run on made-up examples, of which input_domain and target_domain (of "
+                        "Recipe) say what values they have; or execute it with unchecked=True (of Execution), as its "
+                        "claim then says"
+                    )
+                self._checked[kind] = choice
         choice = self._checked[kind]
         self.name, self.unverified = choice.note, choice.unverified
         return choice

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all_modules
 from torch.overrides import TorchFunctionMode
@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .fingerprint import digest, own_attributes
 from .full_precision import refuse_half_precision
+from .made_up import MadeUp, mapped, tensors_of
 from .record_draws import entries, one_pass
 from .reference import Loss
 
@@ -94,21 +95,6 @@ def refuse_model(model: nn.Module) -> None:
             )
 
 
-@dataclass(frozen=True)
-class MadeUp:
-    """Made-up examples.
-
-    Attributes:
-        inputs: of the data's shape and dtype.
-        targets: of the inputs.
-        keys: of the entries, for dropout.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    keys: Int64[Tensor, " entries"]
-
-
 def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
     """Passes over made-up examples, forward and backward.
 
@@ -121,14 +107,15 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
         Refused: when the model or the loss changes in a pass, or draws at random by place.
     """
     # After this pass a model has what it computes once and keeps, as a table of positions.
-    outputs = _pass(model, loss, examples).outputs
-    if outputs is not None:
-        refuse_division_by_a_batch(loss, outputs, examples.targets)
+    begun = _pass(model, loss, examples)
+    if not begun.losses.isfinite().all():
+        raise ArithmeticError("its loss is not finite")
+    refuse_division_by_a_batch(loss, begun.outputs, examples.targets)
     before = _state(model, loss)
     first = _pass(model, loss, examples)
     # Others in between: a model that carries one batch into the next answers the first one differently then. As many,
     # because what is computed once for a size, as a mask, may be kept.
-    _pass(model, loss, _others(examples, len(examples.keys)))
+    _pass(model, loss, examples.others(len(examples.keys)))
     after = _state(model, loss)
     again = _pass(model, loss, examples)
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -161,7 +148,7 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
         Refused: when they answer differently.
     """
     drawn, answers = _generators(begun.inputs.device), []
-    for batch in (begun, _others(begun, max(1, len(begun.keys) - 2))):
+    for batch in (begun, begun.others(max(1, len(begun.keys) - 2))):
         for generator, state in drawn:  # what is drawn once and kept is the same for both
             generator.set_state(state)
         copied, own_loss = fresh(model), copied_loss(loss)
@@ -175,14 +162,14 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
         )
 
 
-def refuse_division_by_a_batch(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> None:
     """Refuses a loss whose mean divides by something of the batch, as class weights or targets that are not ignored.
 
     Of one example that cancels its own weight, and ignored examples have no loss at all.
 
     Args:
         loss: per-example loss.
-        outputs: of a model, for examples with these targets.
+        outputs: of a model, in whatever form, for examples with these targets.
         targets: of the examples.
 
     Raises:
@@ -192,14 +179,16 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Tensor, targets: Tensor) -> 
         if loss(outputs, targets).dim():  # one for each example, or several, which are added up
             return
     batches = [(outputs, targets)]
-    if targets.dim() == 1 and not targets.is_floating_point() and outputs.dim() == 2:
+    scores = next((tensor for tensor in tensors_of(outputs) if tensor.dim() == 2), None)
+    if targets.dim() == 1 and not targets.is_floating_point() and scores is not None:
         # Each class once, because weights may differ in one of them alone.
-        classes = torch.arange(min(outputs.shape[1], _CLASSES_TRIED), device=targets.device)
-        batches.append((outputs[:1].expand(len(classes), -1), classes.to(targets.dtype)))
+        classes = torch.arange(min(scores.shape[1], _CLASSES_TRIED), device=targets.device)
+        of_each = mapped(outputs, lambda tensor: tensor[:1].expand(len(classes), *tensor.shape[1:]))
+        batches.append((of_each, classes.to(targets.dtype)))
     for some, theirs in batches:
         with torch.no_grad():
             together = loss(some, theirs)
-            alone = torch.stack([loss(o[None], t[None]).sum() for o, t in zip(some, theirs, strict=True)])
+            alone = torch.stack([loss(_row(some, i), t[None]).sum() for i, t in enumerate(theirs)])
         if not together.isfinite():
             continue
         fits = [torch.isclose(together, value, rtol=1e-4, atol=1e-6) for value in (alone.mean(), alone.sum())]
@@ -212,10 +201,8 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Tensor, targets: Tensor) -> 
             )
 
 
-def _others(examples: MadeUp, count: int) -> MadeUp:
-    """A batch of copies of one example, of which whatever can be computed is another."""
-    x, y = (values[-1:].expand(count, *values.shape[1:]) for values in (examples.inputs, examples.targets))
-    return MadeUp(0.5 * x if x.is_floating_point() else x, y, examples.keys[:count])
+def _row(outputs: Any, row: int) -> Any:
+    return mapped(outputs, lambda tensor: tensor[row : row + 1])
 
 
 @dataclass(frozen=True)
@@ -223,7 +210,7 @@ class _Seen:
     """What one pass showed.
 
     Attributes:
-        outputs: of the model; None where they are no tensor.
+        outputs: of the model, in whatever form.
         losses: as the loss gave them.
         gradients: of each trained parameter's gradient its sum and norm, by which another one is told.
         random: the operation that drew at random; empty where none did.
@@ -231,7 +218,7 @@ class _Seen:
         draws: whether dropout was computed.
     """
 
-    outputs: Tensor | None
+    outputs: Any
     losses: Tensor
     gradients: Float[Tensor, "parameters 2"]
     random: str
@@ -258,7 +245,6 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
     none = losses.new_zeros(2)
     told = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in found]
     draws = dropout is not None and dropout.calls > 0
-    outputs = outputs.detach() if isinstance(outputs, Tensor) else None
     return _Seen(outputs, losses.detach(), torch.stack([none, *told]), watch.random, watch.reads or memory.reads, draws)
 
 

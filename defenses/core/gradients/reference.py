@@ -19,8 +19,8 @@ from torch.func import grad, vmap
 from ..plan.layout import Layout
 from .record_draws import current_keys, entries, one_pass
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [n, classes], targets) -> one loss per example [n]; a mean over a batch of one is the same."""
+Loss = Callable[[Any, Tensor], Tensor]
+"""(outputs, mostly [n, classes], targets) -> one loss per example [n]; a mean over a batch of one is the same."""
 
 
 def cross_entropy(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float[Tensor, " n"]:
@@ -210,7 +210,7 @@ class ModelFunction:
         table, key = self._place_of[name]
         return table[key]
 
-    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Tensor:
+    def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
         """The outputs; the model is as it was when they are returned, without what the pass has made."""
         before = [(table, list(table.items())) for table in self._buffers]
         try:

@@ -115,6 +115,17 @@ class Claim:
     gaussians: tuple[Gaussian, ...] | None = field(default=None, repr=False)
 
     @property
+    def first_line(self) -> str:
+        """The claim in one line, which says so where a part of it is unverified."""
+        shown = "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.4g}"
+        about = f"{self.relation}, unit: {self.unit}, sampling: {self.sampling}"
+        return f"epsilon {shown} at delta {self.delta:g} ({about})" + (", unverified" if self.unverified else "")
+
+    def __str__(self) -> str:
+        """The first line, and what is unverified."""
+        return "\n".join([self.first_line, *(f"unverified: {sentence}" for sentence in self.unverified)])
+
+    @property
     def trade_off(self) -> TradeOff:
         """What any test of one record's membership can do at most, computed when it is first asked for."""
         if math.isinf(self.epsilon):

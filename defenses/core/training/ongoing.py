@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ..gradients.executor import Engine, Release
 from ..gradients.fingerprint import architecture, digest, source_digest
+from ..gradients.made_up import Domains
 from ..gradients.model_checks import Untrained
 from ..gradients.normalisation import into_training_mode
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
@@ -103,6 +104,8 @@ class OngoingRun:
             engine=s.execution.engine,
             augmentation=s.recipe.augmentation,
             expected_batch=s.sampling.expected_batch(len(self.inputs)),
+            domains=Domains(s.recipe.input_domain, s.recipe.target_domain),
+            unchecked=s.execution.unchecked,
         )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = s.recipe.optimizer_of(self.parameters, s.lr)
@@ -283,6 +286,8 @@ class OngoingRun:
             count=count,
             at_once=s.execution.microbatch or min(_AT_ONCE, math.ceil(count)),
             memory_budget=s.execution.memory_budget,
+            input_domain=s.recipe.input_domain,
+            unchecked=s.execution.unchecked,
         )
         for engine in engines:
             if engine.unverified:

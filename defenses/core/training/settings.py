@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..gradients.made_up import Domain
 from ..gradients.reference import Loss, cross_entropy, example_by_example
 from ..plan.layout import Layout
 from .augment import Augmentation
@@ -48,6 +49,9 @@ class Recipe:
         statistics: of fixed features, released before the first step, by which they are standardised; None for none.
         expected_batch: the public constant that sums are divided by; sample rate times number of examples where None,
             which takes that number for public.
+        input_domain: what inputs may be, as everybody knows: the model is checked on such values, made up, before any
+            data. Several kinds of values are tried where None.
+        target_domain: the same of targets. None for class numbers below the width of the outputs, or probabilities.
     """
 
     optimizer: Literal["sgd", "adam"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd"
@@ -58,6 +62,8 @@ class Recipe:
     average: float | None = None
     statistics: FeatureStatistics | None = None
     expected_batch: float | None = None
+    input_domain: Domain | None = None
+    target_domain: Domain | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", example_by_example(self.loss))
@@ -106,12 +112,15 @@ class Execution:
         microbatch: most examples that are worked on at a time; None for what fits the memory budget.
         memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
         device: where to compute; None for where the examples are.
+        unchecked: whether a model that could not be checked on made-up examples is trained anyway, one example at a
+            time; its claim is marked as unverified.
     """
 
     engine: str = "auto"
     microbatch: int | None = None
     memory_budget: int | None = None
     device: torch.device | str | None = None
+    unchecked: bool = False
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..gradients.executor import Engine, Release
+from ..gradients.made_up import Domain, Domains
 from ..plan.bound import clip
 from ..plan.codec import Everything
 from ..plan.defense import Block, NoisyPlan, StepPlan, checked_multiplier
@@ -165,6 +166,8 @@ def release_statistics(
     count: float,
     at_once: int,
     memory_budget: int | None,
+    input_domain: Domain | None = None,
+    unchecked: bool = False,
 ) -> list[Engine]:
     """Releases both statistics and puts them into the layer.
 
@@ -176,6 +179,8 @@ def release_statistics(
         count: the public number of examples that sums are divided by.
         at_once: most examples in a pass; the features are checked on batches of that size, which takes time.
         memory_budget: of the engines, in bytes.
+        input_domain: what inputs may be.
+        unchecked: whether features that cannot be checked are taken anyway.
 
     Returns:
         The engines, which know what about the features could not be checked.
@@ -186,7 +191,7 @@ def release_statistics(
         linear = nn.Linear(len(layer.mean), 1, bias=False, dtype=layer.mean.dtype, device=layer.mean.device)
         probe = nn.Sequential(layer.part, _Moments(power), linear)
         sizes = {"microbatch": at_once, "expected_batch": at_once, "memory_budget": memory_budget}
-        engine = Engine(probe, loss=_itself, noise=noise, **sizes)
+        engine = Engine(probe, loss=_itself, noise=noise, domains=Domains(input_domain), unchecked=unchecked, **sizes)
         engines.append(engine)
         means.append(execute(engine, plan).total / count)
         engine.rest()

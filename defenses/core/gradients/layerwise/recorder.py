@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from ..engines.interface import Unsupported
+from ..made_up import mapped
 from ..record_draws import one_pass
 from ..reference import Loss
 from .buffers import Buffers
@@ -203,9 +204,13 @@ def _switch(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
 
 
-def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def _losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
     """One loss per example; a function that averages over its batch is called on batches of one."""
     losses = loss(outputs, targets)
-    if losses.shape == (outputs.shape[0],):
+    if losses.shape == (targets.shape[0],):
         return losses
-    return torch.vmap(lambda o, t: loss(o.unsqueeze(0), t.unsqueeze(0)).sum())(outputs, targets)
+
+    def of_one(output: Any, target: Tensor) -> Tensor:
+        return loss(mapped(output, lambda tensor: tensor.unsqueeze(0), scalars=True), target.unsqueeze(0)).sum()
+
+    return torch.vmap(of_one)(outputs, targets)

@@ -181,7 +181,7 @@ def test_dropout_away_from_the_batch_is_drawn_one_example_at_a_time():
         runner.run(plan.at(0.0), INPUTS[chosen], LABELS[chosen], coins=1).total for chosen in ([0, 1, 2], [1, 2], [0])
     )
     torch.testing.assert_close(whole - rest, alone)
-    assert runner.name.startswith("one_by_one (not checked: dropout must have the batch")
+    assert runner.name.startswith("one_by_one (no layerwise: it fails on batches: dropout must have the batch")
 
 
 def test_dropout_without_coins_is_refused():

@@ -1,0 +1,202 @@
+"""Examples that are made up to try a model on before any data: of the data's shape, and of values that it accepts.
+
+Values follow from what everybody knows. Where a domain is declared, they are drawn from it. Otherwise several kinds are
+tried: whole numbers below the smallest embedding table, standard normal ones, ones in [0, 1], zeros and ones. The data
+are never looked at, because whatever followed from them would be a release without noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+Values = Callable[[tuple[int, ...], torch.Generator], Tensor]
+"""(shape, generator) -> made-up values of that shape, float64 on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Domain:
+    """What values of inputs or targets may be, as everybody knows who has not seen the data.
+
+    Attributes:
+        low: the least; a number, or a tensor of one example's shape where places differ, as the columns of a table.
+        high: the greatest, likewise.
+        whole: whether they are whole numbers, likewise.
+    """
+
+    low: float | Tensor
+    high: float | Tensor
+    whole: bool | Tensor = False
+
+    def __post_init__(self) -> None:
+        low, high, whole = (torch.as_tensor(x, dtype=torch.float64) for x in (self.low, self.high, self.whole))
+        if not (low.isfinite().all() and high.isfinite().all() and (low <= high).all()):
+            raise ValueError(f"low and high of a domain must be finite, and low at most high, got {low} and {high}")
+        if (whole.bool() & ((low != low.round()) | (high != high.round()))).any():
+            raise ValueError(f"low and high of a domain of whole numbers must be whole, got {low} and {high}")
+
+    def as_lists(self) -> list[Any]:
+        """Its content, for a digest."""
+        return [torch.as_tensor(value).tolist() for value in (self.low, self.high, self.whole)]
+
+    def values(self, shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
+        """Uniform values, float64.
+
+        Args:
+            shape: of a batch.
+            coins: they follow from.
+
+        Raises:
+            ValueError: when tensors of the domain do not have the shape of one example.
+        """
+        low, high, whole = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (self.low, self.high, self.whole))
+        for bound in (low, high, whole):
+            if bound.dim() and bound.shape != shape[1:]:
+                raise ValueError(
+                    "tensors of a domain must have the shape of one example, "
+                    f"{list(shape[1:])}, got {list(bound.shape)}"
+                )
+        share = torch.rand(shape, generator=coins, dtype=torch.float64)
+        numbers = (low + share * (high - low + 1)).floor().clamp(max=high)
+        return torch.where(whole.bool(), numbers, low + share * (high - low))
+
+
+class Domains(NamedTuple):
+    """What the data may be; None for what is not declared.
+
+    Attributes:
+        inputs: one example's input.
+        targets: one example's target.
+    """
+
+    inputs: Domain | None = None
+    targets: Domain | None = None
+
+
+NOT_DECLARED = Domains()
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Made-up examples.
+
+    Attributes:
+        inputs: of the data's shape and dtype.
+        targets: of the inputs.
+        keys: of the entries, for dropout.
+        other: one more input [1, *shape], of which whatever can be computed is another; its target is the last one.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    keys: Int64[Tensor, " entries"]
+    other: Tensor
+
+    def others(self, count: int) -> MadeUp:
+        """A batch of copies of the one more example."""
+        x, y = (values.expand(count, *values.shape[1:]) for values in (self.other, self.targets[-1:]))
+        return MadeUp(x, y, self.keys[:count], self.other)
+
+    def chosen(self, rows: Tensor) -> MadeUp:
+        """Some of them."""
+        return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.other)
+
+
+def normal(shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
+    """Standard normal values, float64; of a batch the last quarter have other sizes, from a tenth to ten times."""
+    x = torch.randn(shape, generator=coins, dtype=torch.float64)
+    if scaled := shape[0] // 4:
+        scales = torch.logspace(-1, 1, scaled, dtype=torch.float64)
+        x[-scaled:] *= scales.reshape(-1, *[1] * (x.dim() - 1))
+    return x
+
+
+def inputs_of(values: Values, shape: tuple[int, ...], coins: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Made-up inputs, and one more: half of them differ, a quarter are copies of the first, and the rest differ."""
+    x, other = values(shape, coins), values((1, *shape[1:]), coins)
+    half = shape[0] - shape[0] // 2
+    x[half : half + shape[0] // 4] = x[0]
+    return x, other
+
+
+def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterator[Values]:
+    """Kinds of made-up inputs, in the order in which a model is tried on them.
+
+    Args:
+        model: its embedding tables are looked at.
+        like: its dtype is looked at, no value is.
+        domain: of the inputs; the only kind where one is declared.
+    """
+    if domain is not None:
+        yield domain.values
+        return
+    # The smallest table, because which of them an input goes to is not known.
+    smallest = min((layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)), default=0)
+    if smallest:  # first: on a GPU a number that leaves the table ends the process's use of it
+        yield Domain(low=0, high=smallest - 1, whole=True).values
+    if like.is_floating_point():
+        yield normal
+        yield Domain(low=0.0, high=1.0).values
+    yield Domain(low=0, high=1, whole=True).values
+
+
+def classes_of(outputs: Any) -> Iterator[int]:
+    """Numbers of classes that outputs may be of, the likeliest first."""
+    found = [tensor.shape for tensor in tensors_of(outputs) if tensor.dim() > 1]
+    guesses = [size for shape in found for size in (shape[1], shape[-1])] or [2]
+    # Of one output that is a logit there are two.
+    yield from dict.fromkeys([2 if guess == 1 else guess for guess in guesses if guess] + [2, 1])
+
+
+def tensors_of(outputs: Any) -> Iterator[Tensor]:
+    """Tensors in what a model puts out: a tensor, or a mapping, sequence or object of some."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for value in outputs.values():
+            yield from tensors_of(value)
+    elif isinstance(outputs, tuple | list):
+        for value in outputs:
+            yield from tensors_of(value)
+    elif hasattr(outputs, "__dict__") and not isinstance(outputs, type):
+        for value in vars(outputs).values():
+            yield from tensors_of(value)
+
+
+def mapped(outputs: Any, change: Callable[[Tensor], Tensor], *, scalars: bool = False) -> Any:
+    """Outputs in the same form with every tensor changed, as to one example's part of it.
+
+    Args:
+        outputs: of a model.
+        change: of a tensor.
+        scalars: whether also tensors without dimensions are changed.
+
+    Raises:
+        TypeError: for a form of which no other can be made.
+    """
+    if isinstance(outputs, Tensor):
+        return change(outputs) if scalars or outputs.dim() else outputs
+    if isinstance(outputs, Mapping):
+        form: Any = type(outputs)
+        return form({key: mapped(value, change, scalars=scalars) for key, value in outputs.items()})
+    if isinstance(outputs, tuple) and hasattr(outputs, "_make"):
+        named: Any = outputs
+        return named._make(mapped(value, change, scalars=scalars) for value in outputs)
+    if isinstance(outputs, tuple | list):
+        return type(outputs)(mapped(value, change, scalars=scalars) for value in outputs)
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        fields = [field.name for field in dataclasses.fields(outputs) if field.init]
+        return dataclasses.replace(
+            outputs, **{name: mapped(getattr(outputs, name), change, scalars=scalars) for name in fields}
+        )
+    if next(tensors_of(outputs), None) is None:
+        return outputs
+    raise TypeError(
+        f"outputs must be tensors, or mappings, sequences or dataclasses of them, got {type(outputs).__name__}"
+    )
