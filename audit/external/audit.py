@@ -23,7 +23,8 @@ from ..observe import logits_of
 from ..plan.expand import BASELINE
 from ..scoring.shift import Shift, shift_between
 from ..scoring.utility import score_utility
-from .attacked import AttackOutcome, Audited, final_model_attacks, run_attacks
+from ..subjects.outcome import join
+from .attacked import AttackOutcome, Audited, answers, final_model_attacks, run_attacks
 from .claim import StatedClaim
 from .data import Groups
 from .findings import (
@@ -41,7 +42,7 @@ from .gradients import GradientLeak, ranks, shared_gradients
 from .identity import content_ids
 from .preflight import preflight, refuse_stops, sentences
 from .rule_numbers import numbers_of_rules, unless_proved
-from .shadow_answers import AnsweredBank
+from .shadow_answers import AnsweredBank, refuse_other_answers
 from .transcript import WatchedTranscript
 from .transcript_attacks import run_on_transcript, transcript_attacks
 from .verdict import AuditVerdict, backwards, right_answers, verdict
@@ -203,7 +204,7 @@ def audit_model(
     for line in sentences(looked.remarks):
         report(line)
     audited = Audited(
-        model=own,
+        model=looked.model,
         members=together.members,
         non_members=together.non_members,
         population=together.population,
@@ -256,7 +257,7 @@ def audit_groups(
         What was found.
 
     Raises:
-        ValueError: an attack that there is none of.
+        ValueError: an attack that there is none of, or shadow models that answer in another form.
     """
     on_steps = [] if transcript is None else transcript_attacks()
     known = [*final_model_attacks(), *on_steps]
@@ -264,6 +265,9 @@ def audit_groups(
     for name, _ in chosen:
         if name not in known and name not in catalog.names("attacks"):
             raise ValueError(no_such("attack", name, known))
+    if bank is not None:
+        asked = join(audited.members, audited.non_members)
+        refuse_other_answers(answers(audited.model, asked), asked, bank, audited.classes)
     delta = settings.delta_of_bounds
     outcomes: Sequence[AttackOutcome] = []
     for one in chosen:

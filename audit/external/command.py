@@ -267,7 +267,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     for line in sentences(looked.remarks):
         report(line)
     audited = Audited(
-        model=model,
+        model=looked.model,
         members=groups.members,
         non_members=groups.non_members,
         population=groups.population,

@@ -25,6 +25,7 @@ from ..catalog.messages import in_one_line
 from ..observe import logits_of
 from ..plan.request import seed_of
 from ..subjects.outcome import join, pick
+from .answers import answering_logits, as_logits, form_of
 from .attacked import Audited
 from .shadow_answers import AnsweredBank, BankOfAnswers
 
@@ -66,22 +67,24 @@ def own_shadows(
     asked = pick(asked, order)
     halves = balanced_halves(len(asked), models, keyed(seed_of({"data": digest, "seed": seed}, "shadow halves")))
     seen = viewed(asked.inputs, views)
-    found = []
+    found, forms = [], set[str]()
     for number, half in enumerate(halves):
         # Not by how many there are: more of them read those that were trained before.
         name = hashlib.sha256(repr(sorted((key | {"model": number}).items())).encode()).hexdigest()[:32]
         path = None if folder is None else folder / f"{name}.safetensors"
         if path is not None and path.is_file():
-            answers = load(path.read_bytes())
+            answers = {name: as_logits(part, form_of(part)) for name, part in load(path.read_bytes()).items()}
         else:
-            answers = _answers(audited, train, pick(asked, half.nonzero()[:, 0]), seen, seed_of(key, f"model {number}"))
+            own = pick(asked, half.nonzero()[:, 0])
+            answers, told = _answers(audited, train, own, seen, seed_of(key, f"model {number}"))
+            forms |= {told} if told else set()
             if path is not None:
                 write_bytes(path, save(answers))
         found.append(answers)
         report(number + 1)
     population = torch.stack([one["population"] for one in found])
     return BankOfAnswers(
-        source=f"trained here, by a function of SHA-256 {code}",
+        source="; ".join([f"trained here, by a function of SHA-256 {code}", *sorted(forms)]),
         ids=asked.ids.cpu(),
         logits=torch.stack([one["logits"] for one in found]),
         trained_on=halves,
@@ -89,7 +92,8 @@ def own_shadows(
     ).bank()
 
 
-def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: int) -> dict[str, Tensor]:
+def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: int) -> tuple[dict[str, Tensor], str]:
+    """Of a model just trained, and a sentence on their form where it is not that of logits."""
     device, classes = own.inputs.device, audited.classes
     # What the function draws from PyTorch's own generator follows from its seed, too, and leaves ours as it was.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -103,7 +107,7 @@ def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: 
             ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"--train must return a torch.nn.Module, got {type(model).__name__}")
-    model = model.to(device).eval()
+    model, told = answering_logits(model.to(device).eval(), seen.flatten(0, 1))
     public = own.inputs.new_zeros(0, *own.inputs.shape[1:]) if audited.population is None else audited.population.inputs
     logits = logits_of(model, seen.flatten(0, 1))
     if logits.ndim != 2 or logits.shape[1] != classes:
@@ -111,10 +115,11 @@ def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: 
             f"--train must return a model of {classes} classes, as the audited one, got {list(logits.shape)}"
         )
     population = logits_of(model, public) if len(public) else logits.new_zeros(0, classes)
-    return {
+    answers = {
         "logits": logits.unflatten(0, seen.shape[:2]).float().cpu().contiguous(),
         "population": population.float().cpu().contiguous(),
     }
+    return answers, told
 
 
 def _digest(asked: Examples, population: Examples | None) -> str:

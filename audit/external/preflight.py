@@ -22,6 +22,7 @@ from leaderboard.records.record import Metric
 from ..observe import logits_of
 from ..scoring.shift import Shift, shift_between
 from ..scoring.utility import score_utility
+from .answers import NoLogits, answering_logits
 from .data import Groups, Preprocess
 from .diagnosis import Knowledge, another_order, knowledge, other_inputs, unsteady
 from .overlap import contents, near_duplicates
@@ -63,6 +64,7 @@ class Preflight:
         shift: between them, without the model.
         sizes: the smallest leak that so many examples could show.
         classes: that the model answers with.
+        model: that answers with logits: the audited one, or one made of it that brings its answers into that form.
     """
 
     remarks: tuple[Remark, ...]
@@ -70,6 +72,7 @@ class Preflight:
     shift: Shift
     sizes: dict[str, float | int | None]
     classes: int
+    model: nn.Module
 
     @property
     def stops(self) -> tuple[Remark, ...]:
@@ -105,17 +108,20 @@ def preflight(
     members, outside = groups.members, groups.non_members
     shape = list(members.inputs.shape[1:])
     try:
+        model, told = answering_logits(model, torch.cat([members.inputs, outside.inputs]))
         answers = [logits_of(model, group.inputs) for group in (members, outside)]
+    except NoLogits:
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        told = " ".join(str(error).split())
+        why = " ".join(str(error).split())
         raise ValueError(
-            f"model must take inputs of shape {shape}, and fails on them: {told}; images lie channels first"
+            f"model must take inputs of shape {shape}, and fails on them: {why}; images lie channels first"
         ) from None
-    if any(one.ndim != 2 or one.shape[1] < 2 for one in answers):
-        raise ValueError(f"model must answer with logits [n, classes], got {list(answers[0].shape)}")
     classes = int(answers[0].shape[1])
     labels = torch.cat([members.labels, outside.labels])
     remarks = [*_of_labels(labels, classes), *without_model(groups, accept), *_of_near(groups)]
+    if told:
+        remarks.append(Remark(kind="form", stop=False, sentence=f"the model is read as one of logits: {told}"))
     remarks += _of_steadiness(model, members.inputs)
     both = torch.cat(answers)
     accuracy = {}
@@ -144,6 +150,7 @@ def preflight(
         shift=shift,
         sizes=smallest_leak(len(members), len(outside), delta, level),
         classes=classes,
+        model=model,
     )
 
 

@@ -11,7 +11,7 @@ of all candidates together, drawn without regard to membership, are right; this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,15 @@ from torch import Tensor
 
 from attacks.core import Examples, NotApplicable, Shadows
 
+from .answers import Form, as_logits, form_of
+from .diagnosis import another_order, knowledge
 from .files import read_tensors
 
 _CHANCE = 1e-6
 """That halves which do not regard membership are refused."""
+
+_OTHER_SIZE = 20.0
+"""Ratio of standard deviations of logits, from which on those of shadow models are of another kind."""
 
 
 @dataclass(frozen=True)
@@ -149,17 +154,66 @@ def read_bank(
             f"population of --bank must be [{models}, {public}, {classes}], as the examples of --population, got "
             f"{list(answered.shape)}"
         )
+    forms: list[Form] = [form_of(one) for one in logits]
+    logits = torch.stack([as_logits(one.float(), form) for one, form in zip(logits, forms, strict=True)])
+    if answered is not None:
+        answered = torch.stack([as_logits(one.float(), form) for one, form in zip(answered, forms, strict=True)])
     inside = halves.bool()
     _refuse_telling_halves(inside, len(asked.members), path)
     if answered is not None and asked.population is not None and population is not None:
         answered = answered[:, torch.isin(asked.population.ids.cpu(), population.ids.cpu())].float()
     return BankOfAnswers(
-        source=f"{path.name}, SHA-256 {file.sha256}",
+        source=f"{path.name}, SHA-256 {file.sha256}{_read_as(forms)}",
         ids=ids.cpu(),
-        logits=logits.float(),
+        logits=logits,
         trained_on=inside,
         population=answered,
     )
+
+
+def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank: AnsweredBank, classes: int) -> None:
+    """Refuses shadow models that answer in another form than the audited model does: no comparison would mean anything.
+
+    Args:
+        own: what the audited model answers.
+        asked: about whom.
+        bank: of shadow models, asked about the same.
+        classes: of the audited model.
+
+    Raises:
+        ValueError: labels alone, logits of another size, or numbers of classes or an order of examples of their own.
+    """
+    try:
+        theirs = bank.of(asked.ids)
+    except NotApplicable:  # which attacks say themselves
+        return
+    first = theirs.logits[:, :, 0]
+    if any(one.unique().numel() <= 2 for one in first):
+        raise ValueError(
+            "shadow models must answer with logits or probabilities, got labels alone, of which attacks learn nothing; "
+            "give what they answer before the largest is taken"
+        )
+    sizes = [float(one.std(-1).median()) for one in (own, first)]
+    if min(sizes) > 0 and max(sizes) > _OTHER_SIZE * min(sizes):
+        raise ValueError(
+            f"logits of shadow models must be of the size of the audited model's, got a standard deviation of "
+            f"{sizes[1]:.3g} over classes for {sizes[0]:.3g}; was a temperature, or another function, applied to one?"
+        )
+    labels, guesses = asked.labels.to(first.device), first.argmax(-1)
+    told = knowledge(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)
+    if told.known or told.undecided or not knowledge(own.argmax(1), asked.labels, classes).known:
+        return
+    order = another_order(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)
+    why = "the examples are in another order" if order is None else "their classes are in another order"
+    raise ValueError(
+        f"shadow models must know their own examples, as the audited model does, and are right on {told.right} of "
+        f"{told.n} that they were trained on: {why}, or they are of other data"
+    )
+
+
+def _read_as(forms: Sequence[Form]) -> str:
+    named = sorted(set(forms) - {"logits"})
+    return f", whose {' and '.join(named)} are read as logits by their logarithms" if named else ""
 
 
 def _refuse_telling_halves(inside: Bool[Tensor, "models n"], members: int, path: Path) -> None:

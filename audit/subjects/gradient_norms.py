@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from defenses.core import Engine, Loss
+from defenses.core import Domain, Domains, Engine, Loss
 
 _NUMBERS = 2**25  # of gradients at a time, 256 MiB in float64
 
@@ -34,7 +34,9 @@ class GradientNorms:
         """
         engine = self._engine
         if engine is None:
-            engine = self._engine = Engine(copy.deepcopy(self._model).double().eval(), loss=self._loss)
+            engine = self._engine = Engine(
+                copy.deepcopy(self._model).double().eval(), loss=self._loss, domains=Domains(_range_of(inputs))
+            )
         layout = engine.layout
         spans = dict(zip(layout.names, layout.slices, strict=True))
         at_once = max(1, _NUMBERS // layout.dim)
@@ -50,3 +52,11 @@ class GradientNorms:
                     else factors[0].square().sum(1) * factors[1].square().sum(1)
                 )
         return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def _range_of(inputs: Tensor) -> Domain | None:
+    """What inputs are, by the inputs: who computes this has them, and nothing is claimed of it."""
+    if not len(inputs):
+        return None
+    rows = inputs.detach().double().cpu()
+    return Domain(low=rows.amin(0), high=rows.amax(0), whole=(rows == rows.round()).all(0))

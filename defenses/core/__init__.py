@@ -7,7 +7,7 @@ bound. A user calls `calibrate` and `train`.
 from .gradients import torch_workarounds  # noqa: F401 - before any model is trained
 from .gradients.alike import sums_are_alike
 from .gradients.executor import Engine, Release, release
-from .gradients.made_up import Domain, Domains
+from .gradients.made_up import Domain, Domains, tensors_of
 from .gradients.normalisation import group_norm_instead, refuse_batch_norm
 from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_example_gradients
 from .gradients.sums import clipped_sums, contributions
@@ -238,6 +238,7 @@ __all__ = [
     "spread",
     "standardised",
     "sums_are_alike",
+    "tensors_of",
     "train",
     "train_together",
     "truncated_poisson",
