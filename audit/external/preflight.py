@@ -139,7 +139,7 @@ def preflight(
                 kind="shift",
                 stop=False,
                 sentence=(
-                    f"members and non-members differ without any model (AUC {shift.auc:.2f}, p {shift.p_value:.2g}): "
+                    f"members and non-members differ without any model ({shift.words}): "
                     "what attacks find may be that; draw both at random from one pool"
                 ),
             )

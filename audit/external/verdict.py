@@ -81,8 +81,8 @@ def verdict(
         return AuditVerdict(
             word="cannot be told",
             sentence=(
-                "Members and non-members differ even without the model (a classifier that never saw it has an AUC of "
-                f"{shift.auc:.2f}), so no number here says whether the model leaks: take both from one pool at random."
+                f"Members and non-members differ even without the model ({shift.words}), so no number here says "
+                "whether the model leaks: take both from one pool at random."
             ),
         )
     if seen or proof:

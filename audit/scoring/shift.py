@@ -6,16 +6,25 @@ Lopez-Paz & Oquab, "Revisiting Classifier Two-Sample Tests", ICLR 2017: a classi
 one half of them, and ranks the other half; Das et al., "Blind Baselines Beat Membership Inference Attacks for
 Foundation Models", 2024, for what comes of not asking. Deviation: both halves take their turn.
 
+Two things move every loss, and are a small part of what such a classifier looks at. So they are asked about by
+themselves: labels alone, and how hard labels are to tell from inputs, by a classifier that is fitted to examples of
+both samples, never told which is which, and asked about those that it was not fitted to. A tenth of wrong labels, or of
+mirrored images, in one sample shows there.
+
 Guarantee:
     Given a classifier, the ranks of the half that it has not seen are exchangeable under one distribution, so a
-    permutation test of their AUC errs with its level whatever the classifier is (Phipson & Smyth, 2010). The least of
-    two such p-values, doubled, errs no more often (Bonferroni).
+    permutation test of their AUC errs with its level whatever the classifier is (Phipson & Smyth, 2010). Labels, and
+    what is said of them without regard to the samples, are exchangeable, too. The least of p-values, times their
+    number, errs no more often (Bonferroni, here with
+    weights).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,7 +38,10 @@ LEVEL = 0.01
 """A p-value below it is flagged: of a hundred splits without a shift, one is."""
 
 LARGEST = 1000
-"""Examples of each kind that are looked at, drawn by the seed."""
+"""Examples of each kind that the classifier of samples looks at, drawn by the seed."""
+
+_LARGEST_OF_HARD = 2000
+"""Examples of each kind of which it is asked how hard their labels are."""
 
 LEAST = 40
 """Of each kind: with fewer a classifier learns nothing."""
@@ -40,9 +52,14 @@ _WIDE = 4096
 _PROJECTED = 512
 _ROWS = 64
 """Of wide inputs, whose statistics are computed together."""
-_PERMUTATIONS = 2000
+_PERMUTATIONS = 4000
 _DRAWN = 200
 """Permutations in memory at once."""
+_FOLDS = 5
+_KEPT = 64
+_NEIGHBOURS = 10
+_FEWEST = 10
+"""Examples a class, on average: with fewer nothing is said of how hard labels are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +67,13 @@ class Shift:
     """What can be told of membership without the model.
 
     Attributes:
-        p_value: of exchangeable members and non-members; None with fewer than `LEAST` of either.
+        p_value: of exchangeable members and non-members, by three tests together; None with fewer than `LEAST` of
+            either.
         auc: of the classifier on examples that it was not fitted to, mean of both halves; None with too few.
         members: looked at.
         non_members: looked at.
         detectable: AUC that would be flagged in four cases of five, so that silence can be read; None with too few.
+        by: which test says so: the least p-value.
     """
 
     p_value: float | None
@@ -62,6 +81,16 @@ class Shift:
     members: int
     non_members: int
     detectable: float | None
+    by: Literal["classifier", "labels", "hard labels"] = "classifier"
+
+    @property
+    def words(self) -> str:
+        """What tells the two apart."""
+        if self.by == "labels":
+            return f"their labels alone have other shares, p {self.p_value:.2g}"
+        if self.by == "hard labels":
+            return f"labels of one are harder to tell from its inputs, p {self.p_value:.2g}"
+        return f"a classifier that never saw it has an AUC of {self.auc:.2f}, p {self.p_value:.2g}"
 
     @property
     def found(self) -> bool:
@@ -91,6 +120,7 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
     p, q = len(inside), len(outside)
     if min(p, q) < LEAST:
         return Shift(p_value=None, auc=None, members=p, non_members=q, detectable=None)
+    labelled = [_some(part, np.random.default_rng([seed, 2]), _LARGEST_OF_HARD) for part in (members, non_members)]
     features, truth = np.concatenate([inside, outside]), np.arange(p + q) < p
     halves = _halves(truth, draw)
     # Here because it takes a second, and who asks about no members does without.
@@ -99,12 +129,18 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
     # One thread: jobs have a core each, and sums of several are rounded in an order of their own.
     with threadpool_limits(limits=1):
         found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
+        hard = _of_hard_labels(*labelled, seed)
     areas, values = zip(*found, strict=True)
-    # Of a half, at a level that both halves share; 0.8 is four cases of five.
+    labels = of_labels(*(_numbers(part) for part in (members, non_members)))
+    # Half of the level is for labels, which the weakest attack follows, and a quarter for each of the others.
+    tests = {"labels": 2 * labels, "classifier": 4 * 2 * min(values), "hard labels": 4 * hard}
+    by: Any = min(tests, key=lambda name: tests[name])
+    # Of a half, at a quarter of the level that both halves share; 0.8 is four cases of five.
     deviation = math.sqrt((p + q) / 2 / (12 * (p / 2) * (q / 2)))
-    needed = (stats.norm.isf(LEVEL / 2) + stats.norm.isf(0.2)) * deviation
+    needed = (stats.norm.isf(LEVEL / 8) + stats.norm.isf(0.2)) * deviation
     return Shift(
-        p_value=min(1.0, 2 * min(values)),
+        p_value=min(1.0, tests[by]),
+        by=by,
         auc=float(np.mean(areas)),
         members=p,
         non_members=q,
@@ -146,8 +182,97 @@ _OWN = 8
 """Leading columns that are no inputs, where a label is one number."""
 
 
-def _some(examples: Examples, draw: np.random.Generator) -> Examples:
-    chosen = torch.from_numpy(draw.permutation(len(examples))[:LARGEST]).to(examples.ids.device)
+def of_labels(some: ndarray, others: ndarray) -> float:
+    """P-value of labels of one distribution: chi-square among permutations, which needs no large counts.
+
+    Args:
+        some: labels of one sample.
+        others: labels of the other.
+    """
+    whole = np.concatenate([some, others])
+    _, places, counts = np.unique(whole, return_inverse=True, return_counts=True)
+    if len(counts) == 1:
+        return 1.0
+    draw, table = np.random.default_rng(0), np.zeros((1 + _PERMUTATIONS, len(counts)))
+    table[0] = np.bincount(places[: len(some)], minlength=len(counts))
+    # Of a random part of all labels the counts are those of balls drawn without replacement.
+    table[1:] = draw.multivariate_hypergeometric(counts, len(some), size=_PERMUTATIONS)
+    expected = counts * len(some) / len(whole)
+    distances = (((table - expected) ** 2) / counts).sum(1)
+    return float((distances >= distances[0] - 1e-12).sum() / (1 + _PERMUTATIONS))
+
+
+def _of_hard_labels(members: Examples, non_members: Examples, seed: int) -> float:
+    """P-value of labels that are equally hard to tell from inputs, by classifiers that know no membership.
+
+    The mean of 1 - p over a sample, for the probability p that an example's own label is given by a classifier fitted
+    to other examples of both samples. The lesser of two p-values, doubled: neighbours see the few that lie apart, and a
+    linear classifier what many have a little of.
+    """
+    kinds, labels = np.unique(np.concatenate([_numbers(members), _numbers(non_members)]), return_inverse=True)
+    if len(kinds) == 1 or len(kinds) > len(labels) / _FEWEST:
+        return 1.0
+    features = np.concatenate([features_of(part)[:, 1:] for part in (members, non_members)])
+    told, inputs = features[:, : _OWN - 1], _components(features[:, _OWN - 1 :], seed)
+    linear = _missed(np.hstack([told, inputs]), labels, seed)
+    missed = np.stack([_missed_by_neighbours(inputs, labels), linear])
+    expected = missed.mean(axis=1) * len(members)
+    reached = np.abs(missed[:, : len(members)].sum(axis=1) - expected)
+    draw, as_far = np.random.default_rng([seed, 4]), np.zeros(len(missed))
+    inside = (np.arange(len(labels)) < len(members)).astype(float)
+    for _ in range(0, _PERMUTATIONS, _DRAWN):
+        chosen = draw.permuted(np.broadcast_to(inside, (_DRAWN, len(inside))), axis=1)
+        as_far += (np.abs(chosen @ missed.T - expected) >= reached - 1e-9).sum(axis=0)
+    return min(1.0, len(missed) * float(1 + as_far.min()) / (1 + _PERMUTATIONS))
+
+
+def _components(inputs: ndarray, seed: int) -> ndarray:
+    """Inputs, or principal components of all of them where they are many numbers, which no membership decides."""
+    from sklearn.decomposition import PCA
+
+    if inputs.shape[1] <= _KEPT or np.ptp(inputs, axis=0).max() == 0:
+        return inputs
+    most = min(_KEPT, len(inputs) - 1)
+    return PCA(most, svd_solver="randomized", random_state=seed).fit_transform(inputs)
+
+
+def _missed_by_neighbours(inputs: ndarray, labels: ndarray) -> ndarray:
+    """Share of the nearest other examples that have another label, [n] in [0, 1]."""
+    from sklearn.neighbors import NearestNeighbors
+
+    # Of nobody in particular: an example is not among its own neighbours.
+    near = NearestNeighbors(n_neighbors=_NEIGHBOURS, algorithm="brute").fit(inputs).kneighbors(return_distance=False)
+    return (labels[near] != labels[:, None]).mean(axis=1)
+
+
+def _missed(features: ndarray, labels: ndarray, seed: int) -> ndarray:
+    """What linear classifiers fitted to the other parts lack of certainty in each example's own label, in [0, 1]."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    parts, missed = np.random.default_rng([seed, 3]).permutation(len(labels)) % _FOLDS, np.ones(len(labels))
+    for part in range(_FOLDS):
+        fitted, asked = parts != part, parts == part
+        if len(np.unique(labels[fitted])) < 2:
+            continue
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=100))
+        with warnings.catch_warnings(action="ignore"):  # that it has not converged, which makes it no less valid
+            model.fit(features[fitted], labels[fitted])
+        places = np.searchsorted(model.classes_, labels[asked]).clip(max=len(model.classes_) - 1)
+        known = model.classes_[places] == labels[asked]
+        missed[asked] = 1 - model.predict_proba(features[asked])[np.arange(len(places)), places] * known
+    return missed
+
+
+def _numbers(examples: Examples) -> ndarray:
+    """Labels as numbers of classes [n]; of probabilities the largest's."""
+    labels = examples.labels.detach().cpu()
+    return (labels if labels.ndim == 1 else labels.flatten(1).argmax(1)).numpy()
+
+
+def _some(examples: Examples, draw: np.random.Generator, most: int = LARGEST) -> Examples:
+    chosen = torch.from_numpy(draw.permutation(len(examples))[:most]).to(examples.ids.device)
     return Examples(ids=examples.ids[chosen], inputs=examples.inputs[chosen], labels=examples.labels[chosen])
 
 

@@ -1,12 +1,16 @@
 """A shift between members and non-members is found without the model, and exchangeable halves are left alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from threadpoolctl import threadpool_limits
 
 from attacks.core import Examples
 from audit.scoring.membership import auc
-from audit.scoring.shift import LEAST, LEVEL, features_of, shift_between
+from audit.scoring.shift import LEAST, LEVEL, _of_hard_labels, features_of, of_labels, shift_between
 from benchmarks import data
 
 
@@ -109,3 +113,55 @@ def test_wide_inputs_are_projected_in_little_memory_and_a_shift_is_still_found()
     tilt = torch.linspace(-0.1, 0.1, 48)  # across, so that no mean or range of an image shows it
     tilted = examples((images[1] + tilt).clamp(0, 1))
     assert shift_between(members, tilted).found
+
+
+def part_changed(inputs, labels, draw, kind):
+    """A sample of which a part was changed: a tenth of its labels or images, or the balance of its classes."""
+    some = torch.rand(len(labels), generator=draw) < 0.1
+    if kind == "wrong labels":
+        other = (labels + torch.randint(1, 10, labels.shape, generator=draw)) % 10
+        return inputs, torch.where(some, other, labels)
+    if kind == "mirrored":
+        return torch.where(some[:, None, None, None], inputs.flip(-1), inputs), labels
+    # 31 % of the first five classes, where the other sample has half.
+    kept = torch.rand(len(labels), generator=draw) < torch.where(labels < 5, 0.4, 0.9)
+    return inputs[kept], labels[kept]
+
+
+@pytest.mark.parametrize(
+    ("kind", "by"), [("wrong labels", "hard labels"), ("mirrored", "hard labels"), ("balance", "labels")]
+)
+def test_a_shift_of_a_small_part_that_moves_losses_is_found(halves, kind, by):
+    members, others = halves
+    found = [
+        shift_between(members, examples(*part_changed(others.inputs, others.labels, draw, kind)), seed=seed)
+        for seed, draw in ((seed, torch.Generator().manual_seed(seed)) for seed in range(4))
+    ]
+    assert sum(one.found for one in found) >= 3 and {one.by for one in found if one.found} == {by}
+    said = next(one.words for one in found if one.found)
+    assert "p 0.00" in said and ("labels" in said or "shares" in said)
+
+
+def test_labels_are_compared_as_by_a_chi_square_test():
+    draw = np.random.default_rng(0)
+    for shares in ([0.1] * 10, [0.5, 0.5], [0.7, 0.2, 0.1]):
+        some, others = (draw.choice(len(shares), size=400, p=shares) for _ in range(2))
+        table = [np.bincount(labels, minlength=len(shares)) for labels in (some, others)]
+        expected: Any = stats.chi2_contingency(table, correction=False)
+        # Of 4,000 permutations, and of a table of whole numbers.
+        assert of_labels(some, others) == pytest.approx(expected.pvalue, abs=0.06)
+    assert of_labels(np.zeros(50), np.zeros(70)) == 1.0
+    assert of_labels(np.arange(20) % 2, np.arange(300) % 3) < 0.05
+
+
+def test_hard_labels_err_with_their_level():
+    values = []
+    for seed in range(30):
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(160, 6, generator=draw)
+        y = (x[:, 0] + torch.randn(160, generator=draw) > 0).long()
+        members, others = examples(x[:80], y[:80]), examples(x[80:], y[80:])
+        with threadpool_limits(limits=1):
+            values.append(_of_hard_labels(members, others, seed))
+    # Of 30 at 10 %, 3 are expected, and more than 9 have a chance below one in a thousand.
+    assert sum(value <= 0.1 for value in values) <= 9 and min(values) > 0.0005
