@@ -44,12 +44,14 @@ class Environment(NamedTuple):
     versions: Mapping[str, str]
 
     def differing(self, here: Mapping[str, str]) -> dict[str, str]:
-        """Versions of this environment that are others than those installed; what either lacks does not count.
+        """Versions of this environment that are not those installed; of extras what either lacks does not count.
 
         Args:
             here: as `installed` has them.
         """
-        return {name: mine for name, mine in self.versions.items() if here.get(name, mine) != mine}
+        needed = {"python", *CORE}
+        there = {name: here.get(name, "" if name in needed else mine) for name, mine in self.versions.items()}
+        return {name: mine for name, mine in self.versions.items() if there[name] != mine}
 
     def __str__(self) -> str:
         """Words for a sentence."""

@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         interpreter = find_python(version)
         if interpreter is None:
             print(f"{name}: skipped, because no such interpreter is here", flush=True)
+            results += [(name, False)] if asked.python else []  # that was asked for by name
             continue
         print(f"{name}: installing", flush=True)
         try:
@@ -87,7 +88,10 @@ def find_python(version: str) -> Path | None:
     candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
     program = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     for candidate in filter(None, candidates):
-        done = subprocess.run([candidate, "-c", program], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run([candidate, "-c", program], capture_output=True, text=True, check=False)
+        except OSError:  # a file of this name that is no program
+            continue
         found, _, executable = done.stdout.strip().partition(" ")
         if done.returncode == 0 and found == version:
             return Path(executable)

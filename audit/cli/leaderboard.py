@@ -75,10 +75,17 @@ def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | N
     # `leaderboard` may not import `audit`, whose scorers compute numbers again: it is handed the function.
     if not wanted:
         return None
+    from leaderboard.records.record import read_all
+
+    from ..scoring.claims import multiplier_fault
     from ..scoring.verify import contradiction
 
+    beside: dict[Path, list[Any]] = {}
+
     def check(record: Any, folder: Path) -> str:
-        fault = contradiction(record, folder)
+        if folder not in beside:
+            beside[folder] = [one for one in read_all(folder) if one.status == "ok"]
+        fault = contradiction(record, folder) or multiplier_fault(record, beside[folder])
         if fault:
             faults.append(f"record {record.id} ({record.defense.name}, {record.kind}, seed {record.seed}): {fault}")
         return fault

@@ -7,18 +7,32 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
-from defenses.core import Account, Defense, FeatureStatistics, Ledger, Sampling, full, partition, predict, rehearsed
+from defenses.core import (
+    Account,
+    Claim,
+    Defense,
+    FeatureStatistics,
+    Ledger,
+    Sampling,
+    full,
+    partition,
+    predict,
+    rehearsed,
+)
 from leaderboard.kinds import KINDS
-from leaderboard.records.record import Record
+from leaderboard.records.record import Record, RecordedClaim
 
 from ..catalog import methods as catalog
+from ..catalog.plugins import is_path
 from ..subjects.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
 """Relative: by how much accountants of two versions may differ."""
-_SPENT = 0.9  # of a budget's epsilon, at least: its noise is calibrated to all of it
+_SPENT = 0.9  # of a budget, at least: noise is calibrated to all of it
 
 
 def unproved_claim(
@@ -42,7 +56,7 @@ def unproved_claim(
     if claim is None or claim.epsilon is None or record.noise_multiplier is None:
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
-    return _too_small(claim.epsilon, proved, tolerance)
+    return _unlike(claim, proved, tolerance)
 
 
 def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
@@ -64,7 +78,7 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
     shared = range(first, first + taken)
     planned = shared.stop if planned is None else planned
     proved = _of_a_share(_defense(record), record.noise_multiplier, shared, planned, of_an_epoch, claim.delta)
-    return _too_small(claim.epsilon, proved, tolerance)
+    return _unlike(claim, proved, tolerance)
 
 
 def _defense(record: Record) -> str:
@@ -72,11 +86,22 @@ def _defense(record: Record) -> str:
     return json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
 
 
-def _too_small(epsilon: float, proved: float, tolerance: float) -> str:
+def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
+    """The first of what a claim says that does not follow from what was proved; empty where all follows."""
     # A larger epsilon than what the steps prove is true, too: it claims less.
-    if epsilon < proved * (1 - tolerance):
-        words = f"{proved:.4g}" if math.isfinite(proved) else "none"
-        return f"its epsilon {epsilon:.4g} does not follow from its steps, which prove {words}"
+    if claim.epsilon is not None and claim.epsilon < proved.epsilon * (1 - tolerance):
+        words = f"{proved.epsilon:.4g}" if math.isfinite(proved.epsilon) else "none"
+        return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
+    for name in ("relation", "unit", "sampling"):
+        if (said := getattr(claim, name)) != (true := getattr(proved, name)):
+            return f"the {name} of its claim is {said!r}, and its steps prove one of {true!r}"
+    for name, words in (
+        ("epsilon_rdp", "epsilon by RDP"),
+        ("as_if_poisson", "epsilon as if the sampling were Poisson"),
+    ):
+        said, least = getattr(claim, name), getattr(proved, name)
+        if said is not None and least is not None and said < least * (1 - tolerance):
+            return f"its {words} is {said:.4g}, and its steps give {least:.4g}"
     return ""
 
 
@@ -86,52 +111,106 @@ def claim_fault(record: Record) -> str:
     Nothing is said of a defense that is given by its path, which would be executed.
 
     Args:
-        record: with status "ok".
+        record: with status "ok", whatever else somebody may have written into it.
     """
-    claim, task, budget = record.claim, record.task, record.budget
-    if claim is None or claim.epsilon is None or record.defense.name not in catalog.names("defenses"):
+    claim, name = record.claim, record.defense.name
+    if claim is None or claim.epsilon is None or is_path(name):
         return ""
+    if name not in catalog.names("defenses"):
+        return f"its defense {name!r} is none that is known here, so nothing shows what its epsilon follows from"
+    try:
+        return _fault(record, claim)
+    except Exception as error:  # of a file that anybody may have written
+        return f"its steps cannot be counted: {' '.join(str(error).split())}"
+
+
+def _fault(record: Record, claim: RecordedClaim) -> str:
+    task, budget = record.task, record.budget
     if "delta" in budget and claim.delta != budget["delta"]:
         return f"its delta {claim.delta:g} is not that of its budget, {budget['delta']:g}"
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
-    try:
-        if KINDS[record.kind].own_task:
-            return unproved_share(record, tolerance=_OTHER_VERSIONS)
-        most = task.get("largest_batch")
-        capped = {} if most is None else {"most": min(most, task["trained_on"]), "examples": task["trained_on"]}
-        sampling = Sampling(task["sampling"], task["sample_rate"], groups=task.get("groups", 1), **capped)
-        statistics = None if task.get("statistics") is None else FeatureStatistics(**task["statistics"])
-        steps = int(task["steps"])
-    except (KeyError, TypeError, ValueError) as error:  # of a file that anybody may have written
-        return f"its steps cannot be counted: {' '.join(str(error).split())}"
+    asked, own = budget.get("noise_multiplier"), record.defense.settings.get("noise_multiplier")
+    if own is None and asked is not None and record.noise_multiplier != asked:
+        return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its budget, {asked:.6g}"
+    if KINDS[record.kind].own_task:
+        return unproved_share(record, tolerance=_OTHER_VERSIONS)
+    steps, most = task["steps"], task.get("largest_batch")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}")
+    capped = {} if most is None else {"most": min(most, task["trained_on"]), "examples": task["trained_on"]}
+    sampling = Sampling(task["sampling"], task["sample_rate"], groups=task.get("groups", 1), **capped)
+    statistics = None if task.get("statistics") is None else FeatureStatistics(**task["statistics"])
     if fault := unproved_claim(record, sampling, steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
     # A method may have noise of its own, whatever the budget; and the bound of random allocation jumps.
-    if record.defense.settings.get("noise_multiplier") is not None or sampling.kind == "random_allocation":
+    if own is not None or asked is not None or sampling.kind == "random_allocation":
         return ""
-    asked = budget.get("epsilon")
-    if asked is not None and claim.epsilon < _SPENT * asked:
-        return f"its epsilon {claim.epsilon:.4g} is not that of its budget, {asked:g}, to which noise is calibrated"
-    return ""
+    proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
+    return _unspent(budget, proved)
+
+
+def _unspent(budget: Mapping[str, Any], proved: Claim) -> str:
+    """That noise is not what the budget was calibrated to; empty where it is."""
+    limits = {
+        "epsilon": lambda: proved.epsilon,
+        "advantage": lambda: proved.trade_off.advantage,
+        "tpr": lambda: proved.trade_off.tpr_at(budget["fpr"]),
+    }
+    for name, reached in limits.items():
+        if (asked := budget.get(name)) is not None:
+            spent = reached()
+            if spent < _SPENT * asked:
+                return f"its {name} {spent:.4g} is not that of its budget, {asked:g}, to which noise is calibrated"
+            return ""
+    return "its budget names nothing that its noise was calibrated to"
+
+
+def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
+    """Why a shared update's noise is not that of its training, which the same budget decides; empty where it may be.
+
+    Args:
+        record: of any kind.
+        others: records of the same folder.
+    """
+    if not KINDS[record.kind].own_task or not record.noise_multiplier:
+        return ""
+    trained = {
+        other.noise_multiplier
+        for other in others
+        if not KINDS[other.kind].own_task and other.noise_multiplier is not None and _alike(record, other)
+    }
+    if not trained or any(math.isclose(record.noise_multiplier, one, rel_tol=1e-9) for one in trained):
+        return ""
+    return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its training, {min(trained):.6g}"
+
+
+def _alike(record: Record, other: Record) -> bool:
+    same = (record.suite, record.seed, record.defense, record.budget) == (
+        other.suite,
+        other.seed,
+        other.defense,
+        other.budget,
+    )
+    return same and (record.control == "negative") == (other.control == "negative")
 
 
 @cache
 def _of_a_run(
     defense: str, sigma: float, sampling: Sampling, steps: int, delta: float, statistics: FeatureStatistics | None
-) -> float:
+) -> Claim:
     before = () if statistics is None else statistics.plans()
-    return predict(_made(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta).epsilon
+    return predict(_made(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta)
 
 
 @cache
-def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_epoch: int, delta: float) -> float:
+def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_epoch: int, delta: float) -> Claim:
     # The target is known to be in each epoch; the steps before are taken on others' examples, who pay for them.
     account = Account(Ledger(full() if of_an_epoch == 1 else partition(1 / of_an_epoch)))
     others = Account(Ledger(full()))
     for _ in rehearsed(_made(defense, sigma), account, steps=planned, only=shared, others=others):
         pass
-    return account.ledger.claim(delta).epsilon
+    return account.ledger.claim(delta)
 
 
 def _made(defense: str, sigma: float) -> Defense:

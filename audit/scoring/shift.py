@@ -129,7 +129,7 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
     # One thread: jobs have a core each, and sums of several are rounded in an order of their own.
     with threadpool_limits(limits=1):
         found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
-        hard = _of_hard_labels(*labelled, seed)
+        hard = _of_hard_labels(labelled[0], labelled[1], seed)
     areas, values = zip(*found, strict=True)
     labels = of_labels(*(_numbers(part) for part in (members, non_members)))
     # Half of the level is for labels, which the weakest attack follows, and a quarter for each of the others.

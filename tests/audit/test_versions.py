@@ -49,6 +49,13 @@ def test_the_nearest_environment_is_named_with_what_differs(here, expected):
     assert verdict(here, (OLD, NEW)).startswith(expected)
 
 
+def test_a_dependency_that_every_installation_has_is_missed():
+    known = (Environment("newest", "3.13", "2026-01-01", {"python": "3.13", "torch": "2.15.0", "opacus": "1.6"}),)
+    assert verdict({"python": "3.13", "torch": "2.15.0"}, known).startswith("tested together")
+    assert "have torch 2.15.0" in verdict({"python": "3.13"}, known)
+    assert "have python 3.13, torch 2.15.0" in verdict({}, known)
+
+
 def test_what_no_test_ran_with_is_said_to_be_absent():
     here = {**NEW.versions, "lpips": "0.1.4"}
     assert verdict(here, (OLD, NEW)) == "tested together (newest versions on Python 3.13, 2026-01-03), without lpips"

@@ -41,4 +41,6 @@ def _ask_for_every_derivative() -> Library:
     return registration
 
 
-_REGISTRATION = _ask_for_every_derivative() if _release() < _MENDED else None
+# Once: a module that is loaded again would put a kernel around its own, which then ends.
+if "_REGISTRATION" not in globals():
+    _REGISTRATION = _ask_for_every_derivative() if _release() < _MENDED else None

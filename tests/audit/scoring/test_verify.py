@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from audit.scoring import verify
+from audit.scoring.claims import multiplier_fault
 from audit.scoring.verify import contradiction
 from leaderboard.metrics import METRICS
 from leaderboard.records.record import Metric, Record
@@ -92,9 +93,10 @@ def test_a_refuted_claim_is_flagged_and_no_claim_of_replacement_is_below_that_of
     assert contradiction(replace(refuted, flags=("claim_violated",)), folder) == ""
 
 
-def test_a_record_without_a_budget_is_scored_again_without_a_delta(shelf):
+def test_a_record_without_a_budget_is_scored_again_without_a_delta(shelf, monkeypatch):
     folder, record, _ = shelf
     bare = replace(record, budget={})
+    monkeypatch.setattr(verify, "claim_fault", lambda record: "")  # which no budget bounds
     assert contradiction(bare, folder) == ""
     assert "the report_value of its auc" in contradiction(forged(bare, "auc", report_value=0.9), folder)
 
@@ -135,6 +137,77 @@ def test_the_claim_of_a_share_follows_from_the_steps_that_its_client_shares(tmp_
     assert "does not follow from its steps" in less
     bare = {key: value for key, value in record.task.items() if key != "step"}
     assert "its steps cannot be counted" in contradiction(replace(record, task=bare), folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"relation": "replace_one"},
+            "the relation of its claim is 'replace_one', and its steps prove one of 'add_rem",
+        ),
+        ({"unit": "client"}, "the unit of its claim is 'client'"),
+        ({"sampling": "full"}, "the sampling of its claim is 'full'"),
+        ({"epsilon_rdp": 0.0}, "its epsilon by RDP is 0, and its steps give"),
+    ],
+)
+def test_what_a_claim_says_beside_its_epsilon_follows_from_its_steps(shelf, change, words):
+    folder, record, _ = shelf
+    assert words in contradiction(claimed(record, **change), folder)
+
+
+@pytest.mark.parametrize("name", ["DP_SGD", "dp_sgd ", "dp-sgd", "dp_sgd\u200b"])
+def test_the_claim_of_a_defense_that_nobody_knows_is_not_verified(shelf, name):
+    folder, record, _ = shelf
+    other = replace(record, defense=replace(record.defense, name=name))
+    assert "is none that is known here" in contradiction(other, folder)
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"noise_multiplier": 1.0, "delta": 1e-5},
+        {"advantage": 0.9, "delta": 1e-5},
+        {"tpr": 0.5, "fpr": 0.01, "delta": 1e-5},
+        {"delta": 1e-5},
+    ],
+)
+def test_noise_that_is_not_what_a_budget_gives_is_no_proof(shelf, budget):
+    folder, record, _ = shelf
+    assert record.noise_multiplier is not None and record.claim is not None
+    louder = replace(record, noise_multiplier=20 * record.noise_multiplier, budget=budget)
+    assert "its budget" in contradiction(louder, folder)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"noise_multiplier": 1e-300},
+        {"budget": {"delta": None, "epsilon": 3.0}},
+        {"budget": {"delta": 1e-5, "epsilon": "8"}},
+        {"steps": 0},
+        {"steps": "4"},
+        {"steps": 0.9},
+        {"steps": 10**7},
+        {"sample_rate": 2.0},
+    ],
+)
+def test_whatever_is_written_into_a_record_ends_in_a_sentence(shelf, broken):
+    folder, record, _ = shelf
+    task = record.task | {key: value for key, value in broken.items() if key in record.task}
+    fields = {key: value for key, value in broken.items() if key not in record.task}
+    said = contradiction(replace(record, task=task, **fields), folder)
+    assert said and "\n" not in said
+
+
+def test_noise_of_a_share_is_that_of_its_training(tmp_path):
+    text = SUITE.replace('{ name = "sgd" }, ', "").replace('{ name = "likelihood_ratio" }', INVERSION)
+    records = run(text + SHARE, tmp_path)
+    share = next(one for one in records if one.kind == "reconstruction" and one.noise_multiplier)
+    assert [multiplier_fault(one, records) for one in records] == [""] * len(records)
+    louder = replace(share, noise_multiplier=20 * (share.noise_multiplier or 0.0))
+    assert "is not that of its training" in multiplier_fault(louder, records)
+    assert multiplier_fault(louder, [share]) == ""  # nothing was trained beside it
 
 
 def test_the_claim_of_a_defense_that_is_given_by_its_path_is_not_looked_at(shelf):

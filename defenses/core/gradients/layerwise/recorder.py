@@ -112,6 +112,8 @@ def record(
 
         # The node stays what it is when the output is changed in place after this. The edge keeps it alive where the
         # model forgets the output: a `_Begin` of Python's would end with that up to PyTorch 2.13.
+        if not traced.requires_grad:
+            raise Unsupported(f"layer '{layers[layer]}' must not be called without gradients, as under torch.no_grad()")
         calls.append((get_gradient_edge(traced), meet))
         numbers += traced.numel()
         return traced

@@ -1,5 +1,6 @@
 """Networks that begin with GroupNorm, which PyTorch 2.10 to 2.13 cannot train where channels are last."""
 
+import importlib
 import itertools
 
 import pytest
@@ -56,3 +57,11 @@ def test_a_network_that_begins_with_a_group_norm_is_trained(engine, first, order
 
 def test_where_pytorch_holds_its_own_kernel_is_left_alone():
     assert (torch_workarounds._REGISTRATION is None) == (torch_workarounds._release() >= (2, 14))
+
+
+def test_a_module_that_is_loaded_again_leaves_the_kernel_as_it_is():
+    before = torch_workarounds._REGISTRATION
+    importlib.reload(torch_workarounds)
+    assert torch_workarounds._REGISTRATION is before
+    images = torch.randn(2, 6, 4, 4)
+    torch.nn.GroupNorm(3, 6)(images).sum().backward()

@@ -344,3 +344,20 @@ def test_models_that_look_at_memory_keep_our_engine(build, shape, note, asked):
     plan = StepPlan(Block(codec=Everything(layout.dim), bound=clip(0.1)))
     (expected,) = clipped_sums(plan, [lambda _point: rows], rows)
     torch.testing.assert_close(choice.engine.sums(plan, inputs, targets)[0], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_layer_that_is_called_without_gradients_too_is_named():
+    class Looks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, inputs):
+            with torch.no_grad():
+                scale = self.layer(inputs).abs().mean(1, keepdim=True)
+            return self.layer(inputs) / (1 + scale)
+
+    model, data = Looks(), (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+    with pytest.raises(ValueError, match="layer 'layer' must not be called without gradients"):
+        choose("layerwise", model, cross_entropy, Layout.of(model), *data)
+    assert choose("auto", model, cross_entropy, Layout.of(model), *data).note.startswith("torch.func (no layerwise: ")
