@@ -101,6 +101,9 @@ def evidence(
         raise ValueError(f"--threshold is of runs, got trials {trials!r}")
     table = _read(scores, truth)
     values, member = table["score"].to_numpy(), table["member"].to_numpy() == 1
+    if claim is not None and trials != "runs" and values.min() == values.max():
+        raise ValueError(f"scores must differ for a verdict on a claim, got {len(values)} of {values[0]:g}")
+    lot = seed_of_split(table["id"].to_numpy(), member, seed)
     if choice is not None:
         found = audit_runs(
             values[member],
@@ -117,17 +120,18 @@ def evidence(
         raise ValueError("--sample-rate and --steps are of method pld")
     elif trials == "canaries":
         pairs = [_pair(text) for text in str(guesses).split(",")]
-        found = audit_canaries(values, member, method=method, guesses=pairs, delta=at, level=level, relation=own)
+        found = audit_canaries(
+            values, member, method=method, guesses=pairs, delta=at, level=level, relation=own, seed=lot
+        )
     elif proxy_error is not None:
         pairs = [_pair(text) for text in str(guesses).split(",")]
         found = audit_labels(
-            values, member, method=method, guesses=pairs, proxy_error=proxy_error, delta=at, level=level
+            values, member, method=method, guesses=pairs, proxy_error=proxy_error, delta=at, level=level, seed=lot
         )
     else:
         answered = [_count(text) for text in str(guesses).split(",")]
-        matching = seed_of_split(table["id"].to_numpy(), member, seed)
         found = audit_random_split(
-            values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=matching
+            values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=lot
         )
     remark = _backwards(values, member)
     verdict = None
@@ -164,11 +168,15 @@ def _backwards(values: Any, member: Any) -> str | None:
 
 def _told(found: Any) -> str:
     kind = f"{found.level:.0%} {found.kind}"
+    # Of three digits: a chance is no more exact than its assumptions.
+    counted = {
+        name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in found.detail.items()
+    }
     lines = [
         f"epsilon is at least {found.value:.4g} at delta {found.delta:.3g} ({found.relation}, {kind}, {found.method})",
         f"it could have been {found.ceiling:.4g} at most, from {found.positives} trials with the record and "
         f"{found.negatives} without; looks: {found.looks}",
-        "counted: " + ", ".join(f"{name} {value}" for name, value in found.detail.items()),
+        "counted: " + ", ".join(f"{name} {value}" for name, value in counted.items()),
         f"holds if {found.assumption}",
     ]
     return "\n".join(lines)

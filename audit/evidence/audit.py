@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 from numpy import ndarray
+from scipy import stats
 
 from . import counts, one_run
 from .counts import CountBound, Errors
@@ -24,6 +25,9 @@ from .pairs import canary_guesses, pair_guesses
 from .thresholds import Choice, judged
 
 Trials = Literal["runs", "canaries", "random split", "labels"]
+
+_UNFAIR = 1e-6
+"""Chance of fair coins, below which coins are called unfair: in one audit of a million that is wrong."""
 
 _GAUSSIAN = "the mechanism is a composition of Gaussians, without sampling"
 
@@ -124,6 +128,7 @@ def audit_canaries(
     delta: float,
     level: float = 0.95,
     relation: Relation = "add_remove",
+    seed: int = 0,
 ) -> EpsilonEstimate:
     """A lower bound from the scores of canaries in one training.
 
@@ -136,15 +141,18 @@ def audit_canaries(
         delta: of the claim.
         level: confidence.
         relation: `replace_one` where a canary that is left out is replaced by another record.
+        seed: of the lot among equal scores; `pairs.seed_of_split` where places of rows may tell the coins.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument out of range, or coins that are plainly not fair.
     """
     declared = _declared(guesses)
-    found = [canary_guesses(scores, included, highest=high, lowest=low) for high, low in declared]
+    found = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
+    fairness = fair(included)
     flags = np.asarray(included)
     sizes = int(flags.sum()), int((~flags).sum())
-    return _of_guesses(found, declared, method, "canaries", delta, level, relation, sizes)
+    bound = _of_guesses(found, declared, method, "canaries", delta, level, relation, sizes)
+    return replace(bound, detail=bound.detail | {"p_of_fair_coins": fairness})
 
 
 def audit_random_split(
@@ -201,6 +209,7 @@ def audit_labels(
     proxy_error: float,
     delta: float,
     level: float = 0.95,
+    seed: int = 0,
 ) -> EpsilonEstimate:
     """A lower bound on the epsilon of labels, from records that were shown with their label or a proxy's; replace-one.
 
@@ -213,9 +222,10 @@ def audit_labels(
             is no default, because no data show it: what is proved is proved up to it.
         delta: of the claim.
         level: confidence; half of the error rate goes to the proxy where it errs.
+        seed: as for `audit_canaries`.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument out of range, or coins that are plainly not fair.
     """
     check_level(level)
     if method != "one_run":
@@ -224,7 +234,8 @@ def audit_labels(
     rate = 1 - level
     spent = 0.0 if proxy_error == 0 else rate / 2
     lost = given_away(len(np.asarray(scores)), proxy_error, 1 - spent) if spent else given_away(1, proxy_error, level)
-    found = [canary_guesses(scores, included, highest=high, lowest=low) for high, low in declared]
+    found = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
+    fairness = fair(included)
     kept = [Guesses(one.canaries, one.guessed, max(0, one.correct - lost)) for one in found]
     flags = np.asarray(included)
     sizes = int(flags.sum()), int((~flags).sum())
@@ -238,8 +249,27 @@ def audit_labels(
         level=level,
         ceiling=largest,
         assumption=f"{bound.assumption}, and the proxy errs by at most {proxy_error:g} in total variation",
-        detail=bound.detail | {"given_away": lost, "proxy_error": proxy_error},
+        detail=bound.detail | {"given_away": lost, "proxy_error": proxy_error, "p_of_fair_coins": fairness},
     )
+
+
+def fair(included: ndarray) -> float:
+    """The chance that as many fair coins fall as one-sidedly, by a two-sided binomial test.
+
+    Args:
+        included: bool [m], the coins.
+
+    Raises:
+        ValueError: when it is below 1e-6: guesses are then right without any leak.
+    """
+    ones, coins = int(np.asarray(included).sum()), len(included)
+    chance = float(stats.binomtest(ones, coins).pvalue)
+    if chance < _UNFAIR:
+        raise ValueError(
+            f"coins must be fair, and {ones} of {coins} are 1, which has a chance of {chance:.2g}: whoever guesses the "
+            "commoner side is right without any leak; give the trials as they were drawn, or take pairs of them"
+        )
+    return chance
 
 
 def _of_guesses(

@@ -16,16 +16,17 @@ from numpy import ndarray
 from .one_run import Guesses
 
 
-def canary_guesses(scores: ndarray, included: ndarray, *, highest: int, lowest: int) -> Guesses:
+def canary_guesses(scores: ndarray, included: ndarray, *, highest: int, lowest: int, seed: int = 0) -> Guesses:
     """Guesses that the highest scores are of canaries that were put in, and the lowest of others.
 
-    Whole groups of equal scores at an end are left out: to pick some of them would be by their place, which may tell.
+    Of equal scores at an end some are picked by lot, which tells nothing of their coins.
 
     Args:
         scores: [m], one a canary; larger for "in".
         included: bool [m], the coins.
         highest: how many are guessed to be in, fixed before the coins were looked at.
         lowest: how many to be out.
+        seed: of the lot; `seed_of_split` where places may tell the coins.
 
     Raises:
         ValueError: shapes differ, a score is not finite, or more guesses than canaries.
@@ -42,12 +43,11 @@ def canary_guesses(scores: ndarray, included: ndarray, *, highest: int, lowest: 
         raise ValueError(
             f"highest and lowest must be at least 0 and together in [1, {len(scores)}], got {highest} and {lowest}"
         )
-    ranked = np.sort(scores)
-    above = _beyond(ranked[::-1], highest, -np.inf)
-    below = _beyond(ranked, lowest, np.inf)
-    guessed_in, guessed_out = scores > above, scores < below
-    correct = int((guessed_in & included).sum() + (guessed_out & ~included).sum())
-    return Guesses(len(scores), int(guessed_in.sum() + guessed_out.sum()), correct)
+    # One order for both ends, so that they have nobody in common.
+    order = np.lexsort((np.random.default_rng(seed).random(len(scores)), scores))
+    guessed_out, guessed_in = order[:lowest], order[len(order) - highest :]
+    correct = int(included[guessed_in].sum() + (~included[guessed_out]).sum())
+    return Guesses(len(scores), highest + lowest, correct)
 
 
 def pair_guesses(
@@ -117,8 +117,3 @@ def seed_of_split(ids: ndarray, members: ndarray, seed: int = 0) -> int:
     """
     inside = np.sort(np.asarray(ids)[np.asarray(members)].astype(str))
     return int.from_bytes(hashlib.sha256("\n".join([str(seed), *inside.tolist()]).encode()).digest(), "big")
-
-
-def _beyond(ranked: ndarray, count: int, end: float) -> float:
-    """What scores have to be beyond to be among the first `count`, without those that tie with the next one."""
-    return end if count == len(ranked) else float(ranked[count])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from audit.evidence.audit import METHODS, audit_canaries, audit_random_split, audit_runs
+from audit.evidence.audit import METHODS, audit_canaries, audit_labels, audit_random_split, audit_runs
 from audit.evidence.estimate import judge, of_replacement
 from audit.evidence.one_run import Guesses, one_run
 from audit.evidence.pairs import canary_guesses, pair_guesses
@@ -24,13 +24,35 @@ def test_guesses_are_the_highest_and_the_lowest_scores():
     assert canary_guesses(scores, included, highest=0, lowest=3) == Guesses(6, 3, 2)
 
 
-def test_scores_that_tie_across_the_end_are_not_guessed():
-    """Which of them comes first in a file may tell who was in."""
+def test_of_scores_that_tie_some_are_guessed_by_lot_and_never_by_their_place():
     scores = np.array([1.0] * 5 + [0.0] * 5)
     included = np.arange(10) < 5
-    assert canary_guesses(scores, included, highest=3, lowest=0) == Guesses(10, 0, 0)
-    assert canary_guesses(np.zeros(10), included, highest=5, lowest=5) == Guesses(10, 0, 0)
-    assert canary_guesses(scores, included, highest=5, lowest=0) == Guesses(10, 5, 5)
+    assert canary_guesses(scores, included, highest=3, lowest=0) == Guesses(10, 3, 3)
+    assert canary_guesses(scores, included, highest=5, lowest=5) == Guesses(10, 10, 10)
+    # Of equal scores guesses are coins, wherever in the file those stand that were in: 200 lots of 20 of 100.
+    first = np.arange(100) < 50
+    right = [canary_guesses(np.zeros(100), first, highest=10, lowest=10, seed=seed).correct for seed in range(200)]
+    assert abs(np.mean(right) - 10) < 0.7 and np.std(right) > 1.5  # a standard error of 0.15
+    # Both ends have nobody in common.
+    assert canary_guesses(np.zeros(10), included, highest=5, lowest=5).correct in range(0, 11, 2)
+
+
+def test_scores_of_zeros_and_ones_prove_what_scores_with_other_digits_prove():
+    member = np.random.default_rng(0).random(1000) < 0.5
+    plain = audit_canaries(member.astype(float), member, method="one_run", guesses=[(50, 50)], delta=1e-5)
+    jitter = member + 1e-9 * np.random.default_rng(1).random(1000)
+    assert plain.value == audit_canaries(jitter, member, method="one_run", guesses=[(50, 50)], delta=1e-5).value > 3.4
+    assert plain.detail["guessed"] == 100 and plain.detail["correct"] == 100
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75, 0.25])
+def test_coins_that_are_plainly_not_fair_are_refused(share):
+    member, scores = np.arange(1000) < 1000 * share, np.random.default_rng(0).normal(size=1000)
+    for audit, more in ((audit_canaries, {}), (audit_labels, {"proxy_error": 0.0})):
+        with pytest.raises(ValueError, match=f"coins must be fair, and {1000 * share:.0f} of 1000 are 1"):
+            audit(scores, member, method="one_run", guesses=[(100, 0)], delta=1e-5, **more)
+    fair = np.random.default_rng(1).random(1000) < 0.5
+    assert audit_canaries(scores, fair, method="one_run", guesses=[(100, 0)], delta=1e-5).detail["p_of_fair_coins"] > 0
 
 
 def test_pairs_answer_the_largest_gaps_and_none_of_equal_scores():
