@@ -277,7 +277,8 @@ def _end(answer: Any, out: Path | None, as_json: bool) -> int:
 
 def _text(told: dict[str, Any]) -> str:
     """The verdict, a line an attack, and the bound on epsilon."""
-    lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
+    decided = told["verdict"]
+    lines = [f"{decided['headline']}: {decided['sentence']}", ""]
     names = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")
     ran = [one for one in told["attacks"] if one["metrics"]]
     width = max((len(one["name"]) for one in ran), default=6)
@@ -286,7 +287,7 @@ def _text(told: dict[str, Any]) -> str:
         cells = [_cell(one["metrics"].get(name)) for name in names]
         lines.append(one["name"].ljust(width) + "  " + "  ".join(cell.ljust(20) for cell in cells).rstrip())
     lines.append("")
-    bound = told["epsilon"]
+    bound, refuted = told["epsilon"], decided["word"] == "claim refuted"
     if "why_not" in bound:
         lines.append(f"epsilon: no bound, for {bound['why_not']}")
     else:
@@ -297,7 +298,8 @@ def _text(told: dict[str, Any]) -> str:
             f"{bound['ceiling']:.2f} at most could have been shown)"
         )
         if bound["claimed"] is not None:
-            lines.append(f"claim:   allows {bound['claimed']:.2f}: {'refuted' if bound['refutes'] else _power(bound)}")
+            judged = "refuted" if bound["refutes"] else "not by this bound" if refuted else _power(bound)
+            lines.append(f"claim:   allows {bound['claimed']:.2f}: {judged}")
     for sentence in (told.get("transcript") or {}).get("sentences", ()):
         lines.append(f"transcript: {sentence}")
     for one in told.get("not_tested", ()):

@@ -295,12 +295,6 @@ def audit_groups(
     if shift.found and isinstance(bound, EpsilonBound) and bound.split == "random":
         # Who says that the split was random is contradicted by the data themselves.
         bound = "members and non-members are told apart without the model, so the split was not drawn at random"
-    exposed = None
-    if by:
-        leading = next(one for one in outcomes if one.name == by[0].attack)
-        groups = (audited.members, audited.non_members)
-        labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
-        exposed = exposure(leading, members, labels)
     equations: Sequence[Any] | str = "not asked for"
     shared: tuple[GradientLeak, ...] = ()
     inputs = None
@@ -319,6 +313,22 @@ def audit_groups(
     # Each once: a transcript's sentences have those of the claim by itself among them.
     against = list(dict.fromkeys([*refuted, *(claim.errors if claim else ())]))
     least = _detectable(outcomes)
+    decided = verdict(
+        by,
+        bound,
+        shift,
+        against,
+        least,
+        backwards(outcomes, members, least),
+        right_answers(outcomes, members),
+        _weak(outcomes, known),
+    )
+    exposed = None
+    if by:
+        leading = next(one for one in outcomes if one.name == (decided.by or by[0].attack))
+        groups = (audited.members, audited.non_members)
+        labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
+        exposed = exposure(leading, members, labels)
     return ModelAudit(
         audited=audited,
         settings=settings,
@@ -331,13 +341,16 @@ def audit_groups(
         ranks=equations,
         shared=shared,
         shared_inputs=inputs,
-        verdict=_with_accuracy(
-            verdict(
-                by, bound, shift, against, least, backwards(outcomes, members, least), right_answers(outcomes, members)
-            ),
-            accuracy,
-        ),
+        verdict=_with_accuracy(decided, accuracy),
     )
+
+
+def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
+    """How many attacks ran, where none of them had shadow models; empty where one had."""
+    ran = [one for one in outcomes if one.scores is not None]
+    if any("SHADOWS" in one.requires.get("knows", ()) for one in ran):
+        return ""
+    return f"{len(ran)} of {len(known)} attacks"
 
 
 def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> AuditVerdict:

@@ -312,7 +312,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
             asked.settings.level,
             sum(one.scores is not None for one in found.outcomes),
         ),
-        "transcript": None if seen is None else _of_transcript(seen),
+        "transcript": None if seen is None else _of_transcript(seen, refuted=found.verdict.word == "claim refuted"),
         "rules": broken,
         "not_tested": [*_untested(found, asked), *(seen.skipped if seen else ())],
         "command": list(asked.command),
@@ -345,9 +345,11 @@ def _transcript(
     )
 
 
-def _of_transcript(seen: TranscriptVerdict) -> dict[str, Any]:
-    """As the report has it: numbers, and sentences for a reader."""
-    told = [f"The transcript of {seen.steps} updates: {seen.word}.", *seen.refuted, *seen.problems, *seen.remarks]
+def _of_transcript(seen: TranscriptVerdict, *, refuted: bool) -> dict[str, Any]:
+    """As the report has it: numbers, and sentences for a reader, who may read beside them that a claim is refuted."""
+    alone = refuted and seen.word == "no violation found"
+    word = "by itself it does not refute the claim" if alone else seen.word
+    told = [f"The transcript of {seen.steps} updates: {word}.", *seen.refuted, *seen.problems, *seen.remarks]
     return seen.to_dict() | {"sentences": told}
 
 

@@ -34,6 +34,9 @@ SplitKind = Literal["random", "unknown"]
 COMPARED = ("auc", "tpr_at_1pct_fpr")
 """Metrics by which a leak is looked for, each with a strongest attack of its own; both have a chance of their own."""
 
+_ACCIDENT = 0.004
+"""Chance of a number of members among the highest scores, below which they are named: by accident in 1 % of audits."""
+
 POWER = 0.8
 """With which a violation would have been found, where the report says what would have been."""
 
@@ -231,11 +234,12 @@ class Exposure:
 
     Attributes:
         attack: whose scores.
-        ids: members, the most exposed first.
+        ids: members, the most exposed first; none where no score is one of members far more often than of non-members.
         labels: of these.
         scores: of these.
         above: share of the non-members whose score is at least theirs: a false positive rate at which each is found.
         classes: class -> AUC among its members and non-members.
+        nobody: why nobody is named; empty where somebody is.
     """
 
     attack: str
@@ -244,6 +248,7 @@ class Exposure:
     scores: tuple[float, ...]
     above: tuple[float, ...]
     classes: Mapping[int, Metric]
+    nobody: str = ""
 
 
 def exposure(
@@ -263,7 +268,8 @@ def exposure(
     outside = np.sort(values[~inside])
     own = values[inside]
     above = 1 - np.searchsorted(outside, own, side="left") / len(outside)
-    order = np.lexsort((ids[inside], -own))[:most]
+    count, nobody = _standing_out(own, outside, most)
+    order = np.lexsort((ids[inside], -own))[:count]
     chosen = [int(ids[inside][i]) for i in order]
     kinds = np.array([labels[int(i)] for i in ids])
     return Exposure(
@@ -276,7 +282,35 @@ def exposure(
             int(kind): auc(values[inside & (kinds == kind)], values[~inside & (kinds == kind)])
             for kind in np.unique(kinds)
         },
+        nobody=nobody,
     )
+
+
+def _standing_out(own: Float[ndarray, " p"], outside: Float[ndarray, " q"], most: int) -> tuple[int, str]:
+    """How many of the highest scores of members are named, and why none where none are.
+
+    Members of one score are named together or not at all, and only those of scores that members have more often than
+    an accident gives, beside the false alarms that come with them, by a binomial test.
+    """
+    share = len(own) / (len(own) + len(outside))
+    best, named = (1.0, 0, 0), 0
+    for score in np.unique(own)[::-1]:
+        named = int((own >= score).sum())
+        if named > most:
+            break
+        alarms = int((outside >= score).sum())
+        chance = float(stats.binom.sf(named - 1, named + alarms, share))
+        best = min(best, (chance, -named, alarms))
+    chance, count, _ = best
+    if count and chance < _ACCIDENT:
+        return -count, ""
+    highest = float(own.max())
+    ties, alarms = int((own == highest).sum()), int((outside >= highest).sum())
+    if ties > most:
+        return 0, f"nobody stands out: {ties} members share the highest score, and {alarms} non-members have it or more"
+    top = np.sort(np.concatenate([own, outside]))[-most:].min()
+    inside, alarms = int((own >= top).sum()), int((outside >= top).sum())
+    return 0, f"nobody stands out: of the {inside + alarms} highest scores {inside} are members' and {alarms} others'"
 
 
 def allowed_by(curve: TradeOff) -> dict[str, float]:

@@ -48,7 +48,7 @@ def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, st
     origin = library()
     return {
         "schema": SCHEMA,
-        "verdict": asdict(found.verdict),
+        "verdict": found.verdict.to_dict(),
         "groups": {
             "members": len(found.audited.members),
             "non_members": len(found.audited.non_members),
@@ -78,6 +78,7 @@ def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, st
         if exposed is None
         else {
             "attack": exposed.attack,
+            "nobody": exposed.nobody,
             "examples": [
                 {"id": i, "name": (names or {}).get(i, str(i)), "label": y, "score": s, "false_positive_rate": a}
                 for i, y, s, a in zip(exposed.ids, exposed.labels, exposed.scores, exposed.above, strict=True)

@@ -59,7 +59,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     return AuditAnswer(
         document={
             "schema": "leakbench-scores/1",
-            "verdict": {"word": told.word, "sentence": told.sentence},
+            "verdict": told.to_dict(),
             "scores": {"file": path.name, "sha256": table.sha256, "members": len(members), "rows": len(table.ids)},
             "attacks": [
                 {"name": one.name, "metrics": {name: _plain(metric) for name, metric in one.metrics.items()}}

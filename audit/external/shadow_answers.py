@@ -30,7 +30,7 @@ from .files import read_tensors
 _CHANCE = 1e-6
 """That halves which do not regard membership are refused."""
 
-_OTHER_SIZE = 20.0
+_OTHER_SIZE = 100.0
 """Ratio of standard deviations of logits, from which on those of shadow models are of another kind."""
 
 

@@ -8,8 +8,8 @@ that a large number proves nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from jaxtyping import Int
 from numpy import ndarray
@@ -31,10 +31,34 @@ class AuditVerdict:
     Attributes:
         word: the answer; `within the claim` where attacks find something, and no more than the owner's claim allows.
         sentence: what shows it, with its interval; where nothing does, what would have.
+        by: the attack that decided; empty where none did.
+        how: whether averages over all candidates decided, or answers to pairs, which are of the surest.
+        weak: which attacks ran, where no leak was found and none of them had shadow models; empty elsewhere.
     """
 
     word: Literal["leaks", "within the claim", "no leak found", "cannot be told", "claim refuted"]
     sentence: str
+    by: str = ""
+    how: Literal["averages", "pairs", ""] = ""
+    weak: str = ""
+
+    @property
+    def tone(self) -> Literal["bad", "good", "neutral", "warn"]:
+        """How a page shows it: nothing is good news that weak attacks have not found."""
+        if self.word in ("leaks", "claim refuted"):
+            return "bad"
+        if self.word == "cannot be told":
+            return "warn"
+        return "neutral" if self.weak else "good"
+
+    @property
+    def headline(self) -> str:
+        """The word, with how many attacks it rests on where these are weak."""
+        return f"{self.word} by {self.weak}" if self.weak else self.word
+
+    def to_dict(self) -> dict[str, str]:
+        """As a report has it."""
+        return {**asdict(self), "tone": self.tone, "headline": self.headline}
 
 
 def verdict(
@@ -45,6 +69,7 @@ def verdict(
     detectable: float = 1.0,
     reverse: str = "",
     pairs: EpsilonBound | str | None = None,
+    weak: str = "",
 ) -> AuditVerdict:
     """The verdict of an audit.
 
@@ -60,12 +85,14 @@ def verdict(
         reverse: what shows that non-members look more like members than members do, by `backwards`.
         pairs: answers to pairs by `right_answers`, which no claim and no level of a bound can hide; those of the bound
             where None.
+        weak: which attacks ran, as "3 of 10 attacks", where none of them had shadow models; empty elsewhere.
     """
-    told, proof = list(refuted), ""
+    told, proof, answered = list(refuted), "", ""
     pairs = bound if pairs is None else pairs
     if isinstance(pairs, EpsilonBound) and pairs.value > 0:
-        proof = _answered(pairs)
+        proof, answered = _answered(pairs), pairs.attack
     if isinstance(bound, EpsilonBound) and bound.value > 0:
+        answered = bound.attack
         # More right answers than coins have, whatever the split; an epsilon where the split was random only.
         proof = _answered(bound)
         if bound.split == "random":
@@ -75,7 +102,12 @@ def verdict(
         if bound.refutes:
             told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
     if told:
-        return AuditVerdict(word="claim refuted", sentence=f"The claim is refuted: {'; '.join(told)}.")
+        return AuditVerdict(
+            word="claim refuted",
+            sentence=f"The claim is refuted: {'; '.join(told)}.",
+            by=answered,
+            how="pairs" if answered else "",
+        )
     seen = [one for one in by if one.found]
     if shift.found:
         return AuditVerdict(
@@ -86,7 +118,13 @@ def verdict(
             ),
         )
     if seen or proof:
-        shown = "; ".join([*map(_words, seen), *([proof] if proof else [])])
+        averages = next((one for one in seen if one.metric == "auc"), None)
+        decided: dict[str, Any] = {"by": averages.attack, "how": "averages"} if averages else {}
+        if not averages:
+            decided = {"by": answered or seen[0].attack, "how": "pairs" if answered else "averages"}
+        # What decided goes first, and an average that misses it is explained.
+        parts = [*map(_words, seen), *([proof] if proof else [])]
+        shown = "; ".join(parts if averages else parts[::-1])
         # A finite epsilon is a leak that the owner has declared: what is within it is no alarm, and no proof either.
         within = by and by[0].allowed is not None and all(one.value <= (one.allowed or 0.0) for one in seen)
         # Of a split that nobody calls random a bound proves no epsilon, and is no sign that the claim holds either.
@@ -94,8 +132,11 @@ def verdict(
             return AuditVerdict(
                 word="within the claim",
                 sentence=f"What attacks find is no more than the claim allows, and no proof of it: {shown}.",
+                **decided,
             )
-        return AuditVerdict(word="leaks", sentence=f"This model leaks who was trained on: {shown}.")
+        return AuditVerdict(
+            word="leaks", sentence=f"This model leaks who was trained on: {shown}.{_missed(by, averages)}", **decided
+        )
     if not by:
         return AuditVerdict(
             word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks."
@@ -117,12 +158,25 @@ def verdict(
                 f"more than what is called none (an AUC below {detectable:.3f}); take 1,000 of each."
             ),
         )
+    ran = f"{weak} ran, none of them with shadow models, which find most. None" if weak else "No attack that ran"
     return AuditVerdict(
         word="no leak found",
         sentence=(
-            f"No attack that ran told members from non-members: {_words(most)}. From an AUC of {detectable:.3f} on a "
-            "leak would have shown in four audits of five; smaller leaks, and stronger attacks, are not excluded."
+            f"{ran} told members from non-members: {_words(most)}. From an AUC of {detectable:.3f} on a leak would "
+            "have shown in four audits of five; smaller leaks, and stronger attacks, are not excluded."
         ),
+        weak=weak,
+    )
+
+
+def _missed(by: Sequence[Strongest], found: Strongest | None) -> str:
+    """Why an average over all candidates misses what was shown; empty where it does not."""
+    most = next((one for one in by if one.metric == "auc"), None)
+    if found or most is None:
+        return ""
+    return (
+        f" An AUC is an average over all candidates, here {most.value:.3f} at most, and misses what is leaked of the "
+        "few that an attack is surest of."
     )
 
 

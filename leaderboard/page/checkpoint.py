@@ -111,7 +111,7 @@ def summary(told: Mapping[str, Any]) -> str:
     ran = [one for one in told["attacks"] if one["metrics"]]
     heads = [METRICS[name].label for name in SHOWN[:3]]
     lines = [
-        f"## leakbench audit: {told['verdict']['word']}",
+        f"## leakbench audit: {told['verdict'].get('headline', told['verdict']['word'])}",
         "",
         in_markdown(told["verdict"]["sentence"]),
         "",
@@ -154,7 +154,9 @@ def render(told: dict[str, Any], folder: Path) -> str:
     context = {
         "css": Markup(environment.loader.get_source(environment, "page.css")[0]),  # noqa: S704 -- ours
         "told": told,
-        "tone": TONES.get(told["verdict"]["word"], "warn"),
+        "headline": _sentence(told["verdict"].get("headline", told["verdict"]["word"])),
+        "tone": told["verdict"].get("tone", TONES.get(told["verdict"]["word"], "warn")),
+        "decided": _decided(told["verdict"]),
         "facts": _facts(told),
         "epsilon": _sentence(epsilon_words(told["epsilon"])),
         "claim": claim_words(told),
@@ -210,6 +212,8 @@ def claim_words(told: Mapping[str, Any]) -> list[str]:
     allows = f"Where one record replaces another it allows an epsilon of {bound['claimed']:.2f}"
     if bound["refutes"]:
         return [*said, f"{allows}, which the bound refutes."]
+    if told["verdict"]["word"] == "claim refuted":  # by something else, as a transcript
+        return [*said, f"{allows}, which this bound by itself does not refute."]
     if bound["split"] != "random":
         return [*said, f"{allows}; nobody says that members were drawn at random, so the bound judges nothing."]
     if bound["needed"] is None:
@@ -220,6 +224,20 @@ def claim_words(told: Mapping[str, Any]) -> list[str]:
         f"{bound['needed']:.1%} of its answers; it was in {bound['correct'] / max(1, bound['guessed']):.1%}. That "
         "is no proof of the claim.",
     ]
+
+
+def _decided(verdict: Mapping[str, Any]) -> str:
+    """By which numbers the verdict goes."""
+    if verdict.get("how") == "pairs":
+        return (
+            f"The verdict goes by answers of {verdict['by']} to pairs, those that it is surest of. The two above are "
+            "averages over all examples, and miss what is leaked of few."
+        )
+    return (
+        "The verdict goes by these two. Each was chosen on one half of the examples and measured on the other: the "
+        "largest of several numbers on the same examples flatters an attack, so a row above may exclude chance where "
+        "the verdict finds no leak."
+    )
 
 
 def _sentence(words: str) -> str:

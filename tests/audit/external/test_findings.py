@@ -188,15 +188,34 @@ def test_few_pairs_give_a_reason_and_no_number():
 
 
 def test_exposure_names_members_by_the_rate_at_which_they_are_found():
-    ids = torch.tensor([7, 3, 11, 2, 5, 13])
-    scores = MembershipScores(ids=ids, scores=torch.tensor([5.0, 1.0, 3.0, 4.0, 2.0, 0.0]).double(), exact=False)
-    one = AttackOutcome(name="a", scores=scores)
-    found = exposure(one, np.array([7, 3, 11]), {7: 0, 3: 1, 11: 0, 2: 0, 5: 1, 13: 1}, most=2)
-    assert found.ids == (7, 11)
-    assert found.labels == (0, 0)
-    assert found.above == pytest.approx((0.0, 1 / 3))
-    assert found.classes[0].value == 0.5
-    assert found.classes[1].value == 0.5
+    # Members 0 to 99, of which the first ten stand above all others; non-members 100 to 199.
+    values = np.concatenate([np.arange(300, 290, -1), np.arange(90) * 2, np.arange(100) * 2 + 1])
+    found = exposed(values)
+    assert found.ids == tuple(range(10)) and found.nobody == ""
+    assert found.labels == (0, 1) * 5 and found.above == (0.0,) * 10
+    assert set(found.classes) == {0, 1}
+
+
+def exposed(values, members=100, most=12):
+    ids = torch.arange(len(values))
+    one = AttackOutcome(name="a", scores=MembershipScores(ids=ids, scores=torch.tensor(values).double(), exact=False))
+    return exposure(one, np.arange(members), {i: i % 2 for i in range(len(values))}, most=most)
+
+
+def test_members_who_share_a_score_with_as_many_others_are_not_named():
+    tie = np.concatenate([np.full(30, 5.0), np.zeros(70), np.full(40, 5.0), np.zeros(60)])
+    found = exposed(tie)
+    assert found.ids == () and found.nobody.startswith("nobody stands out: 30 members share the highest score, and 40")
+    # Whom a tie would cut in two is not named, and those above it are.
+    above = np.concatenate([np.arange(109, 100, -1), np.full(50, 5.0), np.zeros(41), np.zeros(100)])
+    assert exposed(above).ids == tuple(range(9))
+
+
+def test_somebody_is_named_by_chance_in_few_audits():
+    draw = np.random.default_rng(0)
+    named = sum(bool(exposed(draw.normal(size=200)).ids) for _ in range(300))
+    assert named <= stats.binom.ppf(0.9999, 300, 0.01)
+    assert "nobody stands out: of the 12 highest scores" in exposed(draw.normal(size=200)).nobody
 
 
 def test_a_bound_that_refutes_is_the_verdict():

@@ -101,9 +101,22 @@ def test_no_delta_and_no_level_hides_that_pairs_are_answered_rightly(delta, leve
     found = verdict([replace(auc, allowed=None)], bound, NO_SHIFT, (), 0.9, "", right_answers(outcomes, ids))
     assert found.word == "leaks"
     assert "of 80 answers" in found.sentence
+    # What decided goes first, and an average that misses it is explained.
+    assert found.sentence.startswith("This model leaks who was trained on: a was right in ")
+    assert (found.by, found.how) == ("a", "pairs") and "An AUC is an average over all candidates" in found.sentence
     # Of a claim that implies nothing of replacement no answers go beyond it.
     large = verdict([auc], "the claim implies nothing", NO_SHIFT, (), 0.9, "", right_answers(outcomes, ids))
     assert large.word == "within the claim"
+
+
+def test_what_weak_attacks_have_not_found_is_no_good_news():
+    draw = np.random.default_rng(8)
+    by = [strongest([_outcome("a", draw.normal(size=150), draw.normal(size=150))], "auc")]
+    strong = verdict([one for one in by if one], "none", NO_SHIFT, (), 0.9)
+    assert (strong.word, strong.tone, strong.headline) == ("no leak found", "good", "no leak found")
+    weak = verdict([one for one in by if one], "none", NO_SHIFT, (), 0.9, weak="3 of 10 attacks")
+    assert (weak.word, weak.tone) == ("no leak found", "neutral")
+    assert weak.headline == "no leak found by 3 of 10 attacks" and "none of them with shadow models" in weak.sentence
 
 
 def test_answers_by_chance_are_called_a_leak_in_few_audits():
