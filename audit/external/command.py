@@ -259,6 +259,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         model = filled(model, named.tensors)
     else:
         model = folder.model
+    _refuse_other_columns(model, groups.columns)
     model = model.to(asked.device).eval()
     report("pre-flight")
     delta = asked.settings.delta_of_bounds
@@ -322,6 +323,19 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         document=told,
         broken=tuple(one["broken"] for one in broken if one["broken"]),
         refuted=found.verdict.word == "claim refuted",
+    )
+
+
+def _refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None) -> None:
+    """Refuses a table whose columns are not those that a model names, as `feature_names`, in their order."""
+    wanted = getattr(model, "feature_names", None)
+    if not isinstance(wanted, list | tuple) or columns is None or list(wanted) == list(columns):
+        return
+    place = next((i for i, pair in enumerate(zip(wanted, columns, strict=False)) if pair[0] != pair[1]), len(columns))
+    named = [str(names[place]) if place < len(names) else "none" for names in (wanted, columns)]
+    raise ValueError(
+        f"columns of members must be the feature_names of the model, in their order, and column {place + 1} is "
+        f"{named[1]} instead of {named[0]}; write the table in the order of the training"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class DataFile:
         notes: what was done to them, a sentence each.
         stored: type of the numbers in the source.
         class_names: in the order of their numbers; None where the source has numbers alone.
+        columns: names of the numbers of an input, in their order; None where they have none.
     """
 
     source: str
@@ -53,6 +54,7 @@ class DataFile:
     notes: tuple[str, ...] = ()
     stored: str = "float32"
     class_names: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.labels):
@@ -145,6 +147,7 @@ class Groups:
         sources: name of the group -> its source, digest, number and notes, for the report.
         names: id -> name of the group and the owner's own id.
         preprocess: that inputs went through.
+        columns: names of the numbers of an input, in the order in which the model is fed; None where they have none.
     """
 
     members: Examples
@@ -153,21 +156,23 @@ class Groups:
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     preprocess: Preprocess = Preprocess()
+    columns: tuple[str, ...] | None = None
 
 
 def groups_of(
     members: DataFile, non_members: DataFile, population: DataFile | None = None, preprocess: Preprocess | None = None
 ) -> Groups:
-    """Groups of examples of one shape.
+    """Groups of examples of one shape; columns that have names are put into the order of the members'.
 
     Raises:
-        ValueError: shapes differ, or how inputs are stored, or the classes of folders.
+        ValueError: shapes differ, or names of columns, or how inputs are stored, or the classes of folders.
     """
-    given = {"members": members, "non_members": non_members, "population": population}
+    given: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
     wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
     for name, one in given.items():
         if one is None:
             continue
+        one = given[name] = in_order(one, members)
         if tuple(one.inputs.shape[1:]) != wanted:
             raise ValueError(
                 f"{one.source} must have inputs of the members' shape, {list(wanted)}, got {list(one.inputs.shape[1:])}"
@@ -196,7 +201,39 @@ def groups_of(
         },
         names=names,
         preprocess=Preprocess() if preprocess is None else preprocess,
+        columns=members.columns,
     )
+
+
+def in_order(one: DataFile, members: DataFile) -> DataFile:
+    """Examples with their columns in the order of the members', by their names.
+
+    Args:
+        one: of any group.
+        members: of the audited model.
+
+    Raises:
+        ValueError: the names are not the same, or one of the two has none.
+    """
+    ours, theirs = members.columns, one.columns
+    if ours == theirs:
+        return one
+    if ours is None or theirs is None:
+        with_names, without = (members, one) if theirs is None else (one, members)
+        raise ValueError(
+            f"{without.source} must name its columns as {with_names.source} does: without names nobody knows whether "
+            "they are in one order; give both as the same kind of file"
+        )
+    lacking, strange = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+    if lacking or strange:
+        got = [f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names]
+        raise ValueError(
+            f"{one.source} must have the columns of {members.source}, whatever their order, and {' and '.join(got)}"
+        )
+    places = torch.tensor([theirs.index(name) for name in ours])
+    inputs = one.inputs.flatten(1)[:, places].reshape(one.inputs.shape)
+    note = f"columns of {one.source} were put into the order of {members.source}, by their names"
+    return replace(one, inputs=inputs, columns=ours, notes=(*one.notes, note))
 
 
 def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
@@ -251,6 +288,7 @@ def _examples(raw: RawExamples, source: str, digest: str) -> DataFile:
         notes=notes,
         stored=str(raw.inputs.dtype),
         class_names=raw.class_names,
+        columns=raw.columns,
     )
 
 

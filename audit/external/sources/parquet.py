@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
         inputs.clear()
     if len(columns) > 1:
         notes = (*notes, f"inputs of {source} are its columns {columns[0]} to {columns[-1]}, {len(columns)} of them")
-    return checked(
+    found = checked(
         source,
         reading,
         inputs=stored,
@@ -96,6 +97,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
         ids=np.concatenate(names) if ids else None,
         notes=notes,
     )
+    return replace(found, columns=tuple(columns)) if _is_number(schema.field(columns[0]).type) else found
 
 
 def _is_number(kind: pa.DataType) -> bool:

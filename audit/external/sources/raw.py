@@ -104,6 +104,7 @@ class RawExamples:
         ids: [n], whole numbers or words, distinct; None where the source has none.
         class_names: of the classes by number, where the source has names.
         notes: sentences on what was done.
+        columns: names of the numbers of an input, where each is a column of its own; None where they have no names.
     """
 
     inputs: ndarray
@@ -111,6 +112,7 @@ class RawExamples:
     ids: ndarray | None = None
     class_names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
 
 
 AS_IS = Reading()

@@ -57,6 +57,28 @@ def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
     assert all(record.claim is not None and record.claim.epsilon is None for record in records)
 
 
+def test_a_table_has_the_columns_that_a_model_names(leakbench, tmp_path):
+    draw = np.random.default_rng(0)
+    for name in ("m", "n"):
+        columns = {f"f{i}": draw.normal(size=40) for i in (1, 0, 2)}
+        pd.DataFrame(columns | {"label": np.arange(40) % 2}).to_parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build(classes=2):\n"
+        "    model = nn.Sequential(nn.Linear(3, classes))\n"
+        "    model.feature_names = ['f0', 'f1', 'f2']\n"
+        "    return model\n",
+        encoding="utf-8",
+    )
+    save_file({"0.weight": torch.randn(2, 3), "0.bias": torch.zeros(2)}, tmp_path / "net.safetensors")
+    given = {name: str(tmp_path / name) for name in ("net.safetensors", "net.py", "m.parquet", "n.parquet")}
+    code, _, err = leakbench(
+        *(given["net.safetensors"], "--model", f"{given['net.py']}:build", "--trust-code"),
+        *("--members", given["m.parquet"], "--non-members", given["n.parquet"]),
+    )
+    assert code == 2 and "in their order, and column 1 is f1 instead of f0" in err
+
+
 def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
     plain = (*FILES, "--no-gradients", "--attacks", "loss_threshold")
     code, out, _ = leakbench(*plain, "--claim", "epsilon=0.8", "--json")

@@ -1,6 +1,7 @@
 """Audits by name, guesses at coins, and the verdict on a claim."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,7 @@ def test_scores_of_zeros_and_ones_prove_what_scores_with_other_digits_prove():
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.25])
 def test_coins_that_are_plainly_not_fair_are_refused(share):
     member, scores = np.arange(1000) < 1000 * share, np.random.default_rng(0).normal(size=1000)
+    more: dict[str, Any]
     for audit, more in ((audit_canaries, {}), (audit_labels, {"proxy_error": 0.0})):
         with pytest.raises(ValueError, match=f"coins must be fair, and {1000 * share:.0f} of 1000 are 1"):
             audit(scores, member, method="one_run", guesses=[(100, 0)], delta=1e-5, **more)

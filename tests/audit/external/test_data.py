@@ -190,3 +190,47 @@ def test_a_data_set_of_ours_is_dealt_by_a_file(tmp_path):
         read_named("digits", path)
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         read_named("digit", path)
+
+
+def table(path, columns, rows=6, seed=0):
+    """A Parquet file of named columns, of which a number tells its column and its row."""
+    numbers = {name: 100.0 * (ord(name[-1]) - ord("a")) + np.arange(rows) + seed for name in columns}
+    pd.DataFrame(numbers | {"label": np.arange(rows) % 2}).to_parquet(path)
+    return read_examples(str(path))
+
+
+@pytest.mark.parametrize("group", ["non_members", "population"])
+def test_columns_are_matched_by_their_names_and_not_by_their_places(tmp_path, group):
+    members = table(tmp_path / "m.parquet", "abcd")
+    other = table(tmp_path / "o.parquet", "dbca", seed=20)
+    straight = table(tmp_path / "s.parquet", "abcd", seed=20)
+    given = {"non_members": table(tmp_path / "n.parquet", "abcd", seed=10), "population": straight}
+    found, expected = (groups_of(members, **(given | {group: one})) for one in (other, straight))
+    made, wanted = getattr(found, group), getattr(expected, group)
+    assert torch.equal(made.inputs, wanted.inputs) and torch.equal(made.ids, wanted.ids)
+    assert found.columns == ("a", "b", "c", "d")
+    assert "were put into the order of" in found.sources[group]["notes"][-1]
+    assert not [note for note in expected.sources[group]["notes"] if "put into the order" in note]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [("abce", "and lacks d and has e"), ("abc", "and lacks d"), ("abcde", "and has e"), ("ABCD", "and lacks a, b, c")],
+)
+def test_columns_of_other_names_are_refused(tmp_path, columns, words):
+    members, other = table(tmp_path / "m.parquet", "abcd"), table(tmp_path / "o.parquet", columns, seed=10)
+    with pytest.raises(
+        ValueError, match=f"o.parquet must have the columns of .*m.parquet, whatever their order, {words}"
+    ):
+        groups_of(members, other)
+
+
+def test_columns_without_names_beside_some_with_names_are_refused(tmp_path):
+    members = table(tmp_path / "m.parquet", "abcd")
+    np.savez(tmp_path / "n.npz", x=np.random.default_rng(0).normal(size=(6, 4)), y=np.arange(6) % 2)
+    for groups in (
+        (members, read_examples(str(tmp_path / "n.npz"))),
+        (read_examples(str(tmp_path / "n.npz")), members),
+    ):
+        with pytest.raises(ValueError, match=r"n.npz must name its columns as .*m.parquet does"):
+            groups_of(*groups)
