@@ -228,9 +228,7 @@ def test_columns_of_other_names_are_refused(tmp_path, columns, words):
 def test_columns_without_names_beside_some_with_names_are_refused(tmp_path):
     members = table(tmp_path / "m.parquet", "abcd")
     np.savez(tmp_path / "n.npz", x=np.random.default_rng(0).normal(size=(6, 4)), y=np.arange(6) % 2)
-    for groups in (
-        (members, read_examples(str(tmp_path / "n.npz"))),
-        (read_examples(str(tmp_path / "n.npz")), members),
-    ):
+    nameless = read_examples(str(tmp_path / "n.npz"))
+    for first, second in ((members, nameless), (nameless, members)):
         with pytest.raises(ValueError, match=r"n.npz must name its columns as .*m.parquet does"):
-            groups_of(*groups)
+            groups_of(first, second)
