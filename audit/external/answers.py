@@ -6,20 +6,26 @@ logarithms of probabilities are a kind.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from scipy import optimize
 from torch import Tensor, nn
 
 from defenses.core import tensors_of
 
 from ..observe import logits_of
+from .diagnosis import knowledge
 
 Form = Literal["logits", "probabilities", "percentages"]
 
 _ONE = 5e-3
 """How far from 1 probabilities may add up, which half precision rounds."""
+
+_USUAL = (0.01, 10.0)
+"""Factors of logits that leave them as they are: an overfitted model is too sure of itself, and often by ten times."""
 
 
 def form_of(answers: Float[Tensor, "... classes"]) -> Form:
@@ -48,18 +54,20 @@ class AsLogits(nn.Module):
     Attributes:
         model: the other one.
         form: of its answers.
+        factor: that logits are multiplied by, positive.
     """
 
     form: Form
 
-    def __init__(self, model: nn.Module, form: Form) -> None:
+    def __init__(self, model: nn.Module, form: Form, factor: float = 1.0) -> None:
         """Wraps a model."""
         super().__init__()
-        self.model, self.form = model, form
+        self.model, self.form, self.factor = model, form, factor
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits [n, classes]."""
-        return as_logits(scores_in(self.model(inputs)), self.form)
+        logits = as_logits(scores_in(self.model(inputs)), self.form)
+        return logits if self.factor == 1 else self.factor * logits
 
 
 class NoLogits(ValueError):
@@ -83,12 +91,45 @@ def scores_in(outputs: Any) -> Tensor:
     raise TypeError(f"a model must answer with logits, or with an object that holds some, got {type(outputs).__name__}")
 
 
-def answering_logits(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, str]:
+def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
+    """The positive factor of all logits under which labels are likeliest; 1 where logits are constant or undefined.
+
+    A temperature (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017). It goes by no membership.
+    """
+    rows = logits.double()
+    spread = float((rows - rows.mean(1, keepdim=True)).square().mean().sqrt())
+    if not 0 < spread < math.inf:
+        return 1.0
+    unit = rows / spread
+
+    def loss(exponent: float) -> float:
+        return float(nn.functional.cross_entropy(math.exp(exponent) * unit, labels))
+
+    found: Any = optimize.minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+    return math.exp(float(found.x)) / spread
+
+
+def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
+    """The likeliest factor of logits that are of another size by far; 1 of those of a usual one."""
+    factor = likeliest_factor(logits, labels)
+    # Of a model that knows nothing no size is likelier than none at all.
+    if _USUAL[0] <= factor <= _USUAL[1] or not knowledge(logits.argmax(1), labels, logits.shape[1]).known:
+        return 1.0
+    return factor
+
+
+def answering_logits(
+    model: nn.Module, inputs: Tensor, labels: Int[Tensor, " n"] | None = None
+) -> tuple[nn.Module, str]:
     """The model as one that answers with logits, and a sentence on what it answers with; empty for logits.
+
+    Logits of another size by far, as of a last layer that was multiplied by something, are brought to the size at which
+    labels are likeliest: a positive factor changes no answer, and must not change what an audit finds.
 
     Args:
         model: in evaluation mode.
         inputs: as it is fed, of all whom it is asked about: a few might look like probabilities by accident.
+        labels: of these, by which sizes are judged; None to leave sizes alone.
 
     Raises:
         NoLogits: of an answer of another shape.
@@ -99,9 +140,16 @@ def answering_logits(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, str]:
     taken = model if plain else AsLogits(model, "logits")
     if (scores := scores_in(told)).ndim != 2 or scores.shape[1] < 2:
         raise NoLogits(f"model must answer with logits [n, classes], got {list(scores.shape)} for one example")
-    form = form_of(logits_of(taken, inputs))
+    answers = logits_of(taken, inputs)
+    form = form_of(answers)
     said = [] if plain else [f"it answers with {type(told).__name__}, of which its logits are taken"]
     if form != "logits":
         taken = AsLogits(model, form)
         said.append(f"it answers with {form}, whose logarithms are taken for logits")
+    if labels is None or int(labels.max()) >= answers.shape[1]:
+        return taken, "; ".join(said)
+    logits = as_logits(answers, form)
+    if (factor := unusual_factor(logits, labels)) != 1:
+        taken = AsLogits(model, form, factor)
+        said.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
     return taken, "; ".join(said)

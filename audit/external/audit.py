@@ -45,7 +45,7 @@ from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank, refuse_other_answers
 from .transcript import WatchedTranscript
 from .transcript_attacks import run_on_transcript, transcript_attacks
-from .verdict import AuditVerdict, backwards, right_answers, verdict
+from .verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
 
 Pair = tuple[Tensor, Tensor]
 """(inputs [n, ...], labels [n])."""
@@ -322,6 +322,7 @@ def audit_groups(
         backwards(outcomes, members, least),
         right_answers(outcomes, members),
         _weak(outcomes, known),
+        why_tied(outcomes, least),
     )
     exposed = None
     if by:

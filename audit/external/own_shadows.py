@@ -76,7 +76,7 @@ def own_shadows(
             answers = {name: as_logits(part, form_of(part)) for name, part in load(path.read_bytes()).items()}
         else:
             own = pick(asked, half.nonzero()[:, 0])
-            answers, told = _answers(audited, train, own, seen, seed_of(key, f"model {number}"))
+            answers, told = _answers(audited, train, own, seen, asked.labels, seed_of(key, f"model {number}"))
             forms |= {told} if told else set()
             if path is not None:
                 write_bytes(path, save(answers))
@@ -92,7 +92,9 @@ def own_shadows(
     ).bank()
 
 
-def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: int) -> tuple[dict[str, Tensor], str]:
+def _answers(
+    audited: Audited, train: Train, own: Examples, seen: Tensor, labels: Tensor, seed: int
+) -> tuple[dict[str, Tensor], str]:
     """Of a model just trained, and a sentence on their form where it is not that of logits."""
     device, classes = own.inputs.device, audited.classes
     # What the function draws from PyTorch's own generator follows from its seed, too, and leaves ours as it was.
@@ -107,7 +109,8 @@ def _answers(audited: Audited, train: Train, own: Examples, seen: Tensor, seed: 
             ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"--train must return a torch.nn.Module, got {type(model).__name__}")
-    model, told = answering_logits(model.to(device).eval(), seen.flatten(0, 1))
+    of_views = labels.repeat_interleave(seen.shape[1])
+    model, told = answering_logits(model.to(device).eval(), seen.flatten(0, 1), of_views)
     public = own.inputs.new_zeros(0, *own.inputs.shape[1:]) if audited.population is None else audited.population.inputs
     logits = logits_of(model, seen.flatten(0, 1))
     if logits.ndim != 2 or logits.shape[1] != classes:

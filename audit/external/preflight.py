@@ -108,7 +108,8 @@ def preflight(
     members, outside = groups.members, groups.non_members
     shape = list(members.inputs.shape[1:])
     try:
-        model, told = answering_logits(model, torch.cat([members.inputs, outside.inputs]))
+        labels = torch.cat([members.labels, outside.labels])
+        model, told = answering_logits(model, torch.cat([members.inputs, outside.inputs]), labels)
         answers = [logits_of(model, group.inputs) for group in (members, outside)]
     except NoLogits:
         raise
@@ -118,7 +119,6 @@ def preflight(
             f"model must take inputs of shape {shape}, and fails on them: {why}; images lie channels first"
         ) from None
     classes = int(answers[0].shape[1])
-    labels = torch.cat([members.labels, outside.labels])
     remarks = [*_of_labels(labels, classes), *without_model(groups, accept), *_of_near(groups)]
     if told:
         remarks.append(Remark(kind="form", stop=False, sentence=f"the model is read as one of logits: {told}"))

@@ -16,7 +16,7 @@ from .gate import Rule, rules
 from .rule_numbers import judged, numbers_of_rules, unless_proved
 from .score_files import COLUMNS, read_scores
 from .sizes import smallest_leak
-from .verdict import backwards, right_answers, verdict
+from .verdict import backwards, right_answers, verdict, why_tied
 
 
 def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
@@ -52,7 +52,9 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level, len(table.outcomes))
     reverse = backwards(table.outcomes, members, float(sizes["auc"]))
     right = right_answers(table.outcomes, members)
-    told = verdict(by, bound, unknown, claim.errors if claim else (), float(sizes["auc"]), reverse, right)
+    least = float(sizes["auc"])
+    tied = why_tied(table.outcomes, least)
+    told = verdict(by, bound, unknown, claim.errors if claim else (), least, reverse, right, tied=tied)
     whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
     outcomes = unless_proved(table.outcomes, settings.split, unknown)
     broken = judged(asked, numbers_of_rules(outcomes, by, whole), told)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attacks.core import Examples, NotApplicable, Shadows
 
-from .answers import Form, as_logits, form_of
+from .answers import Form, as_logits, form_of, unusual_factor
 from .diagnosis import another_order, knowledge
 from .files import read_tensors
 
@@ -158,6 +158,11 @@ def read_bank(
     logits = torch.stack([as_logits(one.float(), form) for one, form in zip(logits, forms, strict=True)])
     if answered is not None:
         answered = torch.stack([as_logits(one.float(), form) for one, form in zip(answered, forms, strict=True)])
+    # On the CPU, where the file was read to.
+    labels = torch.cat([asked.members.labels, asked.non_members.labels]).cpu()
+    factors = torch.tensor([unusual_factor(one[:, 0], labels) for one in logits])
+    logits = logits * factors[:, None, None, None]
+    answered = None if answered is None else answered * factors[:, None, None]
     inside = halves.bool()
     _refuse_telling_halves(inside, len(asked.members), path)
     if answered is not None and asked.population is not None and population is not None:

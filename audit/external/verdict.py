@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
@@ -70,6 +71,7 @@ def verdict(
     reverse: str = "",
     pairs: EpsilonBound | str | None = None,
     weak: str = "",
+    tied: str = "",
 ) -> AuditVerdict:
     """The verdict of an audit.
 
@@ -86,6 +88,7 @@ def verdict(
         pairs: answers to pairs by `right_answers`, which no claim and no level of a bound can hide; those of the bound
             where None.
         weak: which attacks ran, as "3 of 10 attacks", where none of them had shadow models; empty elsewhere.
+        tied: why scores that tie could show nothing, by `why_tied`; empty where they could.
     """
     told, proof, answered = list(refuted), "", ""
     pairs = bound if pairs is None else pairs
@@ -149,6 +152,8 @@ def verdict(
                 "tells who was trained on: are the two groups exchanged, or is a score smaller for members?"
             ),
         )
+    if tied:
+        return AuditVerdict(word="cannot be told", sentence=tied)
     most = next((one for one in by if one.metric == "auc"), by[0])
     if large := [one for one in by if _undecided(one, detectable)]:
         return AuditVerdict(
@@ -166,6 +171,29 @@ def verdict(
             "have shown in four audits of five; smaller leaks, and stronger attacks, are not excluded."
         ),
         weak=weak,
+    )
+
+
+def why_tied(outcomes: Sequence[AttackOutcome], detectable: float) -> str:
+    """Why no leak could have shown, where candidates have equal scores; empty where one could.
+
+    Of equal scores half are right by lot, so that no AUC is above 1 - t / 2, for the share t of pairs that tie.
+
+    Args:
+        outcomes: of all attacks.
+        detectable: AUC that is called a leak.
+    """
+    most, ran = 0.5, False
+    for one in outcomes:
+        if one.scores is not None:
+            _, counts = np.unique(one.scores.scores.cpu().numpy(), return_counts=True)
+            n, ran = int(counts.sum()), True
+            most = max(most, 1 - float((counts * (counts - 1)).sum()) / max(1, n * (n - 1)) / 2)
+    if not ran or most >= detectable:
+        return ""
+    return (
+        f"Scores tie: with as many equal ones no attack that ran could have an AUC above {most:.3f}, and a leak shows "
+        f"from {detectable:.3f} on. Does the model answer with rounded numbers, or with labels?"
     )
 
 

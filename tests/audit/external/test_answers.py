@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from attacks.core import Examples
-from audit.external.answers import answering_logits, as_logits, form_of, scores_in
+from audit.external.answers import answering_logits, as_logits, form_of, likeliest_factor, scores_in, unusual_factor
 from audit.external.audit import audit_model
 from audit.external.shadow_answers import BankOfAnswers, refuse_other_answers
 
 N, CLASSES = 200, 4
+ATTACKS = [("loss_threshold", {}), ("gradient_norm", {})]
 LOGITS = 3 * torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
 
 
@@ -94,10 +95,9 @@ def groups() -> tuple[nn.Module, dict[str, Any]]:
 )
 def test_an_audit_is_the_same_in_whatever_form_a_model_answers(form, said):
     model, given = groups()
-    attacks = [("loss_threshold", {}), ("gradient_norm", {})]
     told: list[str] = []
-    plain = audit_model(model, attacks=attacks, gradients=False, **given)
-    other = audit_model(Wrapped(model, form), attacks=attacks, gradients=False, report=told.append, **given)
+    plain = audit_model(model, attacks=ATTACKS, gradients=False, **given)
+    other = audit_model(Wrapped(model, form), attacks=ATTACKS, gradients=False, report=told.append, **given)
     assert any(said in line for line in told)
     for one, two in zip(plain.outcomes, other.outcomes, strict=True):
         assert not one.why_not and not two.why_not
@@ -138,3 +138,21 @@ def test_shadow_models_that_answer_in_another_form_are_refused(change, words):
         return
     with pytest.raises(ValueError, match=words):
         refuse_other_answers(LOGITS, asked, bank, CLASSES)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 0.3, 3.0, 1e3, 1e30])
+def test_no_positive_factor_of_logits_changes_what_an_audit_finds(factor):
+    model, given = groups()
+    found = audit_model(Wrapped(model, lambda o: factor * o), attacks=ATTACKS, gradients=False, **given)
+    plain = audit_model(model, attacks=ATTACKS, gradients=False, **given)
+    assert found.verdict.word == plain.verdict.word == "leaks"
+    for one, two in zip(plain.outcomes, found.outcomes, strict=True):
+        assert one.metrics["auc"].value == pytest.approx(two.metrics["auc"].value, abs=0.05)
+
+
+def test_the_likeliest_factor_is_that_of_the_likelihood():
+    labels = torch.multinomial(LOGITS.softmax(1), 1, generator=torch.Generator().manual_seed(5))[:, 0]
+    for size in (1e-20, 1.0, 1e20):
+        assert likeliest_factor(size * LOGITS.double(), labels) * size == pytest.approx(1, abs=0.3)
+    assert likeliest_factor(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)) == 1
+    assert unusual_factor(1e-9 * LOGITS, torch.randint(CLASSES, (N,))) == 1  # of a model that knows nothing

@@ -10,7 +10,7 @@ from scipy import stats
 from attacks.core import MembershipScores
 from audit.external.attacked import AttackOutcome
 from audit.external.findings import COMPARED, EpsilonBound, Strongest, epsilon_bound, strongest
-from audit.external.verdict import AuditVerdict, backwards, right_answers, verdict
+from audit.external.verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
 from audit.scoring.score import score
 from audit.scoring.shift import Shift
 from audit.scoring.truth import GroundTruth
@@ -117,6 +117,20 @@ def test_what_weak_attacks_have_not_found_is_no_good_news():
     weak = verdict([one for one in by if one], "none", NO_SHIFT, (), 0.9, weak="3 of 10 attacks")
     assert (weak.word, weak.tone) == ("no leak found", "neutral")
     assert weak.headline == "no leak found by 3 of 10 attacks" and "none of them with shadow models" in weak.sentence
+
+
+def test_scores_that_tie_could_show_nothing_and_are_not_called_no_leak():
+    few = np.zeros(300)
+    few[:4] = 1.0
+    outcomes = [_outcome("a", few, np.zeros(300))]
+    said = why_tied(outcomes, 0.6)
+    assert "no attack that ran could have an AUC above 0.507, and a leak shows from 0.600" in said
+    found = verdict([one for one in [strongest(outcomes, "auc")] if one], "none", NO_SHIFT, (), 0.6, tied=said)
+    assert (found.word, found.tone, found.sentence) == ("cannot be told", "warn", said)
+    # One attack whose scores differ could have shown it, and of half of equal scores an AUC of 0.6 can come.
+    draw = np.random.default_rng(9)
+    assert why_tied([*outcomes, _outcome("b", draw.normal(size=300), draw.normal(size=300))], 0.6) == ""
+    assert why_tied([_outcome("a", np.arange(300) % 2.0, (np.arange(300) % 3 > 0) * 1.0)], 0.6) == ""
 
 
 def test_answers_by_chance_are_called_a_leak_in_few_audits():
