@@ -123,6 +123,17 @@ def pytest_report_header() -> str | None:
     return None if _TYPES_ARE_CHECKED else f"types are not checked: jaxtyping {_JAXTYPING} is below {_LEAST_JAXTYPING}"
 
 
+# What the user's shell asks for is not what is tested: colours, a GPU (but for tests marked `gpu`), a budget of digits.
+# Children of tests inherit it.
+for _name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONVERBOSE", "OMP_DISPLAY_ENV", "KMP_SETTINGS"):
+    os.environ.pop(_name, None)
+os.environ["TERM"] = "dumb"
+if "gpu" in os.environ.get("PYTEST_ADDOPTS", "") + " ".join(sys.argv):
+    os.environ["LEAKBENCH_TESTS"] = "gpu"  # for workers, which have other arguments
+if os.environ.get("LEAKBENCH_TESTS") != "gpu":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before PyTorch looks
+sys.set_int_max_str_digits(4300)
+
 # Workers of pytest-xdist share the cores; more threads for such small tensors only make them wait.
 torch.set_num_threads(1)
 
@@ -133,7 +144,13 @@ os.fsync = lambda _: None
 # reason is in the clone.
 _FULL = 150
 for _name, _examples in (("few", 10), ("leakbench", 20), ("full", _FULL)):
-    hypothesis.settings.register_profile(_name, deadline=None, derandomize=True, max_examples=_examples)
+    hypothesis.settings.register_profile(
+        _name,
+        deadline=None,
+        derandomize=True,
+        max_examples=_examples,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("leakbench")
 
 
@@ -151,6 +168,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips tests marked `gpu`, saying so, where there is no CUDA device."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch finds none")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """PyTorch's own generator begins alike in every test, whichever ran before."""
+    torch.manual_seed(0)
 
 
 _patched = False

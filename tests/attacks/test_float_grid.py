@@ -93,7 +93,7 @@ def test_nothing_is_found_in_ours(release, std):
     found = suppositions(release, std, 60, 2_000)
     assert (compared(*found) == 0).all()
     # Nor below what counts: 60 against 60 without any signal have an AUC of std 0.053.
-    assert abs(auc(before_chance(*found)) - 0.5) < 4 * 0.053
+    assert abs(auc(before_chance(*found)) - 0.5) < 6 * 0.053
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def test_an_attack_that_is_not_decorated_is_refused(suite_of, mine):
 
 def test_what_goes_wrong_while_it_runs_names_the_file_and_the_line(suite_of, mine, tmp_path):
     (mine / "half_dp.py").write_text(
-        HALF.replace("order = torch", "assert context.step < 1, 'lost'\n        order = torch")
+        HALF.replace("order = torch", "if context.step: raise AssertionError('lost')\n        order = torch")
     )
     (mine / "coin.py").write_text(COIN.replace("return MembershipScores", "return str(1) or MembershipScores"))
     records = harness.run(suite_of(MINE), tmp_path / "out", device=torch.device("cpu"), jobs=1)

@@ -301,11 +301,14 @@ def test_two_that_watch_into_one_folder_are_told_apart(tmp_path):
 
 @pytest.mark.long
 def test_importing_audit_does_not_import_what_watches():
+    import os
     import subprocess
     import sys
+    from pathlib import Path
 
     said = "import audit, sys; print('audit.external.watch' in sys.modules, callable(audit.watch))"
-    found = subprocess.run([sys.executable, "-P", "-c", said], capture_output=True, text=True, check=True)
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    found = subprocess.run([sys.executable, "-P", "-c", said], capture_output=True, text=True, check=True, env=here)
     assert found.stdout.split() == ["False", "True"]
 
 

@@ -16,6 +16,7 @@ from audit.run.artifacts import make_one, origin_of, read_kept, read_made
 from audit.run.executors.local import Local
 from audit.run.graph import Graph
 from audit.run.resume import StaleError
+from defenses.core.training.heap import give_memory_back
 from leaderboard.records.record import RecordError
 
 CPU = torch.device("cpu")
@@ -79,6 +80,7 @@ def test_what_a_piece_of_work_freed_is_given_back(tmp_path):
         freed = [b"%d" % i * 20_000 for i in range(1000, 4000)]  # 240 MB in pieces that are not mapped one by one
         kept.append(bytes(80_000) + freed[-1])  # above them: the heap does not shrink by itself
 
+    give_memory_back()  # what earlier tests freed would be filled first
     before = resident()
     work("")
     assert resident() - before > 150

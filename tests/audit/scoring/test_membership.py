@@ -276,9 +276,9 @@ def test_the_interval_of_the_auc_covers_in_every_case(p, q):
 def test_scores_of_1400_examples_take_no_time():
     values, members = np.random.default_rng(0).standard_normal(1400), np.arange(1400) < 700
     scored(values, members)
-    began = time.perf_counter()
+    began = time.process_time()
     scored(values, members)
-    assert time.perf_counter() - began < 0.3
+    assert time.process_time() - began < 0.3
 
 
 def advantage_of(tp: int, p: int, fp: int, q: int) -> Metric:

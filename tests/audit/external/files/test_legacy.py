@@ -185,7 +185,7 @@ def test_the_file_is_refused_in_one_sentence_and_nothing_in_it_runs(name, tmp_pa
     before = time.process_time()
     with pytest.raises(FileRefused) as caught:
         read_tensors(path, allow_pickle_tensors=True)
-    assert time.process_time() - before < 2
+    assert time.process_time() - before < 10  # 0.4 at most here
     sentence = str(caught.value)
     assert expected in sentence
     assert sentence.startswith(f"cannot read {path}: ")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,9 +32,11 @@ torch.set_num_threads(1)
 print(defenses.core.sums_are_alike())
 """
 
+ROOT = Path(__file__).parents[4]
+
 
 def answered():
-    clean = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    clean = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
 
@@ -46,6 +49,6 @@ def test_a_row_of_a_product_is_the_same_without_another_example():
 
 def test_a_choice_of_the_environment_stands():
     program = "import os, defenses.core; print(os.environ['MKL_CBWR'])"
-    variables = os.environ | {"MKL_CBWR": "COMPATIBLE"}
+    variables = os.environ | {"MKL_CBWR": "COMPATIBLE", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables)
     assert done.stdout == "COMPATIBLE\n"

@@ -3,6 +3,7 @@
 import collections
 import enum
 import functools
+import os
 import random
 import runpy
 import subprocess
@@ -275,7 +276,7 @@ def test_it_is_the_same_in_every_process(tmp_path, capsys):
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        env={"PYTHONHASHSEED": "1", "PATH": "/usr/bin"},
+        env={**os.environ, "PYTHONHASHSEED": "1"},
         check=True,
     )
     runpy.run_path(str(script), run_name="__main__")

@@ -80,7 +80,7 @@ def test_a_fork_compiles_whatever_another_thread_compiles():
 def _exit_of_a_fork():
     child = multiprocessing.get_context("fork").Process(target=_one_pass)
     child.start()
-    child.join(20)
+    child.join(120)
     found = child.exitcode
     child.kill()
     return found

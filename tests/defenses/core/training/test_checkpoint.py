@@ -253,7 +253,8 @@ def test_what_another_run_drew_of_the_same_noise_meanwhile_is_not_drawn_again(tm
         if one.noisy and two.noisy
     }
     # Sums of clipped gradients lie closer together than that; the difference of two draws has a deviation of sqrt(2).
-    assert min(spread.values()) > 0.9, spread
+    # Of 43 numbers it has an error of 0.15, and of unseeded ones a smaller one than 0.6 comes once in a million runs.
+    assert min(spread.values()) > 0.6, spread
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)

@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 # Six blocks of 10 MiB at a time, as the activations of a step; page faults of ten such steps, and of ten after a trim.
 STEPS = """
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which a fault brings many
 import json, resource, sys
 import torch
 from defenses.core import give_memory_back, keep_freed_memory
@@ -26,11 +30,13 @@ steady = faults()
 give_memory_back()
 print(json.dumps({"done": done, "steady": steady, "after": faults()}))
 """
-PAGES = 6 * 10 * 2**20 // 4096  # of one step
+ROOT = Path(__file__).parents[4]
+PAGES = 6 * 10 * 2**20 // os.sysconf("SC_PAGE_SIZE")  # of one step
 
 
 def measured(mode: str, **variables: str) -> dict:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "THP_"))}
+    clean["PYTHONPATH"] = str(ROOT)
     ran = subprocess.run(
         [sys.executable, "-c", STEPS, mode], capture_output=True, text=True, check=True, env=clean | variables
     )
