@@ -74,7 +74,7 @@ def test_a_verdict_that_is_not_the_known_one_is_a_failure(command, monkeypatch, 
     [
         (["--claim", "theorem"], 2, "no claim named 'theorem'; there are sparsification_sensitivity, "),
         (["--data", "mnits"], 2, "no data set named 'mnits'; did you mean 'mnist'?"),
-        (["--seed", "-1"], 2, "Invalid value for '--seed'"),
+        (["--seed", "-1"], 2, "--seed"),
         (["--device", "tpu"], 2, "device must be auto, cpu or cuda, got 'tpu'"),
         (["--out", "taken"], 2, "--out must be a folder, got the file taken"),
         (["--draws", "4"], 2, "--draws"),

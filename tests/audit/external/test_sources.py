@@ -77,7 +77,7 @@ def test_damaged_and_odd_archives_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"some.npz"):
             read_examples(str(path))
-    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "w") as archive:
+    with pytest.warns(UserWarning), zipfile.ZipFile(path, "w") as archive:
         for _ in range(2):
             archive.writestr("x.npy", b"")
     with pytest.raises(ValueError, match="two of one name"):

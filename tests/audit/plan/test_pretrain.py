@@ -181,7 +181,7 @@ class Own(nn.Module):
 def test_a_network_that_reads_weights_by_itself_is_no_subject_of_low_rank_adaptation(monkeypatch):
     monkeypatch.setattr(pretrain, "initialised", lambda *_: Own())
     settings = asked(train="lora", rank=2).training
-    with pytest.raises(ValueError, match=r"train = 'lora' does not fit the model: .* no attribute 'weight'"):
+    with pytest.raises(ValueError, match=r"train = 'lora' does not fit the model: .*weight"):
         check_pretraining(settings, SPLITS)
 
 

@@ -95,7 +95,7 @@ def test_what_torchvision_does_not_take_is_refused_in_one_sentence():
     refused("'torchvision:resnet18' cannot be built with {'depth': 3}: ", "resnet18", depth=3)
     refused("aux_logits of torchvision:googlenet must be false, got true", "googlenet", aux_logits=True)
     refused("'torchvision:alexnet' cannot take inputs of shape (3, 32, 32): ", "alexnet")
-    refused("'torchvision:vit_b_32' cannot take inputs of shape (3, 32, 32): Wrong image height!", "vit_b_32")
+    refused("'torchvision:vit_b_32' cannot take inputs of shape (3, 32, 32): ", "vit_b_32")
     with pytest.raises(ValueError, match="classes must be at least 2, got 1"):
         build("resnet18", classes=1)
 

@@ -132,7 +132,7 @@ def test_what_goes_wrong_is_one_sentence_that_names_file_and_function(file):
 def test_a_model_for_other_data_is_refused(file):
     with pytest.raises(ValueError, match=r"must map \[2, 1, 6, 6\] to \[2, 4\], got \(2, 3\)"):
         models.build(f"{file}:bare", input_shape=SHAPE, classes=4)
-    with pytest.raises(ValueError, match=r"cannot take inputs of shape \(1, 7, 7\): .*mat1 and mat2"):
+    with pytest.raises(ValueError, match=r"cannot take inputs of shape \(1, 7, 7\): "):
         models.build(f"{file}:build", input_shape=(1, 7, 7), classes=3)
 
 

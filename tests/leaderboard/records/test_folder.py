@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_an_edited_request_is_refused(stored, edit):
     (path,) = folder.glob("*.manifest")
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | edit))
-    with pytest.raises(RecordError, match=f"bad manifest {path}: it was edited"):
+    with pytest.raises(RecordError, match=f"bad manifest {re.escape(str(path))}: it was edited"):
         read_manifests(folder)
 
 
@@ -100,7 +101,7 @@ def test_what_cannot_be_written_names_the_path_and_leaves_nothing(tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(WriteError, match=f"cannot write {tmp_path / 'a'}: No space left on device; .* run the same"):
+    with pytest.raises(WriteError, match=f"cannot write {re.escape(str(tmp_path))}/a: No space left on device; .* run"):
         write_bytes(tmp_path / "a", b"x")
     assert not list(tmp_path.iterdir())
 
@@ -112,10 +113,10 @@ def test_a_disk_that_became_read_only_is_one_sentence_with_the_path(tmp_path, mo
     (tmp_path / ".a.tmp").touch()
     for name in ("open", "unlink"):
         monkeypatch.setattr(Path, name, read_only)
-    with pytest.raises(WriteError, match=f"cannot write {tmp_path / 'a'}: Read-only file system; .* run the same"):
+    with pytest.raises(WriteError, match=f"cannot write {re.escape(str(tmp_path))}/a: Read-only file system; .* run"):
         write_bytes(tmp_path / "a", b"x")
     with pytest.raises(
-        WriteError, match=f"cannot remove {tmp_path / '.a.tmp'}: Read-only file system; .* run the same"
+        WriteError, match=f"cannot remove {re.escape(str(tmp_path / '.a.tmp'))}: Read-only file system; .* run the same"
     ):
         sweep(tmp_path)
 
@@ -125,7 +126,7 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_and_blocks_nobody(tmp_
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(RecordError, match=f"cannot read record {tmp_path / name}: it is no regular file"):
+        with pytest.raises(RecordError, match=f"cannot read record {re.escape(str(tmp_path))}/{name}: it is no reg"):
             read_bytes(tmp_path / name, "record")
 
 
@@ -133,7 +134,7 @@ def test_a_record_nested_too_deep_is_refused_with_its_path(stored):
     made, folder = stored
     path = folder / f"{made.id}.json"
     path.write_text(path.read_text().replace('"task": {', f'"task": {{"deep": {"[" * 700 + "]" * 700},'))
-    with pytest.raises(RecordError, match=f"bad record {path}: "):
+    with pytest.raises(RecordError, match=f"bad record {re.escape(str(path))}: "):
         read_all(folder)
 
 

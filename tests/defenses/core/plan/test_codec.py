@@ -125,7 +125,7 @@ def test_coordinates_in_order_are_those_that_were_given_whatever_the_caller_writ
     codec = Coordinates(given, dim=9)
     given[0] = 8
     assert codec.kept.tolist() == [1, 4, 7]
-    with pytest.raises(RuntimeError, match="vector"):
+    with pytest.raises(RuntimeError):
         Coordinates(given[None], dim=9)
 
 

@@ -452,7 +452,7 @@ def test_other_models_are_refused(build, sentence):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_group_norm_of_single_numbers_is_refused_as_pytorch_refuses_it_of_one_example(affine):
-    with pytest.raises(NotTogether, match="an example by itself: Expected more than 1 value per channel"):
+    with pytest.raises(NotTogether, match="an example by itself: "):
         stacked(defense("sgd"), build=lambda seed: network(seed, nn.GroupNorm(8, 8, affine=affine)))
 
 
