@@ -109,6 +109,9 @@ def _of_the_system(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
 
 
+_OURS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
+
+
 def _known(error: Exception) -> int | None:
     """The exit code of an expected mistake; None for a bug, whose traceback should be seen."""
     from leaderboard.records.files import WriteError
@@ -125,4 +128,7 @@ def _known(error: Exception) -> int | None:
         return FAILED
     # Our own checks raise ValueError with a sentence for the user; OSError names the file.
     expected = isinstance(error, (ValueError, OSError)) or hasattr(error, "format_message")
+    # Who needs an optional package says so where it is missing; a name that one of ours lacks is a bug.
+    lacking = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else None
+    expected = expected or (lacking is not None and lacking not in _OURS)
     return USAGE if expected else None

@@ -197,7 +197,8 @@ def audit_model(
     shapes = {name: tuple(group.inputs.shape[1:]) for name, group in groups.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all groups must have inputs of one shape, got {shapes}")
-    own = copy.deepcopy(model).eval()
+    # In single precision, whatever it is stored in: half precision rounds gradients, and operations lack it.
+    own = copy.deepcopy(model).float().eval()
     together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))
     looked = preflight(own, together, delta=asked.delta_of_bounds, level=asked.level, accept=accept)
     refuse_stops(looked.remarks)
@@ -223,6 +224,8 @@ def _examples(name: str, pair: Pair) -> Examples:
         raise ValueError(f"{name} must have a label an input, got {len(inputs)} inputs and {len(labels)} labels")
     if not len(labels):
         raise ValueError(f"{name} must hold at least one example, got none")
+    if inputs.dtype in (torch.bfloat16, torch.float16, torch.float64):
+        inputs = inputs.float()
     if not inputs.is_floating_point() or not bool(inputs.isfinite().all()):
         raise ValueError(f"inputs of {name} must be finite floats, as the model is fed, got {inputs.dtype}")
     if labels.dtype != torch.int64 or labels.ndim != 1:

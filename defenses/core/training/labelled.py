@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-LabelledData = tuple[Tensor, Tensor] | Dataset[Any]
-"""(inputs [n, ...], labels [n]), or a map-style dataset of such pairs."""
+from ..gradients.reference import Loss, PerExampleMean, cross_entropy
+
+LabelledData = Sequence[Any] | Dataset[Any] | DataLoader[Any]
+"""(inputs [n, ...], labels [n]) as tensors or arrays, or a map-style dataset of such pairs; loaders are refused."""
+
+
+_INPUTS = ("inputs", "x", "images", "data", "image", "img", "features", "pixel_values", "pixels")
+_LABELS = ("labels", "y", "label", "targets", "target")
 
 
 def as_tensors(data: LabelledData, argument: str, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Inputs [n, ...] and labels [n]; a dataset is read into memory once.
+    """Inputs [n, ...] and labels [n]; a dataset is read into memory once, arrays become tensors.
+
+    Rows may be pairs, or dictionaries of an input and a label by a usual name.
 
     Args:
         data: private or public examples.
@@ -21,19 +31,130 @@ def as_tensors(data: LabelledData, argument: str, device: torch.device | str | N
         device: where they are wanted; None for where they are.
 
     Raises:
-        ValueError: for no examples, lengths that differ, or a dataset of unknown length.
+        ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, or a
+            dataset of unknown length.
     """
-    if isinstance(data, TensorDataset):
-        pair = data.tensors
-    elif isinstance(data, Dataset):
-        if not hasattr(data, "__len__"):
-            raise ValueError(f"{argument} must have a length, got {type(data).__name__}; sampling needs to know it")
-        rows = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]  checked above
-        pair = (torch.stack([row[0] for row in rows]), torch.as_tensor([row[1] for row in rows])) if rows else ()
+    given: Any = data
+    if isinstance(given, DataLoader):
+        raise ValueError(
+            f"{argument} must be a dataset or tensors, got a DataLoader: the claim's own sampler draws batches, "
+            "so pass its .dataset"
+        )
+    if isinstance(given, TensorDataset):
+        pair: Sequence[Any] = given.tensors
+    elif isinstance(given, Dataset):
+        if not hasattr(given, "__len__"):
+            raise ValueError(f"{argument} must have a length, got {type(given).__name__}; sampling needs to know it")
+        pair = _of_rows([_pair(given[i], i, argument) for i in range(len(given))], argument)  # pyright: ignore[reportArgumentType]  checked above
     else:
-        pair = data
-    if len(pair) != 2 or len(pair[0]) != len(pair[1]) or len(pair[0]) == 0:
-        sizes = ", ".join(str(len(part)) for part in pair) or "nothing"
+        pair = given
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise ValueError(
+            f"{argument} must be (inputs, labels), got {got}; put several inputs or targets into one tensor"
+        )
+    inputs, labels = (_tensor(part, argument) for part in pair)
+    if inputs.dim() == 0 or labels.dim() == 0 or len(inputs) != len(labels) or len(inputs) == 0:
+        sizes = ", ".join(str(len(part)) if part.dim() else "a number" for part in (inputs, labels))
         raise ValueError(f"{argument} must be (inputs, labels) of one length above 0, got {sizes}")
-    device = pair[0].device if device is None else device
-    return pair[0].to(device), pair[1].to(device)
+    device = inputs.device if device is None else device
+    return inputs.to(device), labels.to(device)
+
+
+def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
+    """One row as an input and a label."""
+    if isinstance(row, Mapping):
+        inputs, labels = ([key for key in row if str(key).lower() in names] for names in (_INPUTS, _LABELS))
+        if len(row) == 2 and len(inputs) == len(labels) == 1:
+            return row[inputs[0]], row[labels[0]]
+        got = f"a dictionary of {', '.join(map(str, row))}"
+    elif isinstance(row, tuple | list) and len(row) == 2:
+        return row[0], row[1]
+    else:
+        got = f"{len(row)} values" if isinstance(row, tuple | list) else type(row).__name__
+    raise ValueError(f"rows of {argument} must be (input, label), got {got} in row {number}; wrap the dataset")
+
+
+def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Tensor] | tuple[()]:
+    if not rows:
+        return ()
+    parts = []
+    for column, what in enumerate(("inputs", "labels")):
+        tensors = [_tensor(row[column], argument) for row in rows]
+        first = tensors[0].shape
+        if (other := next((i for i, one in enumerate(tensors) if one.shape != first), None)) is not None:
+            raise ValueError(
+                f"{what} of {argument} must be of one shape, got {list(first)} in row 0 and "
+                f"{list(tensors[other].shape)} in row {other}; pad or crop them"
+            )
+        parts.append(torch.stack(tensors))
+    return parts[0], parts[1]
+
+
+def _tensor(values: Any, argument: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(
+            f"{argument} must hold tensors, arrays or numbers, got {type(values).__name__} ({why}); convert them, "
+            "images by torchvision.transforms.ToTensor()"
+        ) from None
+
+
+def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[Tensor, Tensor]:
+    """Examples in the numbers that a model and its loss take, where there is one way to read them.
+
+    Inputs in another precision than the model's are converted. For the cross-entropy of class numbers so are labels
+    that are whole floats, or one-hot whole numbers.
+
+    Args:
+        inputs: of the examples.
+        labels: of the examples.
+        model: its trained parameters' precision is looked at, and how many classes it answers with.
+        loss: per-example.
+        argument: what an error calls them.
+
+    Raises:
+        ValueError: labels that are no numbers of the model's classes.
+    """
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    if inputs.is_floating_point() and inputs.dtype != own:
+        inputs = inputs.to(own)
+    inner = loss.inner if isinstance(loss, PerExampleMean) else loss
+    if inner is not cross_entropy and not isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss):
+        return inputs, labels
+    if labels.dim() == 1 and labels.is_floating_point():
+        if not bool((labels == labels.round()).all()):
+            raise ValueError(
+                f"labels of {argument} must be class numbers, got {float(labels[labels != labels.round()][0]):g}"
+            )
+        labels = labels.long()
+    of_one = labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_floating_point()
+    if of_one and bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()):
+        labels = labels.argmax(1)
+    if labels.dim() != 1 or labels.is_floating_point():
+        return inputs, labels
+    labels = labels.long()
+    ignored = getattr(inner, "ignore_index", -100)
+    counted = labels[labels != ignored]
+    width = _width(model, inputs)
+    if width and len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < width:
+        least, most = int(counted.min()), int(counted.max())
+        way_out = "; subtract 1" if (least, most) == (1, width) else ""
+        raise ValueError(
+            f"labels of {argument} must be class numbers from 0 to {width - 1}, as the model answers, got {least} to "
+            f"{most}{way_out}"
+        )
+    return inputs, labels
+
+
+def _width(model: nn.Module, inputs: Tensor) -> int:
+    """How many classes a model answers with; 0 where that cannot be seen."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+            # Zeros of the shape, in a copy: nothing of the examples, and nothing that the model could keep.
+            outputs = copy.deepcopy(model).eval()(torch.zeros_like(inputs[:1]))
+    except Exception:  # whatever a user's model raises; the checks of the run say it
+        return 0
+    return int(outputs.shape[1]) if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0

@@ -42,7 +42,7 @@ from ..privacy.verified import posts_beside, unverified
 from . import checkpoint as disk
 from .augment import draws, draws_at_start, global_draws
 from .average import ParameterAverage
-from .labelled import LabelledData, as_tensors
+from .labelled import LabelledData, as_tensors, fitting
 from .run import Run
 from .sampling import Sampling, poisson
 from .settings import Execution, Recipe, Recording
@@ -89,6 +89,8 @@ class OngoingRun:
         if pool is not None:
             refuse_shared(self.inputs, pool[0])
         model.to(self.device)
+        self.inputs, self.labels = fitting(self.inputs, self.labels, model, s.recipe.loss, "examples")
+        pool = None if pool is None else fitting(*pool, model, s.recipe.loss, "public")
         if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
             into_training_mode(model)
         self.features = None

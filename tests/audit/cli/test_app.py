@@ -397,3 +397,25 @@ def test_a_board_of_forged_numbers_is_no_success(command, forged):
         code, _, err = command("leaderboard", asked[0], "results/toy", *asked[1:], "--verify")
         assert (code, "not verified" in err) == ((0, False) if forged == "nothing" else (1, True))
         assert words in err
+
+
+def test_a_missing_package_is_one_sentence_and_no_verdict(command, monkeypatch):
+    def needs(*_, **__):
+        raise ModuleNotFoundError("hf needs transformers, which is not installed: pip install transformers")
+
+    monkeypatch.setattr("audit.evidence.audit.audit_canaries", needs)
+    rows = "".join(f"{i},{i},{i % 2}\n" for i in range(40))
+    Path("s.csv").write_text("id,score,member\n" + rows, encoding="utf-8")
+    code, _, err = command(
+        "evidence", "s.csv", *("--trials", "canaries", "--method", "one_run", "--guesses", "5+5", "--delta", "1e-5")
+    )
+    assert (code, err) == (2, "error: hf needs transformers, which is not installed: pip install transformers\n")
+
+    def lacks(*_, **__):
+        from defenses.core import no_such_thing  # noqa: F401 # pyright: ignore
+
+    monkeypatch.setattr("audit.evidence.audit.audit_canaries", lacks)
+    with pytest.raises(ImportError, match="no_such_thing"):  # a bug of ours shows its traceback
+        cli.main(
+            ["evidence", "s.csv", "--trials", "canaries", "--method", "one_run", "--guesses", "5+5", "--delta", "1e-5"]
+        )

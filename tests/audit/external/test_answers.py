@@ -156,3 +156,11 @@ def test_the_likeliest_factor_is_that_of_the_likelihood():
         assert likeliest_factor(size * LOGITS.double(), labels) * size == pytest.approx(1, abs=0.3)
     assert likeliest_factor(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)) == 1
     assert unusual_factor(1e-9 * LOGITS, torch.randint(CLASSES, (N,))) == 1  # of a model that knows nothing
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_model_in_another_precision_is_audited_as_in_single(dtype):
+    model, given = groups()
+    given = {name: (x.to(dtype), y) for name, (x, y) in given.items()}
+    found = audit_model(model.to(dtype), attacks=ATTACKS, gradients=False, **given)
+    assert [one.why_not for one in found.outcomes] == ["", ""] and found.verdict.word == "leaks"

@@ -335,7 +335,8 @@ def test_third_party_code_is_part_of_what_is_compared(tmp_path, site):
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):
-    said = rf"another run writes into {re.escape(str(tmp_path))} \(process {os.getpid()} on .*\); wait for it, or name another --out"
+    here = re.escape(str(tmp_path))
+    said = rf"another run writes into {here} \(process {os.getpid()} on .*\); wait for it, or name another --out"
     with locked(tmp_path), pytest.raises(BusyError, match=said):
         run(SUITE, tmp_path)
 
