@@ -26,7 +26,7 @@ from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_n
 from .files import read_tensors
 from .gate import Rule, rules
 from .image_classifier import image_classifier
-from .models import architecture, check_name, filled
+from .models import architecture, check_name, filled, own_tensors
 from .needs import applicable, way_out
 from .out_folder import check_folder
 from .overlap import without_shared
@@ -255,8 +255,15 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     classes = 1 + int(torch.cat(labels).max())
     if folder is None:
         least = max(2, classes)
-        model = fitting(asked.model, named.tensors, input_shape=shape, least=least, trust_code=asked.trust_code)
-        model = filled(model, named.tensors)
+        lowest = min(int(part.min()) for part in labels)
+        tensors = named.tensors
+        model = fitting(
+            asked.model, tensors, input_shape=shape, least=least, lowest=lowest, trust_code=asked.trust_code
+        )
+        tensors, said = own_tensors(model, tensors)
+        for note in said:
+            report(f"note: {note}")
+        model = filled(model, tensors, own_code=plugins.is_path(asked.model or ""))
     else:
         model = folder.model
     _refuse_other_columns(model, groups.columns)
@@ -427,6 +434,7 @@ def fitting(
     *,
     input_shape: tuple[int, ...],
     least: int,
+    lowest: int = 0,
     trust_code: bool,
 ) -> torch.nn.Module:
     """The architecture with as many classes as a checkpoint has: labels need not name all, as where one is rare.
@@ -436,20 +444,35 @@ def fitting(
         tensors: of the checkpoint.
         input_shape: of one example.
         least: classes, and those of the answer where no number fits.
+        lowest: the smallest label.
         trust_code: whether the owner's file may run.
+
+    Raises:
+        ValueError: an architecture that cannot be built, or labels that count from 1.
     """
     counts = {int(tensor.shape[0]) for tensor in tensors.values() if tensor.ndim in (1, 2)}
-    shapes = {key: tensor.shape for key, tensor in tensors.items()}
 
     def made(classes: int) -> torch.nn.Module:
         return architecture(name, input_shape=input_shape, classes=classes, trust_code=trust_code)
 
-    first = made(least)
+    def fits(classes: int) -> torch.nn.Module | None:
+        """The architecture with so many classes, where the file has it; a function may build another number."""
+        try:
+            model = made(classes)
+        except ValueError:
+            return None
+        own, (found, _) = model.state_dict(), own_tensors(model, tensors)
+        return model if {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in found.items()} else None
+
     for classes in [least, *sorted(count for count in counts if count > least)[:_MOST_COUNTS]]:
-        model = first if classes == least else made(classes)
-        if {key: tensor.shape for key, tensor in model.state_dict().items()} == shapes:
+        if (model := fits(classes)) is not None:
             return model
-    return first
+    if lowest == 1 and least > 2 and fits(least - 1) is not None:
+        raise ValueError(
+            f"labels must count from 0, and go from 1 to {least - 1} where the model answers with {least - 1} classes; "
+            "subtract 1"
+        )
+    return made(least)
 
 
 _MOST_COUNTS = 8

@@ -71,27 +71,78 @@ def check_name(name: str) -> None:
     models.check(_full(name))
 
 
-def filled(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """A model's tensors among those of a file, without what stands before their names, and what was done, in sentences.
+
+    A training framework puts the name of an attribute before each, and tensors of its own beside them, as of a loss.
+    Where the model is not in the file as a whole, its tensors are as they were.
+
+    Args:
+        model: of the architecture.
+        tensors: by name, as `StateFile.tensors`.
+
+    Raises:
+        ValueError: the file has the model more than once, as with a moving average of it.
+    """
+    own, _ = without_wrappers(_state(model))
+    given, _ = without_wrappers(tensors)
+    # What is tied to another need not be there.
+    first = next(iter(own), "")
+    before = sorted(name.removesuffix(first) for name in given if name == first or name.endswith("." + first))
+    whole = [prefix for prefix in before if _holds(given, prefix, own)]
+    if len(whole) > 1:
+        named = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in whole)
+        raise ValueError(
+            f"the file must hold the model once, and has it {len(whole)} times, with {named}: save the tensors of one"
+        )
+    if not whole:
+        return given, ()
+    (prefix,) = whole
+    found = {name: given[prefix + name] for name in own if prefix + name in given}
+    notes = [f"The prefix {prefix!r} was taken off the names of the model's tensors."] if prefix else []
+    if others := [name for name in given if name.removeprefix(prefix) not in own or not name.startswith(prefix)]:
+        some = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+        notes.append(f"Tensors beside the model's were left out: {some}.")
+    return found, tuple(notes)
+
+
+def _holds(given: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) -> bool:
+    """Whether a file has all of a model's tensors behind a prefix, and none there that has another place in it."""
+    under = {name.removeprefix(prefix): tensor.shape for name, tensor in given.items() if name.startswith(prefix)}
+    there = all(
+        under[name] == tensor.shape if name in under else any(o is tensor and n in under for n, o in own.items())
+        for name, tensor in own.items()
+    )
+    # Of one of the model's own modules nothing may be left over: it would be another architecture.
+    modules = {name.partition(".")[0] for name in own}
+    return there and not any(name not in own and name.partition(".")[0] in modules for name in under)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+
+
+def filled(model: nn.Module, tensors: Mapping[str, Tensor], *, own_code: bool = False) -> nn.Module:
     """The model with these tensors as its parameters and buffers, in evaluation mode.
 
-    Floating-point tensors of another width are converted to the model's. Names may lack or have the prefixes of
-    wrappers on either side, and what the model ties together need be there once.
+    Floating-point tensors of another width are converted to the model's. Names may lack or have prefixes on either
+    side, and what the model ties together need be there once.
 
     Args:
         model: of the same architecture; it is changed, and returned.
         tensors: by name, as `StateFile.tensors`.
+        own_code: whether the architecture is a function of the user's, so that none known by name is advised.
 
     Raises:
         ValueError: the report of all that does not fit, or a tensor of whole numbers for a weight.
     """
-    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-    own, _ = without_wrappers(state)
-    given, _ = without_wrappers(tensors)
+    own, _ = without_wrappers(_state(model))
+    given, _ = own_tensors(model, tensors)
     missing = [name for name in own if name not in given and not _tied(own, name, given)]
     unexpected = [name for name in given if name not in own]
     misshapen = [name for name in given if name in own and given[name].shape != own[name].shape]
     if missing or unexpected or misshapen:
-        raise ValueError(_report(own, given, missing, unexpected, misshapen))
+        raise ValueError(_report(own, given, missing, unexpected, misshapen, own_code))
     converted = {name: _converted(tensor, own[name], name) for name, tensor in given.items()}
     with torch.no_grad():
         for name, tensor in converted.items():
@@ -138,6 +189,7 @@ def _report(
     missing: list[str],
     unexpected: list[str],
     misshapen: list[str],
+    own_code: bool,
 ) -> str:
     lines = [
         f"the file does not fit the model: {len(missing)} of its {len(own)} tensors are missing, {len(unexpected)} of "
@@ -149,7 +201,8 @@ def _report(
         "misshapen",
         [f"{name} {_shape(given[name])} in the file, {_shape(own[name])} in the model" for name in misshapen],
     )
-    return "\n".join([*lines, _closest(given)])
+    way_out = "the function must build a network whose tensors have the names and shapes of the file's"
+    return "\n".join([*lines, way_out if own_code else _closest(given)])
 
 
 def _listed(what: str, found: list[str]) -> list[str]:

@@ -205,7 +205,8 @@ def test_columns_are_matched_by_their_names_and_not_by_their_places(tmp_path, gr
     other = table(tmp_path / "o.parquet", "dbca", seed=20)
     straight = table(tmp_path / "s.parquet", "abcd", seed=20)
     given = {"non_members": table(tmp_path / "n.parquet", "abcd", seed=10), "population": straight}
-    found, expected = (groups_of(members, **(given | {group: one})) for one in (other, straight))
+    both = (given | {group: other}, given | {group: straight})
+    found, expected = (groups_of(members, one["non_members"], one["population"]) for one in both)
     made, wanted = getattr(found, group), getattr(expected, group)
     assert torch.equal(made.inputs, wanted.inputs) and torch.equal(made.ids, wanted.ids)
     assert found.columns == ("a", "b", "c", "d")

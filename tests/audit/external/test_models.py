@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from audit.external.models import architecture, filled
+from audit.external.models import architecture, filled, own_tensors
 from benchmarks import models
 
 
@@ -126,3 +126,30 @@ def test_whole_numbers_for_weights_and_what_overflows_are_refused():
         filled(nn.Linear(3, 2), {**zeros, "bias": torch.tensor([0.0, float("nan")])})
     with pytest.raises(ValueError, match="weight must be finite, got NaN or infinite ones as float32"):
         filled(nn.Linear(3, 2), {**zeros, "weight": torch.full((2, 3), 1e300, dtype=torch.float64)})
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "net.backbone.", "module.student."])
+@pytest.mark.parametrize("beside", [{}, {"criterion.weight": torch.ones(3), "metric.count": torch.ones(1)}])
+def test_a_model_is_found_behind_any_prefix_and_beside_other_tensors(prefix, beside):
+    state = network().state_dict()
+    own, notes = own_tensors(network(), {prefix + name: tensor for name, tensor in state.items()} | beside)
+    assert own.keys() == state.keys() and all(torch.equal(own[name], state[name]) for name in own)
+    assert any("criterion.weight, metric.count" in note for note in notes) == bool(beside)
+    assert (not notes) == (not beside and prefix in ("", "module."))
+
+
+def test_a_file_that_has_the_model_twice_or_more_of_it_is_not_guessed_at():
+    state = network().state_dict()
+    twice = state | {f"ema.{name}": tensor for name, tensor in state.items()}
+    with pytest.raises(ValueError, match=r"has it 2 times, with no prefix and 'ema\.': save the tensors of one"):
+        own_tensors(network(), twice)
+    with pytest.raises(ValueError, match=r"unexpected: 1.scale \[3\]"):
+        filled(network(), state | {"1.scale": torch.ones(3)})
+    with pytest.raises(ValueError, match="the function must build a network whose tensors have the names") as caught:
+        filled(network(), {"0.weight": torch.ones(5, 4)}, own_code=True)
+    assert "FILE.py:FUNCTION" not in str(caught.value)
