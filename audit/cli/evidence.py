@@ -168,7 +168,7 @@ def _backwards(values: Any, member: Any) -> str | None:
 
 def _told(found: Any) -> str:
     kind = f"{found.level:.0%} {found.kind}"
-    # Of three digits: a chance is no more exact than its assumptions.
+    # Three digits are enough: a chance is no more exact than its assumptions.
     counted = {
         name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in found.detail.items()
     }

@@ -6,7 +6,9 @@ logarithms of probabilities are a kind.
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,14 +24,14 @@ from .diagnosis import knowledge
 Form = Literal["logits", "probabilities", "percentages"]
 
 _ONE = 5e-3
-"""How far from 1 probabilities may add up, which half precision rounds."""
+"""Distance from 1 of a sum of probabilities, which half precision rounds."""
 
 _USUAL = (0.01, 10.0)
 """Factors of logits that leave them as they are: an overfitted model is too sure of itself, and often by ten times."""
 
 
 def form_of(answers: Float[Tensor, "... classes"]) -> Form:
-    """What answers are, by all of them: logits do not all add up to 1 by accident."""
+    """Returns the form of answers, judged by all of them: logits do not all add up to 1 by accident."""
     rows = answers.reshape(-1, answers.shape[-1]).double()
     if not len(rows) or not bool(rows.isfinite().all()) or float(rows.min()) < 0:
         return "logits"
@@ -48,26 +50,22 @@ def as_logits(answers: Float[Tensor, "... classes"], form: Form) -> Float[Tensor
     return shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
 
 
-class AsLogits(nn.Module):
-    """A model that answers with logits, made of one that answers otherwise.
+def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
+    """A copy of a model that answers with logits, made of one that answers otherwise; names of tensors stay.
 
-    Attributes:
-        model: the other one.
+    Args:
+        model: not changed.
         form: of its answers.
         factor: that logits are multiplied by, positive.
     """
+    taken = copy.deepcopy(model)
+    taken.register_forward_hook(partial(_as_logits, form=form, factor=factor))
+    return taken
 
-    form: Form
 
-    def __init__(self, model: nn.Module, form: Form, factor: float = 1.0) -> None:
-        """Wraps a model."""
-        super().__init__()
-        self.model, self.form, self.factor = model, form, factor
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits [n, classes]."""
-        logits = as_logits(scores_in(self.model(inputs)), self.form)
-        return logits if self.factor == 1 else self.factor * logits
+def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, factor: float) -> Tensor:
+    logits = as_logits(scores_in(outputs), form)
+    return logits if factor == 1 else factor * logits
 
 
 class NoLogits(ValueError):
@@ -112,7 +110,7 @@ def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n
 def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
     """The likeliest factor of logits that are of another size by far; 1 of those of a usual one."""
     factor = likeliest_factor(logits, labels)
-    # Of a model that knows nothing no size is likelier than none at all.
+    # A model that knows nothing has no likeliest size.
     if _USUAL[0] <= factor <= _USUAL[1] or not knowledge(logits.argmax(1), labels, logits.shape[1]).known:
         return 1.0
     return factor
@@ -135,21 +133,21 @@ def answering_logits(
         NoLogits: of an answer of another shape.
     """
     with torch.no_grad():
-        told = model(inputs[:1])
-    plain = isinstance(told, Tensor)
-    taken = model if plain else AsLogits(model, "logits")
-    if (scores := scores_in(told)).ndim != 2 or scores.shape[1] < 2:
+        outputs = model(inputs[:1])
+    plain = isinstance(outputs, Tensor)
+    taken = model if plain else reading(model, "logits")
+    if (scores := scores_in(outputs)).ndim != 2 or scores.shape[1] < 2:
         raise NoLogits(f"model must answer with logits [n, classes], got {list(scores.shape)} for one example")
     answers = logits_of(taken, inputs)
     form = form_of(answers)
-    said = [] if plain else [f"it answers with {type(told).__name__}, of which its logits are taken"]
+    said = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
     if form != "logits":
-        taken = AsLogits(model, form)
+        taken = reading(model, form)
         said.append(f"it answers with {form}, whose logarithms are taken for logits")
     if labels is None or int(labels.max()) >= answers.shape[1]:
         return taken, "; ".join(said)
     logits = as_logits(answers, form)
     if (factor := unusual_factor(logits, labels)) != 1:
-        taken = AsLogits(model, form, factor)
+        taken = reading(model, form, factor)
         said.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
     return taken, "; ".join(said)

@@ -325,7 +325,7 @@ def audit_groups(
         backwards(outcomes, members, least),
         right_answers(outcomes, members),
         _weak(outcomes, known),
-        why_tied(outcomes, least),
+        why_tied(outcomes, len(members), least),
     )
     exposed = None
     if by:
@@ -350,7 +350,7 @@ def audit_groups(
 
 
 def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
-    """How many attacks ran, where none of them had shadow models; empty where one had."""
+    """Counts the attacks that ran, as "3 of 10 attacks", where none of them had shadow models; empty where one had."""
     ran = [one for one in outcomes if one.scores is not None]
     if any("SHADOWS" in one.requires.get("knows", ()) for one in ran):
         return ""

@@ -253,6 +253,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     labels = [group.labels for group in (groups.members, groups.non_members)]
     shape = tuple(groups.members.inputs.shape[1:])
     classes = 1 + int(torch.cat(labels).max())
+    said: tuple[str, ...] = ()
     if folder is None:
         least = max(2, classes)
         lowest = min(int(part.min()) for part in labels)
@@ -307,7 +308,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
             "kind": named.kind,
             "architecture": asked.model or "its folder's own",
             "parameters": sum(p.numel() for p in model.parameters()),
-            "notes": [*named.notes, *(folder.notes if folder else ())],
+            "notes": [*named.notes, *said, *(folder.notes if folder else ())],
         },
         "data": {"name": asked.data or Path(str(asked.members)).name, **groups.sources}
         | {"preprocess": {"mean": list(own.mean), "std": list(own.std)}}
@@ -367,7 +368,7 @@ def _transcript(
 
 
 def _of_transcript(seen: TranscriptVerdict, *, refuted: bool) -> dict[str, Any]:
-    """As the report has it: numbers, and sentences for a reader, who may read beside them that a claim is refuted."""
+    """Returns what the report has of a transcript: numbers, and sentences, which contradict no refutation beside them."""
     alone = refuted and seen.word == "no violation found"
     word = "by itself it does not refute the claim" if alone else seen.word
     told = [f"The transcript of {seen.steps} updates: {word}.", *seen.refuted, *seen.problems, *seen.remarks]

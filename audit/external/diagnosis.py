@@ -161,7 +161,7 @@ def other_inputs(
     some, true = inputs[chosen].to(torch.float32), labels[chosen]
     now = logits_of(model, some).argmax(1) == true
     best: tuple[Preprocess, Tensor] | None = None
-    # Of whole numbers into a table there is no other scale; on a GPU one outside of it ends the use of that for good.
+    # Numbers into a table have no other scale, and on a GPU one outside of the table ends the process's use of it.
     tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
     tries = [] if tables else _scales(inputs)
     for one in tries:

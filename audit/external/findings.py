@@ -287,7 +287,7 @@ def exposure(
 
 
 def _standing_out(own: Float[ndarray, " p"], outside: Float[ndarray, " q"], most: int) -> tuple[int, str]:
-    """How many of the highest scores of members are named, and why none where none are.
+    """Returns the number of highest scores of members that are named, and the reason where none are.
 
     Members of one score are named together or not at all, and only those of scores that members have more often than
     an accident gives, beside the false alarms that come with them, by a binomial test.

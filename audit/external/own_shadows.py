@@ -73,7 +73,9 @@ def own_shadows(
         name = hashlib.sha256(repr(sorted((key | {"model": number}).items())).encode()).hexdigest()[:32]
         path = None if folder is None else folder / f"{name}.safetensors"
         if path is not None and path.is_file():
-            answers = {name: as_logits(part, form_of(part)) for name, part in load(path.read_bytes()).items()}
+            answers = load(path.read_bytes())
+            form = form_of(answers["logits"])  # of files from before answers were written as logits
+            answers = {name: as_logits(part, form) for name, part in answers.items()}
         else:
             own = pick(asked, half.nonzero()[:, 0])
             answers, told = _answers(audited, train, own, seen, asked.labels, seed_of(key, f"model {number}"))

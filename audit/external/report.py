@@ -73,7 +73,8 @@ def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, st
         ],
         "strongest": [asdict(one) | {"found": one.found} for one in found.strongest],
         "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
-        "shift": found.shift.to_detail() | {"found": found.shift.found},
+        "shift": found.shift.to_detail()
+        | {"found": found.shift.found, "words": found.shift.words if found.shift.found else ""},
         "exposure": None
         if exposed is None
         else {

@@ -53,7 +53,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     reverse = backwards(table.outcomes, members, float(sizes["auc"]))
     right = right_answers(table.outcomes, members)
     least = float(sizes["auc"])
-    tied = why_tied(table.outcomes, least)
+    tied = why_tied(table.outcomes, len(members), least)
     told = verdict(by, bound, unknown, claim.errors if claim else (), least, reverse, right, tied=tied)
     whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
     outcomes = unless_proved(table.outcomes, settings.split, unknown)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from defenses.core import Loss, cross_entropy
 
 from ..evidence.audit import audit_canaries
 from ..evidence.estimate import EpsilonEstimate, Relation
+from ..evidence.pairs import seed_of_split
 from ..subjects.observed import Observed
 from .files import read_tensors
 from .transcript import TranscriptHeader, WatchedStep
@@ -155,4 +157,5 @@ class CanaryScores:
             delta=delta,
             level=level,
             relation=relation,
+            seed=seed_of_split(np.arange(len(included)), included.numpy()),
         )

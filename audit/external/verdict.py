@@ -108,8 +108,7 @@ def verdict(
         return AuditVerdict(
             word="claim refuted",
             sentence=f"The claim is refuted: {'; '.join(told)}.",
-            by=answered,
-            how="pairs" if answered else "",
+            **({"by": bound.attack, "how": "pairs"} if isinstance(bound, EpsilonBound) and bound.refutes else {}),
         )
     seen = [one for one in by if one.found]
     if shift.found:
@@ -174,21 +173,25 @@ def verdict(
     )
 
 
-def why_tied(outcomes: Sequence[AttackOutcome], detectable: float) -> str:
+def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float) -> str:
     """Why no leak could have shown, where candidates have equal scores; empty where one could.
 
-    Of equal scores half are right by lot, so that no AUC is above 1 - t / 2, for the share t of pairs that tie.
+    The most that scores with these ties could reach is reached with members at the top: then a and b of the p members
+    and q non-members share the one score between them, and the AUC is 1 - a b / (2 p q).
 
     Args:
         outcomes: of all attacks.
+        members: number of them among the candidates.
         detectable: AUC that is called a leak.
     """
     most, ran = 0.5, False
     for one in outcomes:
         if one.scores is not None:
-            _, counts = np.unique(one.scores.scores.cpu().numpy(), return_counts=True)
-            n, ran = int(counts.sum()), True
-            most = max(most, 1 - float((counts * (counts - 1)).sum()) / max(1, n * (n - 1)) / 2)
+            _, counts = np.unique(-one.scores.scores.cpu().numpy(), return_counts=True)
+            ends = counts.cumsum()
+            others, place, ran = int(ends[-1]) - members, int(np.searchsorted(ends, members)), True
+            inside = members - int(ends[place] - counts[place])
+            most = max(most, 1 - inside * (int(counts[place]) - inside) / max(1, 2 * members * others))
     if not ran or most >= detectable:
         return ""
     return (
@@ -203,8 +206,8 @@ def _missed(by: Sequence[Strongest], found: Strongest | None) -> str:
     if found or most is None:
         return ""
     return (
-        f" An AUC is an average over all candidates, here {most.value:.3f} at most, and misses what is leaked of the "
-        "few that an attack is surest of."
+        f" An AUC is an average over all candidates, here {most.value:.3f} by {most.attack}, and misses what is leaked "
+        "of the few that an attack is surest of."
     )
 
 

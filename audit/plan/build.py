@@ -102,12 +102,16 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
 
 
 def recipe_of(training: Training, splits: Splits) -> Recipe:
-    """How a model is trained, with the range of its inputs, which the data set declares.
+    """How a model is trained, with the range of its inputs where the data set is one of ours, which declares it.
+
+    The range of a user's own data is read off them, private ones included, and the model must not be checked on it.
 
     Args:
         training: of a request.
         splits: of its data.
     """
+    if training.data_digest:
+        return training.recipe
     whole = not splits.private.inputs.is_floating_point()
     return replace(training.recipe, input_domain=Domain(low=splits.low, high=splits.high, whole=whole))
 

@@ -103,6 +103,7 @@ class Shift:
             "shift_p_value": self.p_value,
             "shift_auc": self.auc,
             "shift_detectable_auc": self.detectable,
+            "shift_by": None if self.p_value is None else self.by,
             "shift_examples": self.members + self.non_members,
         }
 

@@ -21,8 +21,6 @@ from defenses.core import (
     Claim,
     Context,
     Defense,
-    Domain,
-    Domains,
     Engine,
     Execution,
     Ledger,
@@ -160,8 +158,7 @@ def simulate_share(
         prior = copied(_moved(prior, execution.device))
     if world is None:
         world = _usual_world(model, batch[0], public)
-    domain = Domain(low=world.low, high=world.high, whole=not inputs.is_floating_point())
-    client = _Client(model, batch, past, defense, world.loss, noise or from_os(), execution, local, domain)
+    client = _Client(model, batch, past, defense, world.loss, noise or from_os(), execution, local)
     own = 1 if local is None else local.steps(len(inputs))
     # Schedules of methods, as a sparsity that grows, refer to the planned length.
     client.start(public, steps=steps or step + own, seed=seed)
@@ -193,7 +190,6 @@ class _Client:
         noise: Noise,
         execution: Execution,
         local: LocalTraining | None,
-        domain: Domain,
     ) -> None:
         """Takes a copy of the model; nothing is released yet."""
         _refuse_lengths("inputs and labels must have", batch)
@@ -211,7 +207,6 @@ class _Client:
             memory_budget=execution.memory_budget,
             engine=execution.engine,
             expected_batch=self.size,
-            domains=Domains(domain),
             unchecked=execution.unchecked,
         )
         if past is not None:

@@ -86,11 +86,12 @@ class OngoingRun:
         self.inputs, self.labels = as_tensors(examples, "examples", s.execution.device)
         self.device = torch.device(s.execution.device or self.inputs.device)
         pool = None if public is None else as_tensors(public, "public", self.device)
-        if pool is not None:
-            refuse_shared(self.inputs, pool[0])
         model.to(self.device)
         self.inputs, self.labels = fitting(self.inputs, self.labels, model, s.recipe.loss, "examples")
-        pool = None if pool is None else fitting(*pool, model, s.recipe.loss, "public")
+        if pool is not None:
+            pool = fitting(*pool, model, s.recipe.loss, "public")
+            # In one precision: an example that is public in another is the same example.
+            refuse_shared(self.inputs, pool[0])
         if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
             into_training_mode(model)
         self.features = None

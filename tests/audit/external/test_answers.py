@@ -164,3 +164,10 @@ def test_a_model_in_another_precision_is_audited_as_in_single(dtype):
     rounded: dict[str, Any] = {name: (x.to(dtype), y) for name, (x, y) in given.items()}
     found = audit_model(model.to(dtype), attacks=ATTACKS, gradients=False, **rounded)
     assert [one.why_not for one in found.outcomes] == ["", ""] and found.verdict.word == "leaks"
+
+
+def test_what_reads_other_answers_has_the_tensors_of_the_model():
+    model, given = groups()
+    taken, _ = answering_logits(Wrapped(model, lambda o: o.softmax(1)), given["members"][0])
+    assert taken.state_dict().keys() == Wrapped(model, None).state_dict().keys()
+    torch.testing.assert_close(taken(given["members"][0]).softmax(1), model(given["members"][0]).softmax(1))

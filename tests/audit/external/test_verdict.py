@@ -123,14 +123,27 @@ def test_scores_that_tie_could_show_nothing_and_are_not_called_no_leak():
     few = np.zeros(300)
     few[:4] = 1.0
     outcomes = [_outcome("a", few, np.zeros(300))]
-    said = why_tied(outcomes, 0.6)
+    said = why_tied(outcomes, 300, 0.6)
     assert "no attack that ran could have an AUC above 0.507, and a leak shows from 0.600" in said
     found = verdict([one for one in [strongest(outcomes, "auc")] if one], "none", NO_SHIFT, (), 0.6, tied=said)
     assert (found.word, found.tone, found.sentence) == ("cannot be told", "warn", said)
     # One attack whose scores differ could have shown it, and of half of equal scores an AUC of 0.6 can come.
     draw = np.random.default_rng(9)
-    assert why_tied([*outcomes, _outcome("b", draw.normal(size=300), draw.normal(size=300))], 0.6) == ""
-    assert why_tied([_outcome("a", np.arange(300) % 2.0, (np.arange(300) % 3 > 0) * 1.0)], 0.6) == ""
+    assert why_tied([*outcomes, _outcome("b", draw.normal(size=300), draw.normal(size=300))], 300, 0.6) == ""
+    assert why_tied([_outcome("a", np.arange(300) % 2.0, (np.arange(300) % 3 > 0) * 1.0)], 300, 0.6) == ""
+    # Two scores that could tell all from all are enough.
+    assert why_tied([_outcome("a", np.ones(300), np.zeros(300))], 300, 0.999) == ""
+
+
+def test_a_claim_that_something_else_refutes_is_not_said_to_be_refuted_by_pairs():
+    bound = EpsilonBound(
+        value=0.5, ceiling=2.5, attack="a", pairs=150, guessed=15, correct=14, looks=1, level=0.95, delta=1e-5,
+        split="random", claimed=1.0,
+    )  # fmt: skip
+    found = verdict([], bound, NO_SHIFT, ["the transcript has too little noise"])
+    assert (found.word, found.by, found.how) == ("claim refuted", "", "")
+    found = verdict([], replace(bound, value=1.5), NO_SHIFT)
+    assert (found.word, found.by, found.how) == ("claim refuted", "a", "pairs")
 
 
 def test_answers_by_chance_are_called_a_leak_in_few_audits():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from defenses.clipped_sgd import clipped_sgd
-from defenses.core import Domain, Engine, Execution, Recipe, full, poisson, train
+from defenses.core import Domain, Engine, Execution, Recipe, Recording, full, poisson, train
 from defenses.core.gradients.made_up import inputs_for
 from defenses.dp_sgd import dp_sgd
 
@@ -218,3 +218,21 @@ def test_a_domain_that_cannot_be_is_refused(low, high, whole):
 def test_a_domain_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"must have the shape of one example, \[6\], got \[2\]"):
         trained(nn.Linear(6, 3), (INPUTS, LABELS), input_domain=Domain(low=torch.zeros(2), high=torch.ones(2)))
+
+
+def test_a_run_with_a_declared_domain_is_taken_up_again(tmp_path):
+    def claim(low):
+        recording = Recording(checkpoint=tmp_path / "run.checkpoint")
+        recipe = Recipe(input_domain=Domain(low=low, high=torch.full((6,), 3.0)))
+        torch.manual_seed(0)
+        settings = {"sampling": poisson(0.5), "steps": 2, "seed": 1, "sampler_key": 2}
+        return train(
+            nn.Linear(6, 3),
+            (INPUTS, LABELS),
+            dp_sgd(noise_multiplier=1.0),
+            recording=recording,
+            recipe=recipe,
+            **settings,
+        ).claim(1e-5)
+
+    assert claim(-3.0) == claim(-3.0)

@@ -95,3 +95,15 @@ def test_labels_of_other_losses_are_left_as_they_are():
     assert not torch.equal(weights((X, halves), squares), weights((X, halves.round()), squares))
     ignored = nn.CrossEntropyLoss(ignore_index=7)
     assert weights((X, torch.where(Y == 0, 7, Y)), ignored).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_an_example_that_is_public_in_another_precision_is_no_secret(dtype):
+    def trained(private, public):
+        train(nn.Linear(10, 3), private, dp_sgd(noise_multiplier=1.0), sampling=poisson(0.5), steps=1, public=public)
+
+    halves = X.half().float()  # numbers that every precision has
+    for private, public in ((halves.to(dtype), halves[:2]), (halves, halves[:2].to(dtype))):
+        with pytest.raises(ValueError, match="public"):
+            trained((private, Y), (public, Y[:2]))
+    trained((halves.to(dtype), Y), (X[:2] + 100, Y[:2]))
