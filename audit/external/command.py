@@ -368,7 +368,7 @@ def _transcript(
 
 
 def _of_transcript(seen: TranscriptVerdict, *, refuted: bool) -> dict[str, Any]:
-    """Returns what the report has of a transcript: numbers, and sentences, which contradict no refutation beside them."""
+    """Returns what the report has of a transcript: numbers, and sentences that contradict no refutation beside them."""
     alone = refuted and seen.word == "no violation found"
     word = "by itself it does not refute the claim" if alone else seen.word
     told = [f"The transcript of {seen.steps} updates: {word}.", *seen.refuted, *seen.problems, *seen.remarks]

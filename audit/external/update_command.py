@@ -34,13 +34,12 @@ from .gradients import ranks
 from .identity import content_ids
 from .models import filled
 from .out_folder import check_folder
-from .update import UpdateFinding, attack_update, read_update
+from .public_guesses import GuessComparison, beside_guesses
+from .update import UpdateFinding, attack_update, observed, read_update
+from .update_verdict import left_words, rate_of, shown_places, verdict_of
 
-SCHEMA = "leakbench-update/3"
+SCHEMA = "leakbench-update/4"
 DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
-
-FALSE_DISCOVERIES = 0.05
-"""Expected share of wrong ones among the candidates that are said to have been in the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +139,16 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         found += attack_update(shared, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
     names = sources["candidates"].names if "candidates" in sources else ()
     equations = ranks(model, shape, seed=asked.seed)
-    rate = _rate(found)
-    word, sentence = _verdict(found, names, rate)
+    rate, target = rate_of(found), observed(shared, world)
+    compared = {
+        one.name: comparison
+        for one in found
+        if isinstance(one.result, Reconstruction)
+        and (comparison := beside_guesses(target, one.result, seed=asked.seed)) is not None
+    }
     told = {
         "schema": SCHEMA,
-        "verdict": {"word": word, "sentence": sentence},
+        "verdict": verdict_of(found, compared, names, rate),
         "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
         "update": {
             "file": asked.update.name,
@@ -162,7 +166,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         "classes": classes,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": asked.seed,
-        "attacks": [_told(one, names, rate) for one in found],
+        "attacks": [_told(one, compared.get(one.name), names, rate) for one in found],
         "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
         "not_tested": _untested(found, asked),
         "command": list(asked.command),
@@ -173,45 +177,6 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
     if asked.out is not None:
         _write(asked.out, told, found, names)
     return told
-
-
-def _verdict(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> tuple[str, str]:
-    """What is proved of the batch, in a word and a sentence; of reconstructions nobody here knows the truth."""
-    proved = {
-        one.name: int(one.result.certified.sum())
-        for one in found
-        if isinstance(one.result, Reconstruction) and one.result.certified is not None
-    }
-    best = max(proved, key=lambda name: proved[name], default="")
-    asked_about = any(one.q_values for one in found)
-    shown, said = set[int]().union(*(_shown(one, rate) for one in found)), []
-    if best and proved[best]:
-        said.append(f"{_inputs(proved[best])} of the batch reconstructed and proved to be in it ({best})")
-    if shown:
-        said.append(
-            f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "
-            f"{FALSE_DISCOVERIES:.0%}"
-        )
-    if said:
-        return "leaks", f"This update leaks: {'; '.join(said)}."
-    if all(one.result is None for one in found):
-        return "cannot be told", "No attack could read this update, so nothing is known of what it leaks."
-    asked = f"none of {len(names)} candidates is shown to have been in it" if asked_about else "nobody was asked about"
-    return "no leak shown", f"No input of the batch was proved to be reconstructed, and {asked}."
-
-
-def _rate(found: Sequence[UpdateFinding]) -> float:
-    """Each attack's part of the false discoveries: of all that some attack shows, they are together the whole."""
-    return FALSE_DISCOVERIES / max(1, sum(bool(one.q_values) for one in found))
-
-
-def _shown(one: UpdateFinding, rate: float) -> set[int]:
-    """Places of the candidates that an attack shows to have been in the batch."""
-    return {place for place, q in enumerate(one.q_values) if q <= rate}
-
-
-def _inputs(count: int) -> str:
-    return f"{count} input{'s' if count > 1 else ''}"
 
 
 def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate) -> list[str]:
@@ -242,6 +207,8 @@ def words(told: Mapping[str, Any]) -> str:
                 proved += (
                     f", expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise"
                 )
+            if (guesses := one["beside_guesses"]) is not None:
+                proved += f"; {left_words(GuessComparison(**guesses))}"
             lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
         elif one["kind"] == "labels":
             lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")
@@ -256,7 +223,7 @@ def words(told: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _told(one: UpdateFinding, names: tuple[str, ...], rate: float) -> dict[str, Any]:
+def _told(one: UpdateFinding, compared: GuessComparison | None, names: tuple[str, ...], rate: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": one.name,
         "settings": dict(one.settings),
@@ -275,12 +242,13 @@ def _told(one: UpdateFinding, names: tuple[str, ...], rate: float) -> dict[str, 
                 "objective": result.objective if np.isfinite(result.objective) else None,
                 "residual_ratio": result.residual_ratio,
                 "expected_error": _largest(result.expected_error),
+                "beside_guesses": None if compared is None else asdict(compared),
             }
         case LabelEstimate() as result:
             found["labels"] = {str(kind): int(count) for kind, count in enumerate(result.counts.tolist()) if count}
             found["status"] = result.status
         case MembershipScores() as result:
-            rows, shown = zip(names, one.p_values, one.q_values, strict=True), _shown(one, rate)
+            rows, shown = zip(names, one.p_values, one.q_values, strict=True), shown_places(one, rate)
             found["false_discovery_rate"] = rate
             found["candidates"] = [
                 {"name": name, "p_value": p, "q_value": q, "shown": place in shown}

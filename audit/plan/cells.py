@@ -19,6 +19,7 @@ class Cell:
         skip: why it cannot be run; empty if it can.
         reported: the papers' figures for it, as (metric, value, source).
         needs: artifacts that have to be computed before.
+        changes: overrides of the suite's file that touch it, in words.
     """
 
     request: Request
@@ -26,6 +27,7 @@ class Cell:
     skip: str = ""
     reported: tuple[tuple[str, float, str], ...] = ()
     needs: tuple[Artifact, ...] = ()
+    changes: tuple[str, ...] = ()
 
     @cached_property
     def id(self) -> str:

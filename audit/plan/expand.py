@@ -250,8 +250,10 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
 
     def cell(request: Request, aimed: _Aimed | None, skip: str) -> Cell:
         attack = None if aimed is None else aimed.choice
-        # A paper's figure is about a model that was trained on its members.
-        figures = [] if trained.never_saw else suite.reported_for(choice, run.budget, attack)
+        shared = aimed is not None and aimed.subject == OF_UPDATE
+        changes = suite.changes_for(run.choice, attack, shared=shared)
+        # A paper's figure is about a model that was trained on its members, by the suite as its file has it.
+        figures = [] if trained.never_saw or changes else suite.reported_for(choice, run.budget, attack)
         told = tuple((f.metric, f.value, f.source) for f in figures)
         needs: tuple[Artifact, ...] = ()
         if aimed is not None and aimed.needs is not None and not skip:
@@ -259,7 +261,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
                 needs = aimed.needs(request)
             except ValueError as error:
                 raise SuiteError(f"{suite.source}: attack: {error}") from None
-        return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, told, needs)
+        return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, told, needs, changes)
 
     # Utility first: the time that the training takes is counted in the first cell of a job.
     group = [cell(Request(**told, kind="utility"), None, reason)]

@@ -365,6 +365,7 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
         seconds=round(outcome.seconds, 3),
         flags=tuple(outcome.flags),
         reported=tuple(Reported(metric=m, value=v, source=s) for m, v, s in cell.reported),
+        changes=cell.changes,
     )
 
 

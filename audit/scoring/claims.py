@@ -130,11 +130,9 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
         return f"its delta {claim.delta:g} is not that of its budget, {budget['delta']:g}"
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
-    # A method may have noise of its own, whatever the budget.
-    own = record.defense.settings.get("noise_multiplier")
-    given, whose = (own, "method") if own is not None else (budget.get("noise_multiplier"), "budget")
-    if given is not None and record.noise_multiplier != given:
-        return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its {whose}, {given:.6g}"
+    asked = budget.get("noise_multiplier")
+    if asked is not None and record.noise_multiplier != asked:
+        return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its budget, {asked:.6g}"
     if KINDS[record.kind].own_task:
         return unproved_share(record, tolerance=_OTHER_VERSIONS)
     steps, most = task["steps"], task.get("largest_batch")
@@ -146,7 +144,7 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     if fault := unproved_claim(record, sampling, steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
     # The bound of random allocation jumps.
-    if given is not None or sampling.kind == "random_allocation":
+    if asked is not None or sampling.kind == "random_allocation":
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
     return _unspent(budget, proved)

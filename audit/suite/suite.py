@@ -24,6 +24,7 @@ from ..catalog import methods as catalog
 from ..catalog.canonical import canonical
 from ..catalog.messages import no_such
 from ..catalog.methods import MethodKind
+from .changes import Change, change, touching
 from .schema import BUDGETS, TRAINING, Document, TaskTable, sentences, task_values
 from .validate import expand, with_every_other, wrong_grid, wrong_names, wrong_reported
 
@@ -78,6 +79,7 @@ class Suite(Document):
     # Keys that each entry of `defense` sets, which tuning leaves alone.
     _given: tuple[frozenset[str], ...] = PrivateAttr(())
     _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
+    _changes: tuple[Change, ...] = PrivateAttr(())
 
     @property
     def digest(self) -> str:
@@ -143,6 +145,19 @@ class Suite(Document):
         own = {"groups": None, "largest_batch": None} if "sampling" in choice.training else {}
         return self.task.model_copy(update=own | task_values(choice.training))
 
+    def changes_for(
+        self, choice: DefenseChoice, attack: AttackChoice | None = None, *, shared: bool
+    ) -> tuple[str, ...]:
+        """Overrides of the file that touch a cell, in words as "task.epochs 80 -> 4".
+
+        Args:
+            choice: the cell's defense.
+            attack: the cell's attack; None for utility.
+            shared: whether the cell is about a shared update.
+        """
+        name = attack.name if attack else None
+        return touching(self._changes, defense=choice.name, attack=name, own=choice.training, shared=shared)
+
     def reported_for(
         self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None
     ) -> list[Reported]:
@@ -201,6 +216,7 @@ class Suite(Document):
         if not overrides:
             return self
         raw = copy.deepcopy(self._raw)  # `_replace` writes into it
+        changes = list(self._changes)
         for override in overrides:
             path, equals, text = override.partition("=")
             if not equals or not path.strip():
@@ -211,11 +227,15 @@ class Suite(Document):
                 value = {}
             if set(value) != {"value"}:  # a text with a line break could set further keys
                 raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
-            _replace(raw, path.strip().split("."), value["value"], override)
+            keys = path.strip().split(".")
+            changes.append(change(raw, keys, value["value"]))
+            _replace(raw, keys, value["value"], override)
         try:
-            return _build(raw, f"{self._source} with {', '.join(overrides)}")
+            changed = _build(raw, f"{self._source} with {', '.join(overrides)}")
         except SuiteError as error:  # the file by itself was good
             raise ChoiceError(str(error)) from None
+        changed._changes = tuple(changes)
+        return changed
 
 
 def load(name: str | Path) -> Suite:

@@ -4,6 +4,7 @@ The text forms and the page share them, so that both say the same. What differs 
 tables (`kinds.py`, `metrics.py`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..kinds import KINDS, KindOfResult, attacked
@@ -48,13 +49,18 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
 
     Returns:
         One sentence for each request that lacks cells; one where nothing says what ought to be there; one for each
-        suite whose numbers are of different code.
+        suite whose numbers are of different code; one for each set of overrides of a suite.
     """
     said = [
         f"MIXED: records of {suite} are of different code ({'; '.join(words)}), so none of its rows is ranked: "
         "compute them again with --recompute, or take the others out of the folder."
         for suite, words in mixed(records).items()
     ]
+    for (suite, changes), count in Counter((r.suite, r.changes) for r in records if r.changes).items():
+        said.append(
+            f"CHANGED: {count} of {len(records)} records are not of {suite} as its file has it, but with "
+            f"{'; '.join(changes)}. No paper's figure stands beside them."
+        )
     for manifest, cells in complete.missing(records):
         names = list(dict.fromkeys(cell.words for cell in cells))
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -23,10 +23,8 @@ from .build import template_environment
 from .checkpoint import Picture, in_markdown, rank_words, read_document
 from .images import png, unit_images
 
-SCHEMA = "leakbench-update/3"
+SCHEMA = "leakbench-update/4"
 DOCUMENT, PAGE, SUMMARY, ARRAYS = "update.json", "index.html", "SUMMARY.md", "reconstructions.npz"
-
-TONES = {"leaks": "bad", "no leak shown": "good", "cannot be told": "warn"}
 
 MOST_SHOWN = 32
 """Pictures of one attack, and candidates, that the page shows; the files have all."""
@@ -87,7 +85,7 @@ def render_update(told: dict[str, Any], folder: Path) -> str:
     context = {
         "css": Markup(environment.loader.get_source(environment, "page.css")[0]),  # noqa: S704 -- ours
         "told": told,
-        "tone": TONES.get(told["verdict"]["word"], "warn"),
+        "tone": told["verdict"]["tone"],
         "facts": _facts(told),
         "pictures": [_pictures(one, told, arrays) for one in ran if one["kind"] == "reconstruction"],
         "labels": [(one["name"], _outcome(one), one["status"]) for one in ran if one["kind"] == "labels"],
@@ -142,6 +140,12 @@ def _pictures(one: Mapping[str, Any], told: Mapping[str, Any], arrays: Mapping[s
     told_by = [f"status {one['status']}"]
     if ratio is not None:
         told_by.append(f"what is left unexplained is {ratio:.3g} times what the noise would leave")
+    if (guesses := one["beside_guesses"]) is not None:
+        kind = "public guesses" if guesses["public"] else "guesses without public examples"
+        told_by.append(
+            f"{guesses['unexplained']:.2g} of the update is unexplained, and {guesses['guessed']:.2g} by the best of "
+            f"{guesses['guesses']} {kind}"
+        )
     if beyond > 0:
         told_by.append(f"{beyond} more are in {ARRAYS}")
     return {"name": one["name"], "shots": shots, "drawn": drawn, "words": "; ".join(told_by)}

@@ -38,6 +38,9 @@ DOES_NOT_APPLY = "does not apply: "
 """In the reason of a skipped record, behind the attack's name: the attack was asked, and answered that this network or
 this release is outside of what it can attack. Otherwise it was not asked, as without an extra."""
 
+ADDED: dict[str, Any] = {"changes": []}
+"""Fields that records of this schema lack where they were written before the field was there, with what they mean."""
+
 SEAL = "seal"
 """Key of the SHA-256 over the rest of a record's file: whoever edits a number by hand shows it."""
 
@@ -70,6 +73,7 @@ class Record:
     seconds: float
     flags: tuple[str, ...] = ()
     reported: tuple[Reported, ...] = ()
+    changes: tuple[str, ...] = ()
     arrays: str | None = None
     arrays_digest: str | None = None
 
@@ -150,7 +154,7 @@ class Record:
                     "leakbench run with --recompute, or show it with the version that wrote it"
                 )
             seal = data.pop(SEAL, None) if isinstance(data, dict) else None
-            record = build(cls, data)
+            record = build(cls, ADDED | data if isinstance(data, dict) else data)
             # The seal has no secret: it shows an edit by hand, and no forger who computes it anew.
             if seal != _seal(data):
                 raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")

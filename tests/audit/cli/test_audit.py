@@ -327,7 +327,7 @@ def test_a_report_names_candidates_and_takes_no_other_files(leakbench, shared, t
     with pytest.raises(RecordError, match="is not the file that the audit wrote"):
         build_update_report(tmp_path)
     (tmp_path / "update.json").write_text(json.dumps(told | {"schema": "leakbench-update/1"}))
-    with pytest.raises(RecordError, match="must be leakbench-update/3"):
+    with pytest.raises(RecordError, match="must be leakbench-update/4"):
         build_update_report(tmp_path)
 
 

@@ -496,6 +496,14 @@ def test_figures_of_papers_stand_beside_the_cells_they_are_about(suite_of):
     cells = plan(suite_of(WITH_CONTROLS + row)).cells
     with_figures = [words(cell)[:2] for cell in cells if cell.reported]
     assert with_figures == [("dp_sgd", None)]
+    # None beside a changed suite; a changed attack leaves accuracy as it was.
+    for override, words_of_it in (("task.epochs=2", ("task.epochs 1 -> 2",)), ("seeds=[3]", ())):
+        (cell,) = [
+            one
+            for one in plan(suite_of(WITH_CONTROLS + row).with_overrides([override])).cells
+            if words(one)[:2] == ("dp_sgd", None) and one.request.control is None
+        ]
+        assert cell.changes == words_of_it and bool(cell.reported) == (not words_of_it)
 
 
 def test_a_plan_takes_a_cell_once_and_a_job_says_what_it_is(suite_of):

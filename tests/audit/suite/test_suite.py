@@ -453,6 +453,25 @@ def test_a_selection_keeps_the_digest_and_only_the_methods_named(suite_of):
         suite.select(attacks=["lira"])
 
 
+def test_an_override_is_told_of_the_cells_that_it_touches(suite_of):
+    suite = suite_of(GOOD).with_overrides(
+        ["seeds=[5]", "task.lr=0.7", "defense.dp_sgd.clip_norm=3", "share.images = 2", "attack.1.restarts=1"]
+    )
+    plain, dp_sgd = suite.defense_grid()[:2]
+    attack = suite.attack_grid()[1]
+    assert suite.changes_for(plain, None, shared=False) == ("task.lr 0.5 -> 0.7",)
+    # It has a rate of its own, whatever the task's.
+    assert suite.changes_for(dp_sgd, None, shared=False) == ("defense.dp_sgd.clip_norm [0.5, 1] -> 3",)
+    assert suite.changes_for(plain, attack, shared=True) == (
+        "task.lr 0.5 -> 0.7",
+        "share.images not set -> 2",
+        "attack.1.restarts [1, 4] -> 1",
+    )
+    again = suite.with_overrides(["task.lr=0.9"])
+    assert again.changes_for(plain, None, shared=False) == ("task.lr 0.5 -> 0.7", "task.lr 0.7 -> 0.9")
+    assert suite_of(GOOD).changes_for(plain, None, shared=False) == ()
+
+
 def test_overrides_replace_values_and_change_the_digest(suite_of):
     suite = suite_of(GOOD)
     other = suite.with_overrides(

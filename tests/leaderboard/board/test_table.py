@@ -395,6 +395,14 @@ def test_seeds_of_another_code_are_said_on_top(record):
     assert said.startswith("MIXED: records of quick are of different code (torch 2.14.1 and 2.9)")
 
 
+def test_overrides_of_a_suite_are_said_on_top(record):
+    changed = [record(changes=("task.epochs 80 -> 4",)), record("utility", changes=("task.epochs 80 -> 4",))]
+    board = Board.from_records([*changed, record(seed=1)], complete(*changed, record(seed=1)))
+    (said,) = [gap for gap in board.gaps if gap.startswith("CHANGED")]
+    assert said.startswith("CHANGED: 2 of 3 records are not of quick as its file has it, but with task.epochs 80 -> 4.")
+    assert said in board.to_dict()["banner"]
+
+
 def test_one_lucky_seed_is_no_rank(record, metric):
     lucky = record(defense="dpdr", metrics={"auc": metric(0.5, 0.02)})
     both = [record(seed=seed) for seed in (0, 1)]
