@@ -208,7 +208,7 @@ def words(told: Mapping[str, Any]) -> str:
                     f", expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise"
                 )
             if (guesses := one["beside_guesses"]) is not None:
-                proved += f"; {left_words(GuessComparison(**guesses))}"
+                proved += f"; they {left_words(GuessComparison(**guesses))}"
             lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
         elif one["kind"] == "labels":
             lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")

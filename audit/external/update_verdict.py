@@ -96,7 +96,7 @@ def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessCompa
         counts = {one.name: len(one.result.inputs) for one in found if isinstance(one.result, Reconstruction)}
         rest = [name for name in left if name != best]
         said.append(
-            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, {left_words(left[best])}"
+            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which {left_words(left[best])}"
         )
     return said
 
@@ -109,7 +109,7 @@ def left_words(one: GuessComparison) -> str:
     """How a reconstruction stands beside guesses."""
     kind = "public guesses" if one.public else "guesses without public examples"
     return (
-        f"which leave {one.unexplained:.2g} of the update unexplained; the best of {one.guesses} {kind} leaves "
+        f"leave {one.unexplained:.2g} of the update unexplained; the best of {one.guesses} {kind} leaves "
         f"{one.guessed:.2g}"
     )
 
