@@ -277,7 +277,7 @@ class _Asking:
                 open_tests.append(test)
         if not open_tests:
             return found
-        if claim.relation == "zero_out" and scenario.sets.blanked is not None:
+        if claim.relation != "add_remove" and scenario.sets.blanked is not None:
             self.negative = scenario.sets.blanked
         calibration = self._features(open_tests, scenario.calibration)
         rules = {test.name: _rule(*calibration[test.name]) for test in open_tests}
@@ -299,8 +299,8 @@ class _Asking:
         claim = answer.claim
         if not claim.claims_something:
             return "nothing is claimed"
-        if claim.relation == "zero_out" and self.scenario.sets.blanked is None:
-            return "the claim is of zero_out, and no record of this test contributes nothing"
+        if claim.relation != "add_remove" and self.scenario.sets.blanked is None:
+            return f"the claim is of {claim.relation}, and no record of this test contributes nothing"
         if test.of_released and claim.arithmetic != "released":
             return "the claim is about real numbers, not about those that are released"
         if len(answer.releases) < test.least_releases:

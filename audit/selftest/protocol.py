@@ -27,7 +27,7 @@ from defenses.core.privacy.tradeoff import of_events, of_pair
 AT_DELTA = 1e-5
 """How fine the curve of a claim is: that of an epsilon at this delta. A coarse one accuses nobody wrongly."""
 
-ClaimedRelation = Literal["add_remove", "zero_out"]
+ClaimedRelation = Literal["add_remove", "zero_out", "replace_one"]
 Arithmetic = Literal["released", "real"]
 
 
@@ -64,7 +64,8 @@ class TrainerClaim:
         events: Gaussian mechanisms whose composition it is; None where epsilon and delta are given.
         epsilon: in nats; infinite where nothing is claimed.
         delta: in [0, 1).
-        relation: `add_remove`, or `zero_out` where a record is replaced by one that contributes nothing.
+        relation: `add_remove`, or `zero_out` where a record is replaced by one that contributes nothing, or
+            `replace_one` where it is replaced by any other.
         arithmetic: `released`: of the floating-point numbers that are released; `real`: as if numbers were real ones.
     """
 

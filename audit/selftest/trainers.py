@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,9 @@ from defenses.core import (
     train,
 )
 from defenses.core.plan.families import Whole
-from defenses.core.privacy.ledger import events_of
 
 from ..catalog import methods as catalog
-from .protocol import Trainer, TrainerAnswer, TrainerClaim, TrainerTask
+from .protocol import ClaimedRelation, Trainer, TrainerAnswer, TrainerClaim, TrainerTask
 
 PUBLIC_EXAMPLES = 16
 """Made-up examples that methods with public data may read."""
@@ -113,11 +112,10 @@ def under_defense(
 
 def _claimed(run: Run) -> TrainerClaim:
     """What the ledger of a run comes to."""
-    entries = run.ledger.entries
-    if any(entry.reason for entry in entries):
+    claim = run.claim(1e-5)
+    if claim.reason:
         return TrainerClaim()
-    relation = "add_remove" if run.claim(1e-5).relation == "add_remove" else "zero_out"
-    return TrainerClaim(events=tuple(events_of(entries)), relation=relation)
+    return TrainerClaim(events=claim.gaussians, relation=cast(ClaimedRelation, claim.relation))
 
 
 def plain(task: TrainerTask) -> Defense:

@@ -74,7 +74,7 @@ class RecordedClaim:
         epsilon: the claim, nats; None is infinite.
         epsilon_rdp: the same by Renyi accounting, looser.
         delta: the probability the claim may fail with, in [0, 1).
-        relation: neighbouring relation, as "add_remove" or "zero_out".
+        relation: neighbouring relation, as "add_remove", "zero_out" or "replace_one".
         unit: what is added or removed: "example" or "client".
         sampling: how batches were drawn, as "poisson".
         sample_rate: expected fraction of the data in a batch, in (0, 1].

@@ -6,7 +6,8 @@ closed form, which needs no accountant (Balle & Wang, "Improving the Gaussian Me
 1e-4 that grows with epsilon from 50 on: its cost is then the same for any epsilon, and its error still below 1e-4 of
 it. Its walks over the losses are arrays' (`pld.py`). Its cost grows with the number of distinct events too: what may
 be slow runs in a process of its own under a time limit, and when that is exceeded the RDP value, an upper bound too,
-stands in by name.
+stands in by name. A sampled record in the place of another has a bound by RDP alone (Wang, Balle & Kasiviswanathan,
+"Subsampled Renyi Differential Privacy and Analytical Moments Accountant", AISTATS 2019, Theorem 27, by dp-accounting).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from importlib.metadata import version
 
 import dp_accounting
 import numpy as np
-from dp_accounting import rdp
+from dp_accounting import NeighboringRelation, rdp
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 
 from . import pld
@@ -62,6 +63,8 @@ class Epsilon:
 
 def quick(events: Sequence[Gaussian]) -> bool:
     """Whether the PLD accountant takes a second or two for so many merged events, or knows no other way."""
+    if any(e.replaced for e in events):
+        return False
     return len(events) <= _QUICK_EVENTS or not all(e.plain for e in events)
 
 
@@ -104,7 +107,8 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     if plain < min(by_rdp, math.inf if by_pld is None else by_pld):
         return Epsilon(plain, by_rdp, f"closed form of the Gaussian ({library}; sampling not counted)")
     if interval is None:
-        return Epsilon(by_rdp, by_rdp, f"RDP ({library}; too large for a grid of losses)")
+        why = "sampled without replacement" if any(e.replaced for e in events) else "too large for a grid of losses"
+        return Epsilon(by_rdp, by_rdp, f"RDP ({library}; {why})")
     if by_pld is None:
         why = f"took longer than {time_limit:g} s" if _lost(events) < delta else "loses all of delta to rounding"
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; PLD {why})")
@@ -120,11 +124,16 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
 def interval_for(events: Sequence[Gaussian], delta: float, by_rdp: float | None = None) -> float | None:
     """Nats between the losses of PLD's grid; None where so large an epsilon is looked for that a grid says no more.
 
+    None as well for a sampled record in the place of another: no pair of distributions is known that dominates all such
+    pairs (Lebeda et al., "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition", 2024).
+
     Args:
         events: merged.
         delta: in (0, 1).
         by_rdp: epsilon by RDP, if it is known already.
     """
+    if any(e.replaced for e in events):
+        return None
     # Of about the right size, where RDP knows no amplification.
     if not all(e.plain for e in events):
         by_rdp = rdp_epsilon(merged([e.as_poisson for e in events]), delta)
@@ -179,13 +188,10 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
     may lose digits, and leave an order out. Whatever is looked at, the least of it is an upper bound.
     """
     lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
-    composed = list(_dp_events(events))
 
     @cache
     def at(order: float) -> float:
-        accountant = rdp.RdpAccountant([order])
-        for event, count in composed:
-            accountant.compose(event, count)
+        accountant = _by_rdp(events, [order])
         # Before the conversion: a divergence that rounding has made 0, or negative, the library takes for epsilon 0.
         divergence = np.maximum(accountant.rdp, 0.0) + lost
         return float(compute_epsilon([order], divergence.tolist(), delta)[0])
@@ -210,13 +216,28 @@ def pld_epsilon(events: Sequence[Gaussian], delta: float, interval: float = DISC
     return pld.epsilon(events, delta, interval)
 
 
-def _dp_events(events: Sequence[Gaussian]) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+def _by_rdp(events: Sequence[Gaussian], orders: Sequence[float]) -> rdp.RdpAccountant:
+    """dp-accounting's accountant with these events composed; it refuses Poisson samples where a record is replaced."""
+    replaced = any(e.replaced for e in events)
+    accountant = rdp.RdpAccountant(
+        orders, NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     for e in events:
-        gaussian = dp_accounting.GaussianDpEvent(e.noise_multiplier)
-        # Without amplification where the library's RDP accountant knows none: an upper bound.
-        amplified = e.sample_rate < 1 and e.plain
-        sampled = dp_accounting.PoissonSampledDpEvent(e.sample_rate, gaussian) if amplified else gaussian
-        yield sampled, e.count
+        accountant.compose(_dp_event(e), e.count)
+    return accountant
+
+
+def _dp_event(e: Gaussian) -> dp_accounting.DpEvent:
+    gaussian = dp_accounting.GaussianDpEvent(e.noise_multiplier)
+    if e.replaced and e.sample_rate < 1:
+        # The bound depends on the share of the records alone. It speaks of any record that takes part with that chance,
+        # so of one with a coin of its own, too: all that it uses of a step is that its distributions are (1 - q) r + q
+        # p and (1 - q) r + q p', in which r, p and p' are Gaussians within the sensitivity of each other.
+        drawn, records = e.sample_rate.as_integer_ratio()
+        return dp_accounting.SampledWithoutReplacementDpEvent(records, drawn, gaussian)
+    # Without amplification where the library's RDP accountant knows none: an upper bound.
+    amplified = e.sample_rate < 1 and e.plain
+    return dp_accounting.PoissonSampledDpEvent(e.sample_rate, gaussian) if amplified else gaussian
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,9 +305,7 @@ def rdp_divergences(events: Sequence[Gaussian], epsilons: np.ndarray = SOME_EPSI
         epsilons: rising from 0; some of them where none are given.
     """
     with _quiet():
-        accountant = rdp.RdpAccountant(_SOME_ORDERS)
-        for event, count in _dp_events(events):
-            accountant.compose(event, count)
+        accountant = _by_rdp(events, _SOME_ORDERS)
     # The library takes a divergence that rounding made negative for a delta of 0.
     lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
     found = np.maximum(accountant.rdp, 0.0) + lost

@@ -296,13 +296,14 @@ def noise_multiplier(
         raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
-    spent = proved(list(events_of([*beside])), delta).value
+    unit = correlated or (Entry(0, steps, 1.0, sampling),)
+    spent = proved(events_of(beside, replaced=_replaced(unit)), delta).value
     if beside and spent >= epsilon:
         raise ValueError(
             f"epsilon must be above {spent:.4g}, which releases of their own spend at their own noise, got {epsilon}; "
             "ask for more, or give those more noise"
         )
-    sigma = _searched(epsilon, delta, correlated or (Entry(0, steps, 1.0, sampling),), precision, beside)
+    sigma = _searched(epsilon, delta, unit, precision, beside)
     try:
         return checked_multiplier(sigma)
     except ValueError:
@@ -325,9 +326,9 @@ def _searched(
     # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
     # Precisions 1 / sigma² add up under composition, so the steps may spend what is not `taken` of the total.
     total = gaussian_multiplier(epsilon, delta) ** -2
-    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of([*beside]))
+    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
     # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
-    events = list(events_of([*unit]))
+    events = events_of(unit)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
     if all(e.sample_rate == 1 for e in events) and not any(entry.sampling.amplifies for entry in beside):
@@ -335,14 +336,15 @@ def _searched(
 
     def charged(log_sigma: float) -> list[Gaussian]:
         sigma = math.exp(log_sigma)
-        return list(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)]))
+        return events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)])
 
     # Epsilon is close to a power of sigma, so on log scales the root finder needs few evaluations.
     def excess(log_sigma: float) -> float:
         return math.log(max(proved(charged(log_sigma), delta).value, 1e-12) / epsilon)
 
     def excess_rdp(log_sigma: float) -> float:
-        # Of the Poisson sampling that is closest: other samplers have no bound by RDP that is worth searching from.
+        # Of the Poisson sampling that is closest: but for subsets of fixed size, other samplers have no bound by RDP
+        # that is worth searching from.
         found = rdp_epsilon(merged([e.as_poisson for e in charged(log_sigma)]), delta)
         return math.log(max(found, 1e-12) / epsilon)
 
@@ -392,7 +394,7 @@ def noise_within(
     Raises:
         ValueError: where no practical multiplier does.
     """
-    if beside and limit.exceeded(list(events_of([*beside]))) >= 0:
+    if beside and limit.exceeded(events_of(beside, replaced=_replaced(unit))) >= 0:
         raise ValueError(
             f"{limit.words} must be above what releases of their own allow at their own noise; ask for more, or give "
             "those more noise"
@@ -400,11 +402,12 @@ def noise_within(
 
     def exceeded(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
-        return limit.exceeded(list(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)])))
+        return limit.exceeded(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)]))
 
     # Without subsampling everything is one Gaussian, and with it no worse than that.
-    events = list(events_of([*unit]))
-    left = limit.shift**2 - math.fsum(e.count / e.noise_multiplier**2 for e in events_of([*beside]))
+    events = events_of(unit)
+    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
+    left = limit.shift**2 - taken
     most = math.log(LARGEST_MULTIPLIER)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     high = min(most, 0.5 * math.log(steps_charged / left) + 1e-8) if left > 0 else most
@@ -424,6 +427,11 @@ def noise_within(
             low += precision / 2
         high = low
     return checked_multiplier(math.exp(high))
+
+
+def _replaced(unit: Sequence[Entry]) -> bool:
+    """Whether these steps, and so all that is released beside them, are charged for replacing a record."""
+    return any(entry.sampling.relation == "replace_one" for entry in unit)
 
 
 def _crossing(excess: Callable[[float], float], near: float, precision: float) -> float:

@@ -24,6 +24,9 @@ class Gaussian:
         examples: number of records that samples are drawn from; needed with `most`.
         allocated: whether one event is an epoch of 1 / sample_rate steps, of which the record is in one, drawn
             uniformly.
+        replaced: whether one record is in the place of another (`replace_one`), which doubles the sensitivity; the
+            record is then in a step with chance `sample_rate`, in a uniform subset of fixed size or by its own coin.
+            Without sampling nothing depends on it.
     """
 
     sample_rate: float
@@ -32,6 +35,7 @@ class Gaussian:
     most: int = 0
     examples: int = 0
     allocated: bool = False
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         if not (0 < self.noise_multiplier < math.inf and 0 < self.sample_rate <= 1 and self.count >= 0):
@@ -42,8 +46,8 @@ class Gaussian:
 
     @property
     def plain(self) -> bool:
-        """Whether a coin of its own decides on each record in each step."""
-        return not (self.most or self.allocated)
+        """Whether a coin of its own decides on each record in each step, and the record is there or not."""
+        return not (self.most or self.allocated or self.replaced)
 
     @property
     def participation(self) -> float:
@@ -58,8 +62,20 @@ class Gaussian:
         return Gaussian(1.0, self.noise_multiplier, self.count)
 
     @property
+    def of_replacement(self) -> Gaussian:
+        """The same where one record is in the place of another, which moves a sum by up to twice its bound."""
+        if self.replaced:
+            return self
+        half = self.noise_multiplier / 2
+        if self.plain:
+            return Gaussian(self.sample_rate, half, self.count, replaced=self.sample_rate < 1)
+        return Gaussian(1.0, half, self.count)  # no amplification of these is known here
+
+    @property
     def as_poisson(self) -> Gaussian:
         """The same under Poisson sampling, which costs about as much; a guess to search from, and no bound."""
+        if self.replaced:  # has a bound by RDP of its own
+            return self
         steps = self.count * round(1 / self.sample_rate) if self.allocated else self.count
         return Gaussian(self.sample_rate, self.noise_multiplier, steps)
 

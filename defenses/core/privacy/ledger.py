@@ -13,7 +13,7 @@ Guarantee:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..plan.defense import NoisyPlan, checked_multiplier
@@ -85,13 +85,14 @@ class Claim:
         epsilon: in nats; infinite where nothing is proved.
         epsilon_rdp: the same by RDP.
         delta: the probability that epsilon may fail.
-        relation: `add_remove` or `zero_out`.
+        relation: `add_remove`, `zero_out` or `replace_one`.
         unit: whose presence is protected.
         sampling: the sampler.
         sample_rate: its rate.
         accountant: who computed epsilon.
-        as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon if the
-            same steps had run under Poisson sampling, which they did not; None for the others and for correlated noise.
+        as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon by `add_remove` if
+            the same steps had run under Poisson sampling, which they did not; None for the others and for correlated
+            noise.
         events: the events in words.
         reason: why epsilon is infinite; empty otherwise.
         assumes: what the guarantee rests on beyond the mathematics, a sentence each.
@@ -141,6 +142,7 @@ class Claim:
             delta: in (0, 1).
             replaced: whether one record is in the place of another, instead of there or not.
         """
+        replaced = replaced and not self._of_replacement
         if replaced or math.isinf(self.epsilon) or self.gaussians is None:
             return self.trade_off.epsilon_at(delta, replaced=replaced)
         return proved(self.gaussians, delta).value
@@ -160,7 +162,7 @@ class Claim:
             alpha: in [0, 1].
             replaced: whether the test is between a record and another one in its place.
         """
-        return self.trade_off.beta_at(alpha, replaced=replaced)
+        return self.trade_off.beta_at(alpha, replaced=replaced and not self._of_replacement)
 
     def tpr_at(self, fpr: float, *, replaced: bool = False) -> float:
         """The largest true positive rate of any membership test; 1 where nothing is proved.
@@ -169,7 +171,12 @@ class Claim:
             fpr: false positive rate, in [0, 1].
             replaced: as for `beta_at`.
         """
-        return self.trade_off.tpr_at(fpr, replaced=replaced)
+        return self.trade_off.tpr_at(fpr, replaced=replaced and not self._of_replacement)
+
+    @property
+    def _of_replacement(self) -> bool:
+        """Whether the events are those of one record in the place of another already."""
+        return self.relation == "replace_one"
 
     @property
     def advantage(self) -> float:
@@ -286,12 +293,14 @@ class Ledger:
             time_limit: seconds for the PLD accountant where it is slow.
         """
         s = self.sampling
-        # Gaussians under add/remove hold under zero-out too, not the other way round.
+        # Gaussians under add/remove hold under zero-out too, not the other way round. Twice as sensitive, they hold for
+        # one record in the place of another, which is nothing less than zero-out.
         relations = {s.relation, *(entry.sampling.relation for entry in self.entries)}
+        relation = next(one for one in ("replace_one", "zero_out", "add_remove") if one in relations)
         words = tuple(_words(self.entries))
         shared = {
             "delta": delta,
-            "relation": "zero_out" if "zero_out" in relations else "add_remove",
+            "relation": relation,
             "unit": "example",
             "sampling": s.kind,
             "sample_rate": s.rate,
@@ -307,12 +316,12 @@ class Ledger:
                 reason="; ".join(reasons),
                 **shared,
             )
-        gaussians = tuple(events_of(self.entries))
+        gaussians = tuple(events_of(self.entries, replaced=relation == "replace_one"))
         found = proved(gaussians, delta, time_limit=time_limit)
         as_if = None
         if s.kind in ("shuffle", "partition", "fixed") and all(e.row is None for e in self.entries):
             believed = [replace(e, sampling=poisson(e.sampling.rate)) for e in self.entries]
-            as_if = proved(list(events_of(believed)), delta, time_limit=time_limit).value
+            as_if = proved(events_of(believed), delta, time_limit=time_limit).value
         return Claim(
             epsilon=found.value,
             epsilon_rdp=found.rdp,
@@ -324,8 +333,21 @@ class Ledger:
         )
 
 
-def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
-    """The entries as Gaussian events under their samplers; all multipliers are known by now.
+def events_of(entries: Sequence[Entry], *, replaced: bool = False) -> list[Gaussian]:
+    """The entries as Gaussian events under their samplers, all of one neighbouring relation.
+
+    Args:
+        entries: all of whose multipliers are known by now.
+        replaced: whether they are to hold for one record in the place of another, whatever their samplers; where one
+            of these is of that relation, they do anyway.
+    """
+    replaced = replaced or any(entry.sampling.relation == "replace_one" for entry in entries)
+    found = _own_events(entries)
+    return [event.of_replacement for event in found] if replaced else list(found)
+
+
+def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
+    """The entries as Gaussian events of a record that is there or not, or contributes nothing.
 
     Discrete Gaussian noise of scale s on whole numbers, in many dimensions at once, is charged as a Gaussian of scale
     sqrt(s^2 - 8), because it nearly is a function of one: draw z from that, then an integer k with probability
@@ -355,9 +377,10 @@ def events_of(entries: list[Entry]) -> Iterator[Gaussian]:
             # Parallel composition: batches of an epoch are disjoint, so it costs what its least noisy step costs.
             for turn in range(e.first // turns, (e.first + e.steps - 1) // turns + 1):
                 worst[s, turn] = min(sigma, worst.get((s, turn), math.inf))
-        elif s.kind in ("poisson", "truncated_poisson"):
+        elif s.kind in ("poisson", "truncated_poisson", "fixed"):
+            # `fixed` amplifies for one record in the place of another alone, which is what `events_of` makes of it.
             yield Gaussian(s.rate, sigma, e.steps, most=s.most, examples=s.examples)
-        else:  # `fixed` and `full` pay for every step as if everybody took part
+        else:
             yield Gaussian(1.0, sigma, e.steps)
     for (s, _), sigma in worst.items():
         allocated = s.kind == "random_allocation" and s.rate < 1
@@ -381,7 +404,7 @@ def _words(entries: list[Entry]) -> Iterator[str]:
         "poisson": "on a Poisson sample of rate {rate:.4g}",
         "shuffle": "on shuffled batches, each record at most once in {per_epoch} steps",
         "partition": "on fixed batches, each record at most once in {per_epoch} steps",
-        "fixed": "on subsets of fixed size, charged without amplification",
+        "fixed": "on subsets of fixed size drawn without replacement, {rate:.4g} of the records",
         "full": "on all records",
         "truncated_poisson": "on a Poisson sample of rate {rate:.4g}, at most {most} of {examples} records",
         "random_allocation": "on batches that each record joins once in {per_epoch} steps, at random",

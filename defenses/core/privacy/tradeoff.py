@@ -7,9 +7,9 @@ distribution behind it has a pair for every epsilon, and so forbids more. Severa
 events, as that of the Gaussian without sampling: each question is answered by the best.
 
 Guarantee:
-    Relation as the claim's (add/remove or zero-out), in both orders, so the curve is its own inverse. Deltas are
-    pessimistic, chords between them bound a convex function from above, and what float64 may lose is given away: no
-    test has fewer errors than is said. `replaced` is for one record in the place of another.
+    Relation as the claim's (add/remove, zero-out or replace-one), in both orders, so the curve is its own inverse.
+    Deltas are pessimistic, chords between them bound a convex function from above, and what float64 may lose is given
+    away: no test has fewer errors than is said. `replaced` is for one record in the place of another.
 """
 
 from __future__ import annotations
@@ -252,7 +252,8 @@ def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) ->
     found, by = _by_pld(events, delta, time_limit), "PLD, pessimistic"
     epsilons = accounting.SOME_EPSILONS
     if found is None:
-        by = "RDP, which is looser: PLD took too long or too many losses"
+        why = "no other bound is known" if any(e.replaced for e in events) else "PLD took too long or too many losses"
+        by = f"RDP, which is looser: {why}"
         deltas = accounting.rdp_divergences(events)
     else:
         # Beyond its grid, PLD has what it counts as infinite loss: what it truncates, and what transforms may lose.

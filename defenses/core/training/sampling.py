@@ -3,16 +3,20 @@
 `poisson`: every example joins each step by its own coin. `truncated_poisson`: the same with a largest batch, the
 surplus dropped at random. `random_allocation` (also: balls in bins): every example joins one step an epoch, drawn
 uniformly. `cyclic`: examples are dealt into groups once, groups take turns, and every example of the group whose turn
-it is joins by its own coin. These four amplify. `shuffle`: a new order every epoch, cut into batches. `partition`: one
-order for all epochs. `fixed`: a uniform subset of fixed size each step. `full`: everybody, always.
+it is joins by its own coin. `fixed`: a uniform subset of fixed size each step, drawn without replacement. These five
+amplify. `shuffle`: a new order every epoch, cut into batches. `partition`: one order for all epochs. `full`: everybody,
+always.
 
 Guarantee:
-    `poisson` is charged as a Poisson-subsampled Gaussian under add/remove; all others but `full` hold under zero-out (a
-    record is replaced by one that contributes nothing). `truncated_poisson`: dp-accounting's event of that name, for
-    the number of examples that the sampler was made for. `random_allocation`: an epoch by the distributions of
-    `allocation.py`; one that was begun is charged whole. `cyclic`: a record's group has one step a cycle, a
-    Poisson-subsampled Gaussian each. `shuffle` and `partition` use every record at most once an epoch, so E epochs are
-    an E-fold Gaussian; a shuffled order is a mixture of fixed ones. `fixed` and `full` are charged in every step.
+    `poisson` is charged as a Poisson-subsampled Gaussian under add/remove. `fixed` holds under replace-one (a record is
+    replaced by any other one, which moves a sum by up to twice the bound), and all others but `full` under zero-out
+    (by one that contributes nothing). `truncated_poisson`: dp-accounting's event of that name, for the number of
+    examples that the sampler was made for. `random_allocation`: an epoch by the distributions of `allocation.py`; one
+    that was begun is charged whole. `cyclic`: a record's group has one step a cycle, a Poisson-subsampled Gaussian
+    each. `fixed`: dp-accounting's event of sampling without replacement, by RDP, for the share `rate` of the records,
+    which no batch exceeds; the numbers of records and of those in a batch are public. `shuffle` and `partition` use
+    every record at most once an epoch, so E epochs are an E-fold Gaussian; a shuffled order is a mixture of fixed ones.
+    `full` is charged in every step.
     Assumes of those that amplify that the sampler's key stays secret: it is drawn from the operating system unless one
     is given. Who can compute the key knows who took part, and amplification protects nobody from them.
 """
@@ -41,7 +45,8 @@ class Sampling:
 
     Attributes:
         kind: which sampler.
-        rate: expected batch / number of examples, in (0, 1]; of `random_allocation` the next lower 1 / whole number.
+        rate: expected batch / number of examples, in (0, 1]; of `random_allocation` the next lower 1 / whole number. Of
+            `fixed`, batches have the next lower whole number of examples.
         groups: of `cyclic`, at least 2; 1 for the others.
         most: of `truncated_poisson`, the largest batch; 0 for the others.
         examples: of `truncated_poisson`, how many it draws from, which its cost depends on; 0 for the others.
@@ -98,12 +103,12 @@ class Sampling:
     @property
     def relation(self) -> str:
         """The neighbouring relation that claims under this sampler hold for."""
-        return "add_remove" if self.kind in ("poisson", "full") else "zero_out"
+        return {"poisson": "add_remove", "full": "add_remove", "fixed": "replace_one"}.get(self.kind, "zero_out")
 
     @property
     def amplifies(self) -> bool:
         """Whether its randomness lowers epsilon, so that its key must stay secret."""
-        kinds = ("poisson", "truncated_poisson", "random_allocation", "cyclic")
+        kinds = ("poisson", "truncated_poisson", "random_allocation", "cyclic", "fixed")
         return self.kind in kinds and self.rate_in_group < 1
 
     @property
@@ -127,7 +132,8 @@ class Sampling:
             Distinct example numbers; may be empty where coins decide.
 
         Raises:
-            ValueError: for a truncated sampler that was made for another number of examples.
+            ValueError: for a truncated sampler that was made for another number of examples, or a subset of fixed size
+                that has none.
         """
         if self.kind == "full":
             return torch.arange(examples)
@@ -138,14 +144,25 @@ class Sampling:
             return torch.nonzero((coins * self.steps_per_epoch).long() == position).squeeze(1)
         if self.kind in ("poisson", "truncated_poisson", "cyclic"):
             return self._by_coins(step, examples, key)
+        if self.kind == "fixed":
+            return self._subset(step, examples, key)
         generator = self._coins(key, {"shuffle": epoch, "partition": 0}.get(self.kind, step))
         order = torch.randperm(examples, generator=generator)
         batch = self.expected_batch(examples)
-        if self.kind == "fixed":
-            return order[: max(1, round(batch))]
         # The cuts are rounded, not the batch: else a rate that does not divide leaves some examples out of
         # every epoch. Neighbouring batches share a cut, so no example is used twice in one.
         return order[round(position * batch) : round((position + 1) * batch)]
+
+    def _subset(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
+        """A uniform subset of fixed size: never more than the share that is charged."""
+        size = int(self.expected_batch(examples) * (1 + 2**-50))  # 29 / 100 x 100 may come out a hair below 29
+        if size < 1:
+            raise ValueError(
+                f"sample_rate of fixed sampling must give at least one of {examples} examples, got {self.rate:g}"
+            )
+        # Float64 coins for the same reason as below: `randperm` takes remainders of 32 bits.
+        coins = torch.rand(examples, generator=self._coins(key, step), dtype=torch.float64)
+        return coins.topk(min(size, examples)).indices.sort().values
 
     def _by_coins(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
         """Those whose own coin lets them join."""
@@ -203,7 +220,7 @@ def partition(sample_rate: float) -> Sampling:
 
 
 def fixed(sample_rate: float) -> Sampling:
-    """A uniform subset of `sample_rate` of the examples each step, without replacement."""
+    """A uniform subset of `sample_rate` of the examples each step, rounded down, drawn without replacement."""
     return Sampling("fixed", sample_rate)
 
 

@@ -123,6 +123,21 @@ def test_a_claim_has_to_follow_from_steps_noise_and_budget(shelf):
         assert "its steps cannot be counted" in said or "does not follow from its steps" in said
 
 
+def test_a_claim_of_batches_of_fixed_size_follows_from_the_event_that_amplifies_them(tmp_path):
+    text = re.sub(r"batch = (\d+)", r'batch = \1, sampling = "fixed"', SUITE, count=1)
+    records = [one for one in run(text, tmp_path) if one.defense.name == "dp_sgd" and one.claim is not None]
+    record = next(one for one in records if one.attack and one.attack.name == "loss_threshold")
+    claim, folder = record.claim, tmp_path / "records"
+    assert claim is not None and claim.epsilon is not None and claim.relation == "replace_one"
+    assert [contradiction(one, folder) for one in records] == [""] * len(records)
+    assert "does not follow from its steps" in contradiction(claimed(record, epsilon=0.9 * claim.epsilon), folder)
+    for relation in ("add_remove", "zero_out"):
+        assert "and its steps prove one of 'replace_one'" in contradiction(claimed(record, relation=relation), folder)
+    # Noise that Poisson samples of that size would need.
+    quiet = replace(record, noise_multiplier=(record.noise_multiplier or 0.0) / 2)
+    assert "does not follow from its steps" in contradiction(quiet, folder)
+
+
 @pytest.mark.parametrize(("defense", "local"), [("blt", ""), ("dp_sgd", ", local = { batch = 2, epochs = 2 }")])
 def test_the_claim_of_a_share_follows_from_the_steps_that_its_client_shares(tmp_path, defense, local):
     share = SHARE.replace("step = 1", f'step = 2, batch = 4, noise = ["calibrated"]{local}')

@@ -55,6 +55,9 @@ def test_what_does_not_apply_says_why_and_the_level_stays_that_of_all_tests():
     zero_out = gaussian_mechanism(0, answers=claiming(relation="zero_out", arithmetic="real"))
     found = battery(zero_out, seed=0, only={"count", "buffers", "traces"})
     assert outcome(found, "size").why == "the claim is of zero_out, and no record of this test contributes nothing"
+    replaced = gaussian_mechanism(0, answers=claiming(relation="replace_one"))
+    why = outcome(battery(replaced, seed=0, only={"count", "traces"}), "size").why
+    assert why == "the claim is of replace_one, and no record of this test contributes nothing"
     assert outcome(found, "buffers").why == "refused: model must be a LinearLogit" and found.failed == ()
     assert outcome(found, "low_bits").why == "the claim is about real numbers, not about those that are released"
     assert outcome(found, "canary").why == "not asked for" and found.asked == 3

@@ -25,9 +25,11 @@ from defenses.core import (
     partition,
     poisson,
     predict,
+    random_allocation,
     seeded,
     shuffle,
     train,
+    truncated_poisson,
     unbounded,
 )
 from defenses.core.gradients.executor import add_noise
@@ -75,14 +77,49 @@ def test_the_headline_run_costs_what_it_should_under_every_sampler():
 SAMPLERS = (poisson(0.02), partition(0.02), shuffle(0.02))
 
 
-def test_subsets_of_fixed_size_are_charged_like_full_batches():
+def test_subsets_of_fixed_size_are_amplified_where_one_record_replaces_another():
     few = predict(dp_sgd(noise_multiplier=20.0), sampling=fixed(0.02), steps=100).claim(DELTA)
     everybody = predict(dp_sgd(noise_multiplier=20.0), sampling=full(), steps=100).claim(DELTA)
-    assert few.epsilon == everybody.epsilon == epsilon([Gaussian(1.0, 2.0, 1)], DELTA).value
-    assert (few.relation, everybody.relation) == ("zero_out", "add_remove")
+    assert everybody.epsilon == epsilon([Gaussian(1.0, 2.0, 1)], DELTA).value
+    assert few.gaussians == (Gaussian(0.02, 10.0, 100, replaced=True),)  # over twice the bound
+    assert (few.relation, everybody.relation) == ("replace_one", "add_remove")
+    assert few.epsilon < everybody.epsilon / 10
     assert few.as_if_poisson is not None
     assert few.as_if_poisson < few.epsilon
     assert everybody.as_if_poisson is None
+
+
+def test_everything_that_is_released_beside_subsets_of_fixed_size_is_charged_for_a_replacement():
+    ledger = filled(fixed(0.1), 3)
+    ledger.record(PLAN.at(8.0), step=0, one_off=True)
+    ledger.record(PLAN.at(5.0), step=0, sampling=poisson(0.2), trial=True)
+    claim = ledger.claim(DELTA)
+    assert claim.relation == "replace_one"
+    assert claim.gaussians == (
+        Gaussian(0.1, 0.77, 3, replaced=True),
+        Gaussian(1.0, 4.0, 1),
+        Gaussian(0.2, 2.5, 1, replaced=True),
+    )
+    # What holds for one of them alone holds for no more than it did.
+    one_offs = replace(ledger, entries=[entry for entry in ledger.entries if entry.one_off]).claim(DELTA)
+    assert one_offs.epsilon == gaussian_epsilon(4.0, DELTA)
+    assert one_offs.relation == "replace_one"
+    assert claim.epsilon_at(DELTA, replaced=True) == claim.epsilon_at(DELTA) == claim.epsilon
+    assert claim.tpr_at(0.01, replaced=True) == claim.tpr_at(0.01)
+    assert claim.beta_at(0.01, replaced=True) == claim.beta_at(0.01)
+
+
+def test_whoever_knows_a_subset_of_fixed_size_is_protected_by_its_noise_alone():
+    known = filled(fixed(0.1), 3).knowing(1).claim(DELTA)
+    assert known.relation == "replace_one"
+    assert sorted(known.gaussians or ()) == [Gaussian(0.1, 0.77, 1, replaced=True)] * 2 + [Gaussian(1.0, 0.77, 1)]
+
+
+def test_samples_that_replacement_is_not_known_to_amplify_are_charged_in_full():
+    for sampling in (random_allocation(0.1), truncated_poisson(0.1, most=9, examples=60), partition(0.1)):
+        ledger = Ledger(fixed(0.1))
+        ledger.record(PLAN.at(2.0), step=0, sampling=sampling)
+        assert ledger.claim(DELTA).gaussians == (Gaussian(1.0, 1.0, 1),)
 
 
 @pytest.mark.parametrize("build", [dpdr, random_sparsification])
@@ -134,9 +171,12 @@ def test_two_samplers_with_epochs_of_their_own_are_charged_both():
     assert ledger.claim(DELTA).epsilon == epsilon([Gaussian(1.0, 1.0, 2)], DELTA).value
 
 
-def test_the_weaker_relation_of_two_samplers_is_claimed():
+def test_the_relation_of_two_samplers_is_the_one_that_holds_for_both():
     ledger = filled(poisson(0.5), 2)
     ledger.record(PLAN.at(1.0), step=2, sampling=fixed(0.5))
+    assert ledger.claim(DELTA).relation == "replace_one"
+    ledger = filled(poisson(0.5), 2)
+    ledger.record(PLAN.at(1.0), step=2, sampling=partition(0.5))
     assert ledger.claim(DELTA).relation == "zero_out"
 
 
@@ -166,7 +206,7 @@ def test_events_are_told_in_words():
         "3 x Gaussian, noise 1.54 on a Poisson sample of rate 0.02",
     )
     assert "each record at most once in 50 steps" in filled(partition(0.02), 3).claim(DELTA).events[0]
-    assert "without amplification" in filled(fixed(0.02), 3).claim(DELTA).events[0]
+    assert "drawn without replacement, 0.02 of the records" in filled(fixed(0.02), 3).claim(DELTA).events[0]
 
 
 def test_shares_that_sum_to_one_up_to_rounding_keep_one_price():
@@ -217,6 +257,7 @@ def test_a_prediction_leaves_the_global_generator_alone():
         (3.0, partition(0.1), 40),
         (1.0, full(), 10),
         (1.0, fixed(0.5), 10),
+        (3.0, fixed(0.01), 500),
     ],
 )
 def test_calibration_hits_its_target_from_the_private_side(target, sampling, steps):

@@ -88,6 +88,15 @@ def test_fixed_batches_have_one_size_and_uniform_members():
     assert ALARM < stats.chi2.sf(statistic, N - 1) < 1 - ALARM
 
 
+def test_a_subset_of_fixed_size_never_exceeds_the_share_that_is_charged():
+    for examples, drawn in ((100, 29), (101, 29), (199, 57), (4, 1)):  # 0.29 x 100 is a hair below 29
+        assert len(fixed(0.29).indices(0, examples, 3)) == drawn
+        assert drawn / examples <= 0.29
+    assert len(fixed(1.0).indices(0, 7, 3)) == 7
+    with pytest.raises(ValueError, match=r"must give at least one of 3 examples, got 0\.29"):
+        fixed(0.29).indices(0, 3, 3)
+
+
 def test_full_takes_everybody():
     assert full().indices(7, 5, 1).tolist() == [0, 1, 2, 3, 4]
 
@@ -129,7 +138,8 @@ def test_an_epoch_has_as_many_steps_as_it_takes(rate, steps):
 def test_only_poisson_and_full_protect_a_record_that_is_added_or_removed():
     relations = {s.kind: s.relation for s in (poisson(0.1), shuffle(0.1), partition(0.1), fixed(0.1), full())}
     assert {kind for kind, relation in relations.items() if relation == "add_remove"} == {"poisson", "full"}
-    assert {kind for kind, relation in relations.items() if relation == "zero_out"} == {"shuffle", "partition", "fixed"}
+    assert {kind for kind, relation in relations.items() if relation == "zero_out"} == {"shuffle", "partition"}
+    assert relations["fixed"] == "replace_one"
 
 
 @pytest.mark.parametrize("rate", [2.0, 0.0, -0.1, float("nan")])
