@@ -48,7 +48,7 @@ class ChosenEngine:
         engine: computes the sums.
         note: its name, and why it is not the fast one where `auto` fell back.
         activations: numbers that a forward pass leaves per entry of the inputs.
-        draws: whether the model computes dropout.
+        draws: whether the model draws by record, as in dropout.
         unverified: why the model could not be checked; empty where it was.
     """
 

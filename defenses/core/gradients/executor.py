@@ -10,8 +10,8 @@ Guarantee:
     (`noise.py`) rounded to the model's dtype; everything else here (rows, raw sums, norms) stays inside. Assumes a loss
     and a model under which a gradient depends on its own example only: what is known to break this is refused when an
     `Engine` is made, and what can be found by trying is refused before data are touched
-    (`model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views and dropout
-    are drawn for each record from what it is (`record_draws.py`).
+    (`model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views, dropout and other
+    random layers are drawn for each record from what it is (`record_draws.py`).
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ class Engine:
         refuse_autocast(inputs)
         choice = self.prepare(inputs, targets)
         if choice.draws:
-            found = f"one that could not be checked: {choice.unverified}" if choice.unverified else "dropout"
+            found = f"one that could not be checked: {choice.unverified}" if choice.unverified else "random layers"
             raise ValueError(f"the model must draw nothing where its entries are given as they are, got {found}")
         like = self._first()
         batches = self._batches(like)._replace(views=views)
@@ -457,7 +457,7 @@ class Engine:
         if self.augmentation is None and not choice.draws:
             return None
         if coins is None:
-            what = "an augmentation" if self.augmentation is not None else "dropout"
+            what = "an augmentation" if self.augmentation is not None else "dropout or another random layer"
             raise ValueError(f"coins must be given where there is {what}, got None")
         return entry_keys(inputs, targets, views, coins)
 

@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .power_iteration import hooks_of
+
 _PACKAGE = __name__.partition(".")[0]
 _BY_NAME = frozenset({_PACKAGE, "torch", "numpy", "torchvision", *sys.stdlib_module_names})
 _ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")
@@ -105,12 +107,15 @@ def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
 def own_attributes(module: nn.Module) -> dict[str, object]:
     """A module's attributes that are no parameters, buffers or submodules, and the hooks that take part in its call."""
     before, after = vars(module)["_forward_pre_hooks"], vars(module)["_forward_hooks"]
-    own: dict[str, object] = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+    computed = {hook.name for hook in hooks_of(module)}  # from parameters, at every call
+    others = _OF_EVERY_MODULE | computed | (_OF_RECURRENT if isinstance(module, nn.RNNBase) else set())
+    own: dict[str, object] = {key: value for key, value in vars(module).items() if key not in others}
     # The keys under which hooks are kept are numbers of the process.
     return own | {"hooks before": [*before.values()], "hooks after": [*after.values()]}
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_OF_RECURRENT = frozenset({"_flat_weights", "_flat_weight_refs"})  # its parameters, looked for at every call
 
 
 class _Walker:

@@ -9,7 +9,8 @@ What is looked for:
 * what is made in the first pass and kept, if it follows from the examples of that pass: refused;
 * whatever a pass forward and backward changes in training mode (buffers, parameters, attributes, what a loss holds):
   refused, because it is a release without noise, and carries one batch into the next;
-* draws from a random generator, which depend on an example's place: refused, but for dropout, which is drawn by record;
+* draws from a random generator, which depend on an example's place: refused, but for what is drawn by record
+  (`drawn_functions.py`);
 * values of tensors read by Python code, on which a batch would branch as one: such a model gets one example at a time;
 * examples that show in each other's gradients: in `choose.py`, by comparing batches with and without one.
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .fingerprint import digest, own_attributes
 from .full_precision import refuse_half_precision
 from .made_up import MadeUp, mapped, tensors_of
+from .power_iteration import buffers_of_power_iterations
 from .record_draws import entries, one_pass
 from .reference import Loss
 
@@ -61,7 +64,7 @@ class Findings:
 
     Attributes:
         reads: the operation by which a value is handed to Python; empty where none is.
-        draws: whether dropout is computed.
+        draws: whether something is drawn by record.
     """
 
     reads: str
@@ -121,16 +124,17 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     if changed:
         raise Refused(
-            f"a pass in training mode must change nothing, got another {changed[0]} after one: it would be "
-            "released without noise, and carry one example into another's gradient; take a layer without statistics, "
-            "or put that module in evaluation mode"
+            f"a pass in training mode must change nothing, got another {_owned(model, changed[0])} after one: it would "
+            "be released without noise, and carry one example into another's gradient; take a layer without "
+            "statistics, or put that module in evaluation mode"
         )
     if first.random or not _alike(first, again):
-        what = f"by {first.random}" if first.random else "differently in two equal passes"
+        what = first.random or f"{_differing(model, examples)}, which differs in two equal passes"
         raise Refused(
-            f"a model must draw nothing at random but dropout, got a layer that does ({what}): draws depend on an "
-            "example's place in its batch, and removing one example would move all others'; take torch.nn.Dropout, "
-            "or put that layer in evaluation mode"
+            f"a model must draw nothing at random but what is drawn for each example by itself, got {what}: such draws "
+            "depend on an example's place in its batch, and removing one example would move all others'; draw by "
+            "dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as first "
+            "dimension, or put that layer in evaluation mode"
         )
     return Findings(first.reads, first.draws)
 
@@ -213,9 +217,9 @@ class _Seen:
         outputs: of the model, in whatever form.
         losses: as the loss gave them.
         gradients: of each trained parameter's gradient its sum and norm, by which another one is told.
-        random: the operation that drew at random; empty where none did.
+        random: the layer that drew at random, and the operation; empty where none did.
         reads: the operation by which a value was handed to Python; empty where none was.
-        draws: whether dropout was computed.
+        draws: whether something was drawn by record.
     """
 
     outputs: Any
@@ -229,13 +233,13 @@ class _Seen:
 def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
     """One pass as a run takes it, of which a part may be for passes with gradients alone."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # `one_pass` draws dropout from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
+    # `one_pass` draws from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
     with (
         torch.enable_grad(),
         entries(examples.keys),
         _WatchMemory() as memory,
-        one_pass() as dropout,
-        _Watch() as watch,
+        one_pass() as drawn,
+        _Watch(model) as watch,
     ):
         outputs = model(examples.inputs)
         losses = loss(outputs, examples.targets)
@@ -244,7 +248,7 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
             found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
     none = losses.new_zeros(2)
     told = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in found]
-    draws = dropout is not None and dropout.calls > 0
+    draws = drawn is not None and drawn.calls > 0
     return _Seen(outputs, losses.detach(), torch.stack([none, *told]), watch.random, watch.reads or memory.reads, draws)
 
 
@@ -316,9 +320,10 @@ class Untrained:
 class _Watch(TorchDispatchMode):
     """Notes operations that draw at random, and those that hand a value to Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.random, self.reads = "", ""
+        self._names = {module: name for name, module in model.named_modules()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -326,20 +331,63 @@ class _Watch(TorchDispatchMode):
         if (
             torch.Tag.nondeterministic_seeded in func.tags
             and not self.random
-            and not _without_dropout(func, args, kwargs)
+            and not _draws_nothing(func, args, kwargs)
         ):
-            self.random = name
+            self.random = f"{self._under_way()} by {name}"
         if name in _READS and not self.reads:
             self.reads = name
         return func(*args, **(kwargs or {}))
 
+    def _under_way(self) -> str:
+        """The layer whose code is running, which is the innermost that Python's stack shows."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            layer = frame.f_locals.get("self")
+            if isinstance(layer, nn.Module) and layer in self._names:
+                return _with_settings(self._names[layer], layer)
+            frame = frame.f_back
+        return "the loss or the backward pass"
 
-def _without_dropout(func: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bool:
-    """Whether an operation with dropout, such as attention, is called without."""
+
+def _differing(model: nn.Module, examples: MadeUp) -> str:
+    """The first layer that puts out other numbers in the second of two equal passes; the loss where none does."""
+    passes: list[list[tuple[str, list[Tensor]]]] = []
+    for _ in range(2):
+        put_out: list[tuple[str, list[Tensor]]] = []
+        handles = [
+            layer.register_forward_hook(functools.partial(_note, put_out, name))
+            for name, layer in model.named_modules()
+        ]
+        with torch.no_grad(), entries(examples.keys), one_pass():
+            model(examples.inputs)
+        for handle in handles:
+            handle.remove()
+        passes.append(put_out)
+    for (name, ones), (_, others) in zip(*passes, strict=False):
+        if len(ones) != len(others) or not all(map(_identical, ones, others)):
+            return _with_settings(name, model.get_submodule(name))
+    return "the loss"
+
+
+def _note(put_out: list[tuple[str, list[Tensor]]], name: str, _layer: nn.Module, _given: object, found: Any) -> None:
+    put_out.append((name, [tensor.detach().clone() for tensor in tensors_of(found)]))
+
+
+def _owned(model: nn.Module, changed: str) -> str:
+    """What changed, with the settings of the layer that a buffer or a parameter is of."""
+    kind, _, name = changed.partition(" '")
+    if kind not in ("buffer", "parameter"):
+        return changed
+    owner = name.rstrip("'").rpartition(".")[0]
+    return f"{changed} of {_with_settings(owner, model.get_submodule(owner))}"
+
+
+def _draws_nothing(func: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bool:
+    """Whether an operation, such as attention, is called without dropout, or as in evaluation mode."""
     for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
+        if argument.name in ("dropout_p", "training", "train"):
             given = args[place] if place < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
-            return given == 0
+            return given is False or (argument.name == "dropout_p" and given == 0)
     return False
 
 
@@ -371,7 +419,10 @@ def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
 
 def _untrained(model: nn.Module) -> dict[str, Tensor]:
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    return {name: t.detach().clone() for name, t in {**dict(model.named_buffers()), **frozen}.items()}
+    kept = {**dict(model.named_buffers()), **frozen}
+    for name in buffers_of_power_iterations(model):  # which a run moves itself
+        kept.pop(name, None)
+    return {name: t.detach().clone() for name, t in kept.items()}
 
 
 def _identical(a: Tensor, b: Tensor) -> bool:
@@ -387,6 +438,12 @@ def _alike(a: _Seen, b: _Seen) -> bool:
     if a.losses.is_cuda:
         return near and torch.allclose(a.losses, b.losses, rtol=1e-6, atol=1e-9, equal_nan=True)
     return near and _identical(a.losses, b.losses)
+
+
+def _with_settings(name: str, module: nn.Module) -> str:
+    settings = " ".join(module.extra_repr().split())
+    where = f"'{name}'" if name else "the model itself"
+    return f"{where} ({type(module).__name__}({settings}))"
 
 
 def _place(name: str, module: nn.Module) -> str:

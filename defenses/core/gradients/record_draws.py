@@ -5,7 +5,7 @@ move the draws of all behind it, and with them their gradients: the sum would ch
 contribution. Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that
 key, the step's coins and the number of the draw.
 
-Dropout is caught where PyTorch computes it (`torch.nn.functional`), in whatever layer, copy or engine that happens, and
+Draws are caught where PyTorch computes them (`drawn_functions.py`), in whatever layer, copy or engine that happens, and
 inside `torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
 
 Guarantee:
@@ -15,7 +15,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..privacy.keys import seed_from
+from .drawn_functions import DRAWN, OPENED
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: the step between the inputs of a hash
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # multipliers of splitmix64's finaliser
@@ -104,98 +104,47 @@ def current_keys() -> Int64[Tensor, " entries"] | None:
     return _keys.get()
 
 
-def one_pass() -> AbstractContextManager[DropoutByRecord | None]:
-    """One pass through a model, in which dropout draws by record; nothing changes where no keys are given."""
+def one_pass() -> AbstractContextManager[DrawsByRecord | None]:
+    """One pass through a model, in which layers draw by record; nothing changes where no keys are given."""
     keys = _keys.get()
-    return nullcontext() if keys is None else DropoutByRecord(keys)
+    return nullcontext() if keys is None else DrawsByRecord(keys)
 
 
-class DropoutByRecord(TorchFunctionMode):
-    """While it is active, dropout's masks are drawn from the keys of the entries.
+class DrawsByRecord(TorchFunctionMode):
+    """While it is active, what `drawn_functions.py` knows is drawn from the keys of the entries.
 
     Attributes:
-        calls: how often dropout was computed in this pass.
+        calls: how often something was drawn in this pass.
+        like: the keys, which have the entries' dimension.
     """
 
     def __init__(self, keys: Int64[Tensor, " entries"]) -> None:
         """Takes one key for each entry of the batch."""
         super().__init__()
-        self._entries, self.calls = keys, 0
+        self.like, self.calls = keys, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replaces dropout functions, and calls everything else unchanged."""
+        """Replaces functions that draw, and calls everything else unchanged."""
         kwargs = kwargs or {}
-        kind = _DROPOUTS.get(func)
-        if kind is None:
-            return func(*args, **kwargs)
-        values, p, training = _arguments(*args, **kwargs)
-        if not training or p == 0:
-            return func(*args, **kwargs)
-        self.calls += 1
-        return kind(values, p, lambda shape: self._kept(shape, p))
+        if func in OPENED:
+            with self:
+                return OPENED[func](*args, **kwargs)
+        drawn = DRAWN.get(func)
+        found = NotImplemented if drawn is None else drawn(self, *args, **kwargs)
+        return func(*args, **kwargs) if found is NotImplemented else found
 
-    def _kept(self, shape: tuple[int, ...], p: float) -> Tensor:
-        """A mask of what is kept of a tensor of this shape, whose first dimension is the entries."""
-        count, size = len(self._entries), torch.Size(shape).numel()
-        if not shape or shape[0] % max(count, 1):
+    def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Float[Tensor, "..."]:
+        """Uniform numbers as of `drawn_functions.Uniforms`."""
+        count, size = len(self.like), torch.Size(shape).numel()
+        # One entry's draws are its own, whatever their shape.
+        if count != 1 and not (shape and (shape[0] == count or (folded and count and shape[0] % count == 0))):
             raise ValueError(
-                f"dropout must have the batch as its first dimension to draw for each record by itself, "
-                f"got {list(shape)} for {count} examples"
+                f"{'dropout' if folded else 'a random tensor'} must have the batch as its first dimension to draw for "
+                f"each record by itself, got {list(shape)} for {count} examples"
             )
-        each = size // max(count, 1)
-        # The number of the call is the seed: a record's masks in two layers are independent.
-        return (uniforms(self._entries, each, self.calls) >= p).reshape(shape)
-
-
-def _arguments(
-    values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[Tensor, float, bool]:
-    return values, p, training
-
-
-def _plain(values: Tensor, p: float, kept: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    return values * _scaled(kept(tuple(values.shape)), p, values)
-
-
-def _channels(values: Tensor, p: float, kept: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    return values * _broadcast(_scaled(kept(tuple(values.shape[:2])), p, values), values)
-
-
-def _alpha(values: Tensor, p: float, kept: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    return _self_normalising(values, p, kept(tuple(values.shape)))
-
-
-def _alpha_channels(values: Tensor, p: float, kept: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    return _self_normalising(values, p, _broadcast(kept(tuple(values.shape[:2])), values))
-
-
-def _scaled(kept: Tensor, p: float, like: Tensor) -> Tensor:
-    return kept.to(like.dtype) * (0.0 if p == 1 else 1 / (1 - p))
-
-
-def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.reshape(*mask.shape, *([1] * (like.dim() - mask.dim())))
-
-
-def _self_normalising(values: Tensor, p: float, kept: Tensor) -> Tensor:
-    """Alpha dropout, which keeps mean and variance (Klambauer et al., "Self-Normalizing Neural Networks", 2017)."""
-    floor = -1.7580993408473766  # SELU's value at minus infinity
-    if p == 1:
-        return values * 0.0
-    # Their affine correction a (x d + alpha' (1 - d)) + b, with a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p alpha'.
-    scale = ((1 - p) * (1 + p * floor**2)) ** -0.5
-    mask = kept.to(values.dtype)
-    return scale * (values * mask + floor * (1 - mask)) - scale * floor * p
-
-
-_DROPOUTS: dict[Any, Callable[[Tensor, float, Callable[[tuple[int, ...]], Tensor]], Tensor]] = {
-    functional.dropout: _plain,
-    functional.dropout1d: _channels,
-    functional.dropout2d: _channels,
-    functional.dropout3d: _channels,
-    functional.alpha_dropout: _alpha,
-    functional.feature_alpha_dropout: _alpha_channels,
-}
+        self.calls += 1
+        # The number of the call is the seed: a record's draws in two layers are independent.
+        return uniforms(self.like, size // max(count, 1), self.calls).reshape(shape)
 
 
 def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:

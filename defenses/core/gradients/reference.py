@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ..plan.layout import Layout
+from .power_iteration import hooks_of
 from .record_draws import current_keys, entries, one_pass
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -199,6 +200,8 @@ class ModelFunction:
             for module in model.modules()
         ]
         self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules()]
+        # A graph that a pass leaves there would outlive it, and nobody can copy the model then.
+        self._computed = [(vars(module), hook.name) for module in model.modules() for hook in hooks_of(module)]
         # Of a tied parameter the first place, after which it is named.
         self._place_of: dict[str, tuple[dict[str, Any], str]] = {}
         for table, keys in self._tables:
@@ -213,6 +216,7 @@ class ModelFunction:
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
         """The outputs; the model is as it was when they are returned, without what the pass has made."""
         before = [(table, list(table.items())) for table in self._buffers]
+        weights = [(table, name, table[name]) for table, name in self._computed]
         try:
             for table, names in self._tables:
                 entries = list(table.items())
@@ -223,6 +227,8 @@ class ModelFunction:
                         table[key] = p.detach().contiguous() if value is None else value
             return self._model(batch)
         finally:
+            for table, name, weight in weights:
+                table[name] = weight
             # Backwards, because two modules may share a table, which the second finds changed. Entry by entry: the
             # tables of a scripted module know no `update`.
             for table, entries in reversed(before):

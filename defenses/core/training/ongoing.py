@@ -5,12 +5,13 @@ free. Nothing here looks at a loss value: length, rate and schedule are fixed be
 
 Guarantee:
     `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
-    `sampling.py`; released: every noisy block of every step, and of the model its trained parameters alone (what
-    forward passes change besides is refused). A step interrupted halfway is done again from the last checkpoint: with
-    `seeded` or `os` noise the same release, with `secure` noise a fresh one that replaces one nobody saw, as the claim
-    then says. Whether it would be the same release is known from a digest of all that it depends on (`fingerprint.py`),
-    but for the machine: another device, number of threads or version of PyTorch rounds some last digits otherwise, so
-    that between two of them nobody may have seen the first release.
+    `sampling.py`; released: every noisy block of every step, and of the model its trained parameters, with vectors of
+    power iterations that follow from them alone (what forward passes change besides is refused). A step interrupted
+    halfway is done again from the last checkpoint: with `seeded` or `os` noise the same release, with `secure` noise a
+    fresh one that replaces one nobody saw, as the claim then says. Whether it would be the same release is known from a
+    digest of all that it depends on (`fingerprint.py`), but for the machine: another device, number of threads or
+    version of PyTorch rounds some last digits otherwise, so that between two of them nobody may have seen the first
+    release.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..gradients.fingerprint import architecture, digest, source_digest
 from ..gradients.made_up import Domains
 from ..gradients.model_checks import Untrained
 from ..gradients.normalisation import into_training_mode
+from ..gradients.power_iteration import PowerIterations
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.keys import global_coins, key_from, seed_from
@@ -94,6 +96,7 @@ class OngoingRun:
             refuse_shared(self.inputs, pool[0])
         if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
             into_training_mode(model)
+        self.iterations = PowerIterations(model)
         self.features = None
         if s.recipe.statistics is not None:
             self.features = standardised(model, s.recipe.statistics, self.inputs)
@@ -201,7 +204,8 @@ class OngoingRun:
             # Drawn inside, so that the plan exists before anybody can know the batch.
             return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
 
-        with global_coins(global_draws(self.coins, step), self.device):
+        self.iterations.advance()
+        with global_coins(global_draws(self.coins, step), self.device), self.iterations.held():
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
             # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
@@ -223,7 +227,8 @@ class OngoingRun:
         if self.stepper.moves is not None:
             self.stepper.hold(self.runner.layout.read(self.model))
         if trial is not None and undo is not None:
-            seen = replace(seen, verdict=self._tried(trial, step))
+            with self.iterations.held():
+                seen = replace(seen, verdict=self._tried(trial, step))
             if not self.stepper.stands:
                 self.optimizer.load_state_dict(undo)
         self.transcript.record(seen)
@@ -345,7 +350,7 @@ class OngoingRun:
     def _first(self) -> int:
         path = self.settings.recording.checkpoint
         if path is None or not path.exists():
-            with global_coins(global_draws(self.coins, None), self.device):
+            with global_coins(global_draws(self.coins, None), self.device), self.iterations.held():
                 self._release_statistics()
                 self.stepper.start()
             return 0

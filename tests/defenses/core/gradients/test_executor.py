@@ -272,7 +272,10 @@ def test_double_precision_models_get_double_precision_releases():
 
 @pytest.mark.parametrize(
     ("layer", "found"),
-    [(nn.Dropout(0.1), "dropout"), (nn.utils.weight_norm, "one that could not be checked: the model fails on made-up")],
+    [
+        (nn.Dropout(0.1), "random layers"),
+        (nn.utils.weight_norm, "one that could not be checked: the model fails on made-up"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
 def test_an_auditors_entries_are_of_models_that_are_known_to_draw_nothing(layer, found):

@@ -316,6 +316,22 @@ def test_a_frozen_parameter_that_moves_in_the_run_is_found_too():
 # --- draws by place, hooks, precision: refused --------------------------------------------------------------------
 
 
+class Wrapped(nn.Module):
+    """Layers that no module shows."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = [layer.forward for layer in layers]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def extra_repr(self):
+        return f"depth={len(self.layers)}"
+
+
 class Noisy(nn.Module):
     def __init__(self, draw):
         super().__init__()
@@ -326,18 +342,21 @@ class Noisy(nn.Module):
 
 
 DRAWS = {
-    "randn_like": torch.randn_like,
-    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
-    "numpy": lambda x: float(np.random.rand()),  # noqa: NPY002  what a user's model may do
-    "python": lambda x: random.random(),  # noqa: S311
+    "randperm": (lambda x: torch.randperm(8).to(x), "by randperm"),
+    "generator": (lambda x: torch.rand(x.shape, generator=torch.default_generator), "by rand"),
+    "numpy": (lambda x: float(np.random.rand()), "which differs in two equal passes"),  # noqa: NPY002  a user's model
+    "python": (lambda x: random.random(), "which differs in two equal passes"),  # noqa: S311
 }
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_layer_that_draws_at_random_by_place_is_refused(name):
-    with pytest.raises(ValueError, match="a model must draw nothing at random but dropout, got a layer that does"):
-        moved(network(Noisy(DRAWS[name])))
-    model = network(Noisy(DRAWS[name])).eval()
+def test_a_layer_that_draws_at_random_by_place_is_refused_by_its_name_and_settings(name):
+    draw, how = DRAWS[name]
+    for kind, there in ((nn.Sequential, r"'1\.1' \(Noisy\(\)\)"), (Wrapped, r"'1' \(Wrapped\(depth=2\)\)")):
+        refused = f"at random but what is drawn for each example by itself, got {there},? {how}"
+        with pytest.raises(ValueError, match=refused):
+            moved(network(kind(nn.Tanh(), Noisy(draw))))
+    model = network(Noisy(draw)).eval()
     Engine(model).run(StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(CLIP))).at(0.0), *DATA)
 
 

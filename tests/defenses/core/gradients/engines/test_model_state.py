@@ -250,7 +250,9 @@ class Attention(nn.Module):
 
 def test_attention_draws_nothing_without_dropout():
     assert moves(lambda: nn.Sequential(Attention(0.0), nn.Linear(6, 3)))[1] == "layerwise"
-    with pytest.raises(ValueError, match="a model must draw nothing at random but dropout"):
+    with pytest.raises(
+        ValueError, match="must draw nothing where its entries are given as they are, got random layers"
+    ):
         moves(lambda: nn.Sequential(Attention(0.1), nn.Linear(6, 3)))
 
 

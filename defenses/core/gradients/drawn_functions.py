@@ -1,0 +1,289 @@
+"""PyTorch's functions that draw at random, computed from numbers that somebody else draws: for each record its own.
+
+Dropout, also inside attention and between the layers of an LSTM, GRU or RNN, and the tensors of random numbers that
+layers such as stochastic depth are written with. What is not in `DRAWN`, as `torch.randperm`, draws as in PyTorch, and
+is refused in `model_checks.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_WHERE = frozenset({"device", "layout", "memory_format", "pin_memory"})
+
+
+@runtime_checkable  # for the type checks of the tests
+class Uniforms(Protocol):
+    """Uniform numbers in [0, 1) of a shape, in float64: those of an entry are drawn from its key."""
+
+    def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Tensor:
+        """Draws, in one call of one model's pass.
+
+        Args:
+            shape: its first dimension is the entries.
+            folded: whether an entry may have several neighbouring places of it, as its positions or heads.
+        """
+        ...
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor that has the entries' dimension, also where `vmap` hides it."""
+        ...
+
+
+def _dropout(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Dropout of single numbers."""
+    if not training or p == 0:
+        return NotImplemented
+    return input * _scaled(draw(input.shape, folded=True) >= p, p, input)
+
+
+def _channels(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not training or p == 0:
+        return NotImplemented
+    kept = draw(input.shape[:2], folded=True) >= p
+    return input * _broadcast(_scaled(kept, p, input), input)
+
+
+def _alpha(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    if not training or p == 0:
+        return NotImplemented
+    return _self_normalising(input, p, draw(input.shape, folded=True) >= p)
+
+
+def _alpha_channels(
+    draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Any:
+    if not training or p == 0:
+        return NotImplemented
+    return _self_normalising(input, p, _broadcast(draw(input.shape[:2], folded=True) >= p, input))
+
+
+def _scaled(kept: Tensor, p: float, like: Tensor) -> Tensor:
+    return kept.to(like.dtype) * (0.0 if p == 1 else 1 / (1 - p))
+
+
+def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *([1] * (like.dim() - mask.dim())))
+
+
+def _self_normalising(values: Tensor, p: float, kept: Tensor) -> Tensor:
+    """Alpha dropout, which keeps mean and variance (Klambauer et al., "Self-Normalizing Neural Networks", 2017)."""
+    floor = -1.7580993408473766  # SELU's value at minus infinity
+    if p == 1:
+        return values * 0.0
+    # Their affine correction a (x d + alpha' (1 - d)) + b, with a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p alpha'.
+    scale = ((1 - p) * (1 + p * floor**2)) ** -0.5
+    mask = kept.to(values.dtype)
+    return scale * (values * mask + floor * (1 - mask)) - scale * floor * p
+
+
+def _attention(
+    draw: Uniforms,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Scaled dot-product attention, with dropout on the weights of attention."""
+    if dropout_p == 0:
+        return NotImplemented
+    # PyTorch's function keeps its weights to itself: they are what it returns where the values are unit vectors.
+    units = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], key.shape[-2])
+    attend = partial(functional.scaled_dot_product_attention, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+    weights = attend(query, key, units, enable_gqa=enable_gqa)
+    if enable_gqa:
+        value = value.repeat_interleave(weights.shape[-3] // value.shape[-3], dim=-3)
+    return _dropout(draw, weights, dropout_p) @ value
+
+
+def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *given: Any, **named: Any) -> Any:
+    """An LSTM, GRU or RNN layer by layer, with dropout between layers."""
+    if named or isinstance(given[3], Sequence):  # a packed sequence: its batch sizes are the second argument
+        return _packed(function, draw, *given, **named)
+    values, hidden, weights, bias, layers, p, training, bidirectional, batch_first = given
+    if not training or p == 0 or layers == 1:
+        return NotImplemented
+
+    def one_layer(x: Tensor, state: Any, own: list[Tensor]) -> tuple[Tensor, ...]:
+        return function(x, state, own, bias, 1, 0.0, training, bidirectional, batch_first)
+
+    def between(x: Tensor) -> Tensor:
+        return _dropout(draw, x, p) if batch_first else _dropout(draw, x.transpose(0, 1), p).transpose(0, 1)
+
+    return _layer_by_layer(one_layer, between, values, hidden, weights, layers)
+
+
+def _packed(
+    function: Callable[..., tuple[Tensor, ...]],
+    draw: Uniforms,
+    values: Tensor,
+    batch_sizes: Tensor,
+    hidden: Any,
+    weights: list[Tensor],
+    bias: bool,
+    layers: int,
+    p: float,
+    training: bool,
+    bidirectional: bool,
+) -> Any:
+    if not training or p == 0 or layers == 1:
+        return NotImplemented
+
+    def one_layer(x: Tensor, state: Any, own: list[Tensor]) -> tuple[Tensor, ...]:
+        return function(x, batch_sizes, state, own, bias, 1, 0.0, training, bidirectional)
+
+    # Sequences of a batch lie in one another: as one entry, which a batch of several is refused for.
+    return _layer_by_layer(one_layer, lambda x: _dropout(draw, x[None], p)[0], values, hidden, weights, layers)
+
+
+def _layer_by_layer(
+    one_layer: Callable[[Tensor, Any, list[Tensor]], tuple[Tensor, ...]],
+    between: Callable[[Tensor], Tensor],
+    values: Tensor,
+    hidden: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    layers: int,
+) -> tuple[Tensor, ...]:
+    """The output, and the last states of all layers; a hidden state has those of each layer one after another."""
+    each, last = len(weights) // layers, []
+    single = isinstance(hidden, Tensor)
+    states = [h.chunk(layers) for h in ([hidden] if single else hidden)]
+    for layer in range(layers):
+        state = [chunks[layer].contiguous() for chunks in states]
+        own = list(weights[layer * each : (layer + 1) * each])
+        values, *after = one_layer(between(values) if layer else values, state[0] if single else state, own)
+        last.append(after)
+    return values, *(torch.cat(parts) for parts in zip(*last, strict=True))
+
+
+def _leaky(
+    draw: Uniforms,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """A leaky ReLU with a random slope for each number."""
+    if not training:
+        return NotImplemented
+    slopes = lower + (upper - lower) * draw(input.shape, folded=True).to(input.dtype)
+    return torch.where(input >= 0, input, slopes * input)
+
+
+def _new(law: Callable[..., Tensor], draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, **more: Any) -> Any:
+    """`torch.rand` and `torch.randn`."""
+    dtype = dtype or torch.get_default_dtype()
+    size = (more.pop("size"),) if "size" in more else size
+    if not _is_plain(more, dtype):
+        return NotImplemented
+    shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    return law(draw(shape), dtype).to(more.get("device") or torch.get_default_device())
+
+
+def _alike(
+    law: Callable[..., Tensor], draw: Uniforms, input: Tensor, dtype: torch.dtype | None = None, **more: Any
+) -> Any:
+    """`torch.rand_like` and `torch.randn_like`."""
+    dtype = dtype or input.dtype
+    if not _is_plain(more, dtype):
+        return NotImplemented
+    return law(draw(input.shape), dtype).to(more.get("device") or input.device)
+
+
+def _in_place(law: Callable[..., Tensor], draw: Uniforms, values: Tensor, *settings: float, **named: Any) -> Any:
+    """`Tensor.uniform_`, `normal_` and `exponential_`."""
+    if named.pop("generator", None) is not None or not values.dtype.is_floating_point:
+        return NotImplemented
+    named = {"start" if key == "from" else key: value for key, value in named.items()}
+    return values.copy_(law(draw(values.shape), values.dtype, *settings, **named))
+
+
+def _coins(draw: Uniforms, input: Tensor, p: float | None = None, **more: Any) -> Any:
+    """`torch.bernoulli`."""
+    if not _is_plain(more, input.dtype):
+        return NotImplemented
+    return (draw(input.shape) < (input if p is None else p)).to(input.dtype)
+
+
+def _coins_in_place(draw: Uniforms, values: Tensor, p: Any = 0.5, generator: Any = None) -> Any:
+    return NotImplemented if generator is not None else values.copy_(draw(values.shape) < p)
+
+
+def _empty(draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Any:
+    """`torch.empty`, of each entry its own under `vmap`, so that what is drawn may be written there."""
+    if more:
+        return NotImplemented
+    device, dtype = device or torch.get_default_device(), dtype or torch.get_default_dtype()
+    return draw.like.new_empty(*size, dtype=dtype, device=device)
+
+
+def _is_plain(more: dict[str, Any], dtype: torch.dtype) -> bool:
+    """Whether no argument says more of a draw than where it goes, as a generator does."""
+    return dtype.is_floating_point and all(key in _WHERE or value in (None, False) for key, value in more.items())
+
+
+def _uniform(u: Tensor, dtype: torch.dtype, start: float = 0.0, to: float = 1.0) -> Tensor:
+    grain = torch.finfo(dtype).eps / 2  # cut off, because rounding could make one of them 1
+    return start + (to - start) * ((u / grain).floor() * grain).to(dtype)
+
+
+def _normal(u: Tensor, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """By the inverse of the distribution function, which is infinite at 0."""
+    return (mean + std * math.sqrt(2) * torch.erfinv(2 * u.clamp(min=2.0**-54) - 1)).to(dtype)
+
+
+def _exponential(u: Tensor, dtype: torch.dtype, lambd: float = 1.0) -> Tensor:
+    """Positive, as PyTorch's, whose logarithm is taken."""
+    return -torch.log1p(-u.clamp(min=2.0**-54)).to(dtype) / lambd
+
+
+DRAWN: dict[Any, Callable[..., Any]] = {
+    functional.dropout: _dropout,
+    functional.dropout1d: _channels,
+    functional.dropout2d: _channels,
+    functional.dropout3d: _channels,
+    functional.alpha_dropout: _alpha,
+    functional.feature_alpha_dropout: _alpha_channels,
+    functional.scaled_dot_product_attention: _attention,
+    functional.rrelu: _leaky,
+    **{kind: partial(_recurrent, kind) for kind in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    torch.empty: _empty,
+    torch.rand: partial(_new, _uniform),
+    torch.randn: partial(_new, _normal),
+    torch.rand_like: partial(_alike, _uniform),
+    torch.randn_like: partial(_alike, _normal),
+    torch.bernoulli: _coins,
+    Tensor.bernoulli: _coins,
+    Tensor.bernoulli_: _coins_in_place,
+    Tensor.uniform_: partial(_in_place, _uniform),
+    Tensor.normal_: partial(_in_place, _normal),
+    Tensor.exponential_: partial(_in_place, _exponential),
+}
+"""(uniforms, the function's arguments) -> what it returns; NotImplemented where it draws nothing, or unlike this."""
+
+
+def _opened(function: Any) -> Any:
+    hidden = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**vars(functional), **dict.fromkeys(hidden, lambda *_: False)}
+    opened = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+OPENED = {kind: _opened(kind) for kind in (functional.multi_head_attention_forward, functional.gumbel_softmax)}
+"""Copies of Python functions that draw by calling others: PyTorch shows a mode the outermost function alone."""

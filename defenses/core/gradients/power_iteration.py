@@ -1,0 +1,72 @@
+"""Spectral norms of weights, whose power iteration goes on once a step, and not in passes over examples.
+
+Miyato et al., "Spectral Normalization for Generative Adversarial Networks", ICLR 2018, Algorithm 1. Its vectors are
+buffers that follow from the weights of all steps and from nothing private, so they may be released with the model.
+PyTorch iterates in every pass in training mode: how many passes a batch takes would then show in the vectors, and no
+pass may change what the next one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+_Parametrized: Any = parametrizations._SpectralNorm  # private, as what is put into a layer has no public name
+# A layer's own mode says whether the hook of `torch.nn.utils.spectral_norm` iterates, and means nothing else here.
+_WITHOUT_A_MODE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd)
+
+
+class PowerIterations:
+    """Those of the layers of a model, in both forms that PyTorch has of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Looks for them."""
+        self._found: list[tuple[nn.Module, Callable[[], object]]] = []
+        for module in model.modules():
+            if isinstance(module, ParametrizationList):
+                self._found += [(norm, module) for norm in module if type(norm) is _Parametrized]
+            elif isinstance(module, _WITHOUT_A_MODE):
+                self._found += [(module, partial(hook, module, None)) for hook in hooks_of(module)]
+
+    def advance(self) -> None:
+        """Takes as many iterations as one pass of PyTorch's in training mode; none for layers in evaluation mode."""
+        with torch.no_grad():
+            for layer, compute in self._found:
+                if layer.training:
+                    compute()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the vectors as they are meanwhile."""
+        going_on = [layer for layer, _ in self._found if layer.training]
+        try:
+            for layer in going_on:
+                layer.training = False
+            yield
+        finally:
+            for layer in going_on:
+                layer.training = True
+
+
+def hooks_of(module: nn.Module) -> list[SpectralNorm]:
+    """Hooks by which `torch.nn.utils.spectral_norm` computes a weight before each call of the module."""
+    hooks: Iterator[object] = iter(module._forward_pre_hooks.values())
+    return [hook for hook in hooks if isinstance(hook, SpectralNorm)]
+
+
+def buffers_of_power_iterations(model: nn.Module) -> set[str]:
+    """Names of the vectors."""
+    own: list[tuple[str, tuple[str, ...]]] = []
+    for place, module in model.named_modules():
+        names = ("_u", "_v") if type(module) is _Parametrized else ()
+        names += tuple(f"{hook.name}_{end}" for hook in hooks_of(module) for end in "uv")
+        own.append((place, names))
+    return {f"{place}.{name}".lstrip(".") for place, names in own for name in names}
