@@ -12,7 +12,10 @@ import typer
 
 from .options import FAILED, OK, Json, print_json, say
 
-OF_UPDATE = {"update", "batch_size", "public", "candidates", "labels", "lr", "clip_norm", "noise_multiplier"}
+OF_UPDATE = {
+    *("update", "batch_size", "public", "candidates", "labels", "lr", "update_is", "weight_decay", "clip_norm"),
+    "noise_multiplier",
+}
 """Names of parameters of `--update` alone."""
 
 WITH_UPDATE = OF_UPDATE | {
@@ -100,7 +103,16 @@ def audit(
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Of --update: labels of the batch, as 3,5,5, where known.")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Of --update: it holds the weights after one step of SGD at this rate.")
+        float | None, typer.Option(help="Of --update: rate of the step, where it holds weights or their difference.")
+    ] = None,
+    update_is: Annotated[
+        str | None,
+        typer.Option(
+            help="Of --update: gradient (mean), sum, weights (after the step) or difference (after - before)."
+        ),
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of --update: coefficient that the step added to the gradient.")
     ] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Of --update: of each example.")] = None,
     noise_multiplier: Annotated[float, typer.Option(help="Of --update: noise / clip norm, on the sum.")] = 0.0,
@@ -132,6 +144,7 @@ def audit(
         raise ValueError(f"--split must be random or unknown, got {split!r}")
     if update is not None:
         from ..external import update_command
+        from ..external.convention import named_convention
 
         if checkpoint is None or model is None or batch_size is None:
             raise ValueError("--update needs the checkpoint before the step, --model and --batch-size")
@@ -148,6 +161,8 @@ def audit(
                 candidates=candidates,
                 labels=labels,
                 lr=lr,
+                update_is=named_convention(update_is),
+                weight_decay=weight_decay,
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
                 attacks=attacks,
@@ -175,7 +190,8 @@ def audit(
         return OK
     if given & OF_UPDATE:
         raise ValueError(
-            "--batch-size, --public, --candidates, --labels, --lr, --clip-norm and --noise-multiplier are of --update"
+            "--batch-size, --public, --candidates, --labels, --lr, --update-is, --weight-decay, --clip-norm and "
+            "--noise-multiplier are of --update"
         )
     settings = AuditSettings(
         attacks=command.attacks_asked(attacks, transcript=transcript is not None),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from attacks.core import (
     AccessError,
     Examples,
-    InconsistentObservation,
     LabelEstimate,
     MembershipScores,
     NotApplicable,
@@ -38,8 +37,8 @@ from ..catalog import methods as catalog
 from ..catalog.messages import in_one_line
 from ..observe import World, observe
 from ..plan.request import seed_of
-from ..subjects.checkpoint import update_between
 from ..subjects.outcome import join
+from .convention import Convention, Declared, UpdateIs, mean_gradient
 from .exchangeable import unlike
 
 
@@ -55,6 +54,8 @@ class SharedFile:
         clip_norm: of each example; None where nothing was clipped.
         noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
         labels: of the batch, where the server knows them.
+        convention: by which the file held it.
+        notes: what was done on the way, a sentence each.
     """
 
     model: nn.Module
@@ -64,6 +65,8 @@ class SharedFile:
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
     labels: Tensor | None = None
+    convention: Convention = field(default_factory=Convention)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,79 +101,98 @@ def read_update(
     clip_norm: float | None = None,
     noise_multiplier: float = 0.0,
     labels: Sequence[int] | None = None,
+    update_is: UpdateIs | None = None,
+    weight_decay: float | None = None,
+    public: Examples | None = None,
+    input_shape: tuple[int, ...] | None = None,
 ) -> SharedFile:
     """An update from tensors by parameter name.
 
     Args:
         model: before the step, with its parameters.
-        tensors: the mean gradient; or with `lr` the weights after one step of SGD.
+        tensors: by name, in any precision: the gradient, the weights after one step of SGD, or their difference.
         batch_size: examples in the batch.
-        lr: learning rate of that step; None for a gradient.
+        lr: learning rate of that step; None where it is not known.
         clip_norm: of each example; None where nothing was clipped.
         noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
         labels: of the batch, where they are known.
+        update_is: which of these the file holds; None for what its last layer shows.
+        weight_decay: coefficient that the step added to the gradient; None for what the last layer shows.
+        public: examples that everybody knows, which help to tell what the file holds.
+        input_shape: of one example, where there are no public ones; None leaves untested what the file holds.
 
     Raises:
-        ValueError: names or shapes that are not the model's, NaN, or a number out of range.
+        ValueError: names or shapes that are not the model's, or a number out of range.
+        InconsistentObservation: an update of zeros or NaN.
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {batch_size}")
-    if clip_norm is not None and not 0 < clip_norm < float("inf"):
-        raise ValueError(f"--clip-norm must be positive and finite, got {clip_norm}")
     if not 0 <= noise_multiplier < float("inf"):
         raise ValueError(f"--noise-multiplier must be at least 0 and finite, got {noise_multiplier}")
     if noise_multiplier > 0 and clip_norm is None:
         raise ValueError("--noise-multiplier is in clip norms; give --clip-norm, too")
     if labels is not None and len(labels) != batch_size:
         raise ValueError(f"--labels must be one an example of the batch, {batch_size}, got {len(labels)}")
+    declared = Declared(
+        update_is=update_is,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+    )
     own = copy.deepcopy(model).eval()
+    given, notes = _own_tensors(own, tensors)
     layout = Layout.of(own)
-    wanted = dict(zip(layout.names, layout.shapes, strict=True))
-    given = {name: tensor for name, tensor in tensors.items() if name in wanted}
-    if missing := [name for name in wanted if name not in given]:
+    if missing := [name for name in layout.names if name not in given]:
         raise ValueError(f"the update must have every trained parameter of the model, and lacks {missing[0]!r}")
-    if other := [name for name in given if tuple(given[name].shape) != tuple(wanted[name])]:
-        name = other[0]
-        raise ValueError(
-            f"{name!r} of the update must have the shape of the model's, {list(wanted[name])}, got "
-            f"{list(given[name].shape)}"
-        )
-    if lr is None:
-        strange = [name for name in tensors if name not in wanted]
-        if strange:
-            raise ValueError(f"the update must be a gradient of the model's parameters, and has {strange[0]!r} as well")
-        vector = layout.flatten({name: given[name].float() for name in wanted})
-        if not bool(vector.isfinite().all()):
-            raise InconsistentObservation("the update must be finite, got NaN or infinity")
-    else:
-        before = {name: parameter.detach() for name, parameter in own.named_parameters() if name in wanted}
-        vector = update_between(before, {name: given[name] for name in wanted}, lr=lr).update.float()
-    if not bool((vector != 0).any()):
-        raise InconsistentObservation(
-            "the update must tell something, and is zero everywhere"
-            + ("" if lr is None else ": its weights are those of the checkpoint before the step")
-        )
-    if lr is None and _likeness(vector, layout.read(own).to(vector)) > _WEIGHTS:
-        # A gradient has next to nothing in common with the weights that it is taken at.
-        raise ValueError("the update must be a gradient, and looks like the model's weights; give --lr, of that step")
+    device = next(own.parameters()).device
+    probe = None if public is None else public.inputs[:2]
+    if probe is None and input_shape is not None:
+        probe = torch.zeros(2, *input_shape, device=device)
+    vector, convention = mean_gradient(own, layout, given, declared, probe=probe, public=public)
     return SharedFile(
         model=own,
-        gradient=vector.to(next(own.parameters()).device),
+        gradient=vector.to(device),
         layout=layout,
         batch_size=batch_size,
         clip_norm=clip_norm,
         noise_multiplier=noise_multiplier,
         labels=None if labels is None else torch.tensor(list(labels), dtype=torch.int64),
+        convention=convention,
+        notes=(*notes, *convention.notes),
     )
 
 
-def _likeness(one: Tensor, other: Tensor) -> float:
-    """Cosine of two vectors; 0 where one of them is zero."""
-    return float(nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
+def _own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The model's tensors among those of an update by the model's names, and what was done, in sentences.
 
-
-_WEIGHTS = 0.9
-"""Cosine of an update with the model's own weights, from which on it is no gradient."""
+    Raises:
+        ValueError: none of them is the model's, or one has another shape.
+    """
+    own = model.state_dict()
+    # What stands before most names of the model's stands before all of them.
+    prefixes = {name.removesuffix(one) for name in tensors for one in own if name == one or name.endswith("." + one)}
+    hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in sorted(prefixes)}
+    if not hits:
+        raise ValueError(
+            f"the update must have a parameter of the model, as {next(iter(own), '')!r}, and has "
+            f"{', '.join(map(repr, list(tensors)[:3])) or 'no tensors'}"
+        )
+    prefix = max(hits, key=lambda one: (hits[one], -len(one)))
+    found = {name: tensors[prefix + name] for name in own if prefix + name in tensors}
+    for name, tensor in found.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"{name!r} of the update must have the shape of the model's, {list(own[name].shape)}, got "
+                f"{list(tensor.shape)}"
+            )
+        if own[name].is_floating_point() and not tensor.is_floating_point():
+            raise ValueError(f"{name!r} of the update must have floating-point entries, got {tensor.dtype}")
+    notes = [f"The prefix {prefix!r} was taken off the names of the update's tensors."] if prefix else []
+    if others := [name for name in tensors if name.removeprefix(prefix) not in found]:
+        notes.append(f"Tensors beside the model's were left out: {', '.join(others[:8])}.")
+    return found, tuple(notes)
 
 
 def observed(shared: SharedFile, world: World, candidates: Examples | None = None) -> Observation:
@@ -229,10 +251,12 @@ def attack_update(
         coins = keyed(seed_of({"attack": name, "seed": seed}, "update"))
         own, everybody = world, candidates
         try:
+            if shared.convention.unreadable:
+                raise NotApplicable(shared.convention.unreadable)
             if attack.kind == "membership":
                 own, everybody = _with_decoys(world, candidates, seed)
             target = observed(shared, own, everybody)
-            result = attack(target, coins, **copy.deepcopy(settings))
+            result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
             found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}"))
         except (ValueError, RuntimeError, NotImplementedError) as error:
@@ -242,6 +266,21 @@ def attack_update(
             corrected = tuple(map(float, stats.false_discovery_control(values))) if values else ()
             found.append(UpdateFinding(**about, result=result, p_values=values, q_values=corrected))
     return found
+
+
+def _trusted(result: Any, shared: SharedFile) -> Any:
+    """A result that is not `ok` where nobody knows what the update is, or where labels may be others."""
+    if isinstance(result, MembershipScores) or result.status != "ok":
+        return result
+    if isinstance(result, Reconstruction):
+        sure = result.certified is not None and len(result.certified) > 0 and bool(result.certified.all())
+    else:
+        # Under noise what is named passed a test, and the rest is not named.
+        sure = not shared.convention.ambiguous and (
+            shared.noise_multiplier > 0 or bool((result.lower == result.upper).all())
+        )
+        return result if sure else replace(result, status="degraded")
+    return result if sure or not shared.convention.ambiguous else replace(result, status="degraded")
 
 
 def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[World, Examples]:

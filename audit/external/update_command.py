@@ -28,6 +28,7 @@ from ..run.arrays import write_arrays
 from ..run.provenance import library
 from .audit import gradient_attacks
 from .command import fitting
+from .convention import UpdateIs
 from .data import DataFile, Preprocess, Reading, read_examples
 from .files import read_tensors
 from .gradients import ranks
@@ -54,7 +55,9 @@ class AskedUpdate:
         public: source of public examples; None for none.
         candidates: source of examples that may have been in the batch; None for no such question.
         labels: of the batch, as `3,5,5`; None where they are not known.
-        lr: of the step, where the update holds the weights after it.
+        lr: of the step, where the update holds the weights after it, or their difference.
+        update_is: what the update holds, one of `UpdateIs`; None for what it shows.
+        weight_decay: coefficient that the step added to the gradient; None for what the update shows.
         clip_norm: of each example; None where nothing was clipped.
         noise_multiplier: noise over clip norm.
         attacks: names with commas between; None for those of the quick suite, of labels, and of candidates.
@@ -76,6 +79,8 @@ class AskedUpdate:
     candidates: str | None = None
     labels: str | None = None
     lr: float | None = None
+    update_is: UpdateIs | None = None
+    weight_decay: float | None = None
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
     attacks: str | None = None
@@ -119,16 +124,20 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
     shared_file = read_tensors(asked.update, allow_pickle_tensors=asked.allow_pickle_tensors)
     model = fitting(asked.model, before.tensors, input_shape=shape, least=least, trust_code=asked.trust_code)
     model = filled(model, before.tensors).to(asked.device).eval()
+    public = groups.get("public")
     shared = read_update(
         model,
         shared_file.tensors,
         batch_size=asked.batch_size,
         lr=asked.lr,
+        update_is=asked.update_is,
+        weight_decay=asked.weight_decay,
         clip_norm=asked.clip_norm,
         noise_multiplier=asked.noise_multiplier,
         labels=labels,
+        public=public,
+        input_shape=shape,
     )
-    public = groups.get("public")
     low, high = (0.0, 1.0) if public is None else (float(public.inputs.min()), float(public.inputs.max()))
     with torch.no_grad():
         classes = int(model(torch.zeros(1, *shape, device=asked.device)).shape[1])
@@ -155,6 +164,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
             "sha256": shared_file.sha256,
             "batch_size": asked.batch_size,
             "lr": asked.lr,
+            "convention": shared.convention.to_dict(),
             "clip_norm": asked.clip_norm,
             "noise_multiplier": asked.noise_multiplier,
         },
@@ -167,6 +177,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": asked.seed,
         "attacks": [_told(one, compared.get(one.name), names, rate) for one in found],
+        "notes": [*shared.notes, *filter(None, [shared.convention.ambiguous])],
         "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
         "not_tested": _untested(found, asked),
         "command": list(asked.command),
@@ -198,6 +209,7 @@ def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate) -> list[str]:
 def words(told: Mapping[str, Any]) -> str:
     """What was found: the verdict, and a few lines an attack."""
     lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
+    lines += [f"note: {one}" for one in told.get("notes", ())]
     for one in told["attacks"]:
         if one["why_not"]:
             lines.append(f"not tested: {one['why_not']}")

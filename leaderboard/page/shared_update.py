@@ -101,7 +101,7 @@ def _facts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     update = told["update"]
     noise = f"noise multiplier {update['noise_multiplier']:g}" if update["noise_multiplier"] else "no noise"
     clipped = "nothing clipped" if update["clip_norm"] is None else f"clipped at {update['clip_norm']:g}"
-    form = "a mean gradient" if update["lr"] is None else f"weights after a step at rate {update['lr']:g}"
+    form = update["convention"]["words"]
     return [
         (f"{update['batch_size']:,}", "examples in the batch"),
         (f"{told['parameters']:,}", "parameters"),
