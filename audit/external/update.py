@@ -13,7 +13,7 @@ Hochberg's (JRSS B 1995).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class SharedFile:
         noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
         labels: of the batch, where the server knows them.
         convention: by which the file held it.
+        lacking: trained parameters that were not shared; `layout` is of the others.
         notes: what was done on the way, a sentence each.
     """
 
@@ -66,6 +67,7 @@ class SharedFile:
     noise_multiplier: float = 0.0
     labels: Tensor | None = None
     convention: Convention = field(default_factory=Convention)
+    lacking: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -143,9 +145,8 @@ def read_update(
     )
     own = copy.deepcopy(model).eval()
     given, notes = _own_tensors(own, tensors)
+    lacking = _frozen(own, given)
     layout = Layout.of(own)
-    if missing := [name for name in layout.names if name not in given]:
-        raise ValueError(f"the update must have every trained parameter of the model, and lacks {missing[0]!r}")
     device = next(own.parameters()).device
     probe = None if public is None else public.inputs[:2]
     if probe is None and input_shape is not None:
@@ -160,8 +161,29 @@ def read_update(
         noise_multiplier=noise_multiplier,
         labels=None if labels is None else torch.tensor(list(labels), dtype=torch.int64),
         convention=convention,
+        lacking=lacking,
         notes=(*notes, *convention.notes),
     )
+
+
+def _frozen(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:
+    """Freezes the parameters that an update lacks, so that no attack simulates them, and names them.
+
+    Raises:
+        ValueError: it has no parameter at all.
+    """
+    parameters = dict(model.named_parameters())
+    if not any(name in given for name in parameters):
+        raise ValueError(
+            f"the update must have a parameter of the model, as {next(iter(parameters), '')!r}, and has "
+            f"{', '.join(map(repr, sorted(given)[:3]))}"
+        )
+    # Where all that is shared is frozen in the model, it was trained all the same.
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    trained = trained if trained & set(given) else set(parameters)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in trained and name in given)
+    return tuple(name for name in parameters if name in trained and name not in given)
 
 
 def _own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -258,7 +280,7 @@ def attack_update(
             target = observed(shared, own, everybody)
             result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
-            found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}"))
+            found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
         except (ValueError, RuntimeError, NotImplementedError) as error:
             found.append(UpdateFinding(**about, why_not=f"{name} failed: {in_one_line(error)}"))
         else:
@@ -266,6 +288,12 @@ def attack_update(
             corrected = tuple(map(float, stats.false_discovery_control(values))) if values else ()
             found.append(UpdateFinding(**about, result=result, p_values=values, q_values=corrected))
     return found
+
+
+def _lacks(shared: SharedFile) -> str:
+    """What an attack may lack that does not apply, behind its reason."""
+    some = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
+    return f"; the update lacks {some}" if shared.lacking else ""
 
 
 def _trusted(result: Any, shared: SharedFile) -> Any:

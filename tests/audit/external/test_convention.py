@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import Examples, LabelEstimate
+from attacks.core import Examples, LabelEstimate, Reconstruction
 from audit.external.identity import content_ids
 from audit.external.update import attack_update, read_update
 from audit.external.update_scale import by_examples, by_labels, decay, logit_layer
@@ -280,3 +280,55 @@ def test_equations_of_the_last_layer_on_paper():
     multiple, left = decay(layer, shown + 0.25 * layer.values, 1e-12)
     assert multiple == pytest.approx(0.25)
     assert left < 1e3
+
+
+def test_the_last_layer_alone_gives_labels_and_others_say_what_they_lack(digits):
+    inputs, labels, public = digits
+    model = network()
+    gradient = gradient_of(model, inputs[:4], labels[:4])
+    head = {name: g for name, g in gradient.items() if name.startswith("3.")}
+    shared = read_update(model, head, batch_size=4, public=public)
+    assert shared.lacking == ("1.weight", "1.bias")
+    assert counts(shared, public) == torch.bincount(labels[:4], minlength=10).tolist()
+    (division,) = attack_update(shared, world_of(public), [("bias_division", {})])
+    assert division.result is None
+    assert division.why_not.endswith("; the update lacks '1.weight', '1.bias'")
+
+
+def test_the_first_layer_alone_gives_inputs_and_no_labels(digits):
+    inputs, labels, public = digits
+    model = network()
+    gradient = gradient_of(model, inputs[:1], labels[:1])
+    front = {name: g for name, g in gradient.items() if name.startswith("1.")}
+    shared = read_update(model, front, batch_size=1, public=public)
+    division, named = attack_update(shared, world_of(public), [("bias_division", {}), ("label_recovery", {})])
+    assert isinstance(division.result, Reconstruction)
+    torch.testing.assert_close(division.result.inputs, inputs[:1], atol=1e-5, rtol=0)
+    assert "the update lacks '3.weight', of the last layer" in shared.convention.ambiguous
+    assert named.result is None or named.result.status == "degraded"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_head_without_a_gradient_is_lacking_and_in_nobodys_way(digits):
+    inputs, labels, public = digits
+    model = network("two heads")
+    gradient = gradient_of(model, inputs[:4], labels[:4])
+    assert "parity.weight" not in gradient
+    shared = read_update(model, gradient, batch_size=4, public=public)
+    assert shared.lacking == ("parity.weight", "parity.bias")
+    assert counts(shared, public) == torch.bincount(labels[:4], minlength=10).tolist()
+    # In new weights the head that did not move has no gradient either.
+    after, _ = stepped(model, inputs[:4], labels[:4])
+    shared = read_update(model, after, batch_size=4, public=public, lr=RATE)
+    assert counts(shared, public) == torch.bincount(labels[:4], minlength=10).tolist()
+
+
+def test_buffers_in_an_update_are_no_parameters(digits):
+    inputs, labels, public = digits
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval()
+    gradient = gradient_of(model, inputs[:4], labels[:4])
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    assert "1.num_batches_tracked" in buffers
+    shared = read_update(model, gradient | buffers, batch_size=4, public=public)
+    assert off(shared, gradient) == 0
+    with pytest.raises(ValueError, match="must have a parameter of the model, as '0\\.weight'"):
+        read_update(model, buffers, batch_size=4, public=public)
