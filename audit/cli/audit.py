@@ -14,7 +14,7 @@ from .options import FAILED, OK, Json, print_json, say
 
 OF_UPDATE = {
     *("update", "batch_size", "public", "candidates", "labels", "lr", "update_is", "weight_decay", "clip_norm"),
-    "noise_multiplier",
+    *("noise_multiplier", "training_mode"),
 }
 """Names of parameters of `--update` alone."""
 
@@ -114,6 +114,9 @@ def audit(
     weight_decay: Annotated[
         float | None, typer.Option(help="Of --update: coefficient that the step added to the gradient.")
     ] = None,
+    training_mode: Annotated[
+        bool, typer.Option("--training-mode", help="Of --update: batch norms took the statistics of the batch.")
+    ] = False,
     clip_norm: Annotated[float | None, typer.Option(help="Of --update: of each example.")] = None,
     noise_multiplier: Annotated[float, typer.Option(help="Of --update: noise / clip norm, on the sum.")] = 0.0,
     level: Annotated[float, typer.Option(help="Confidence of the bound on epsilon.")] = 0.95,
@@ -163,6 +166,7 @@ def audit(
                 lr=lr,
                 update_is=named_convention(update_is),
                 weight_decay=weight_decay,
+                training_mode=training_mode,
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
                 attacks=attacks,
@@ -190,8 +194,8 @@ def audit(
         return OK
     if given & OF_UPDATE:
         raise ValueError(
-            "--batch-size, --public, --candidates, --labels, --lr, --update-is, --weight-decay, --clip-norm and "
-            "--noise-multiplier are of --update"
+            "--batch-size, --public, --candidates, --labels, --lr, --update-is, --weight-decay, "
+            "--training-mode, --clip-norm and --noise-multiplier are of --update"
         )
     settings = AuditSettings(
         attacks=command.attacks_asked(attacks, transcript=transcript is not None),

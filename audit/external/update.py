@@ -40,6 +40,8 @@ from ..plan.request import seed_of
 from ..subjects.outcome import join
 from .convention import Convention, Declared, UpdateIs, mean_gradient
 from .exchangeable import unlike
+from .training_mode import labels_in_training, observed_in_training, of_batches, statistics_moved
+from .update_scale import logit_layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class SharedFile:
         labels: of the batch, where the server knows them.
         convention: by which the file held it.
         lacking: trained parameters that were not shared; `layout` is of the others.
+        in_training: the model with the statistics of each batch, where it was in training mode; None elsewhere.
+        unsure_labels: whether `labels` were recovered and may be others.
         notes: what was done on the way, a sentence each.
     """
 
@@ -68,6 +72,8 @@ class SharedFile:
     labels: Tensor | None = None
     convention: Convention = field(default_factory=Convention)
     lacking: tuple[str, ...] = ()
+    in_training: nn.Module | None = None
+    unsure_labels: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -107,6 +113,7 @@ def read_update(
     weight_decay: float | None = None,
     public: Examples | None = None,
     input_shape: tuple[int, ...] | None = None,
+    training_mode: bool = False,
 ) -> SharedFile:
     """An update from tensors by parameter name.
 
@@ -122,6 +129,7 @@ def read_update(
         weight_decay: coefficient that the step added to the gradient; None for what the last layer shows.
         public: examples that everybody knows, which help to tell what the file holds.
         input_shape: of one example, where there are no public ones; None leaves untested what the file holds.
+        training_mode: whether batch norms took the statistics of the batch; also where the file's have moved.
 
     Raises:
         ValueError: names or shapes that are not the model's, or a number out of range.
@@ -147,11 +155,24 @@ def read_update(
     given, notes = _own_tensors(own, tensors)
     lacking = _frozen(own, given)
     layout = Layout.of(own)
+    moved = statistics_moved(own, given)
+    computed, in_training = own, training_mode or bool(moved)
+    if in_training:
+        computed = of_batches(own)
+        if clip_norm is not None:
+            raise ValueError(
+                "--clip-norm must be left out of a step in training mode: batch norms mix the examples of a batch, so "
+                "that none has a gradient of its own to clip"
+            )
+        why = (
+            f"the running statistics of {', '.join(map(repr, moved[:4]))} moved" if moved else "as --training-mode says"
+        )
+        notes = (*notes, f"Batch norms were in training mode ({why}): attacks on inputs simulate its statistics.")
     device = next(own.parameters()).device
     probe = None if public is None else public.inputs[:2]
     if probe is None and input_shape is not None:
         probe = torch.zeros(2, *input_shape, device=device)
-    vector, convention = mean_gradient(own, layout, given, declared, probe=probe, public=public)
+    vector, convention = mean_gradient(computed, layout, given, declared, probe=probe, public=public)
     return SharedFile(
         model=own,
         gradient=vector.to(device),
@@ -162,6 +183,7 @@ def read_update(
         labels=None if labels is None else torch.tensor(list(labels), dtype=torch.int64),
         convention=convention,
         lacking=lacking,
+        in_training=computed if in_training else None,
         notes=(*notes, *convention.notes),
     )
 
@@ -217,13 +239,17 @@ def _own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[
     return found, tuple(notes)
 
 
-def observed(shared: SharedFile, world: World, candidates: Examples | None = None) -> Observation:
+def observed(
+    shared: SharedFile, world: World, candidates: Examples | None = None, *, kind: str = "membership"
+) -> Observation:
     """What attacks are given of an update.
 
     Args:
         shared: the update.
         world: what everybody knows, with public examples.
         candidates: who may have been in the batch.
+        kind: of the attack, which decides what it is given of a step in training mode: scores are ranks among decoys,
+            which evaluation mode leaves right.
     """
     bound = unbounded() if shared.clip_norm is None else clip(shared.clip_norm)
     plan = StepPlan(Block(codec=Everything(shared.layout.dim), bound=bound))
@@ -236,7 +262,7 @@ def observed(shared: SharedFile, world: World, candidates: Examples | None = Non
         plan=NoisyPlan(plan, shared.noise_multiplier),
         noisy=(shared.gradient * shared.batch_size,),
     )
-    return observe(
+    target = observe(
         step,
         shared.model,
         shared.layout,
@@ -245,6 +271,38 @@ def observed(shared: SharedFile, world: World, candidates: Examples | None = Non
         batch_size=shared.batch_size,
         candidates=candidates,
     )
+    model, size = shared.in_training, shared.batch_size
+    if model is None or kind == "membership":
+        return target
+    if kind == "reconstruction":
+        return observed_in_training(target, model, shared.layout, world.loss, size)
+    probe = shared.gradient.new_zeros(2, *world.input_shape)
+    return labels_in_training(target, model, shared.layout, logit_layer(model, probe, None), size)
+
+
+def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFile:
+    """An update with the labels that `label_recovery` finds, for attacks on inputs that need them.
+
+    Args:
+        shared: the update.
+        world: what everybody knows, with public examples.
+        seed: of coins.
+
+    Returns:
+        The same where labels are known, or not all of them are found.
+    """
+    if shared.labels is not None or shared.convention.unreadable:
+        return shared
+    (found,) = attack_update(shared, world, [("label_recovery", {})], seed=seed)
+    result = found.result
+    if not isinstance(result, LabelEstimate) or int(result.counts.sum()) != shared.batch_size:
+        return shared
+    labels = torch.arange(len(result.counts), device=result.counts.device).repeat_interleave(result.counts)
+    unsure = result.status != "ok"
+    words = ", ".join(map(str, labels.tolist()[:20])) + (", ..." if len(labels) > 20 else "")
+    how = "which may be others" if unsure else "which are sure"
+    note = f"Attacks on inputs that need labels were given those that label_recovery found, {how}: {words}."
+    return replace(shared, labels=labels, unsure_labels=unsure, notes=(*shared.notes, note))
 
 
 def attack_update(
@@ -277,7 +335,7 @@ def attack_update(
                 raise NotApplicable(shared.convention.unreadable)
             if attack.kind == "membership":
                 own, everybody = _with_decoys(world, candidates, seed)
-            target = observed(shared, own, everybody)
+            target = observed(shared, own, everybody, kind=attack.kind)
             result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
             found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
@@ -308,7 +366,8 @@ def _trusted(result: Any, shared: SharedFile) -> Any:
             shared.noise_multiplier > 0 or bool((result.lower == result.upper).all())
         )
         return result if sure else replace(result, status="degraded")
-    return result if sure or not shared.convention.ambiguous else replace(result, status="degraded")
+    doubted = bool(shared.convention.ambiguous) or shared.unsure_labels
+    return result if sure or not doubted else replace(result, status="degraded")
 
 
 def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[World, Examples]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.core import Access, Examples, LabelEstimate, MembershipScores, Reconstruction
+from attacks.core import Access, Examples, Knows, LabelEstimate, MembershipScores, Reconstruction
 from benchmarks import models
 from leaderboard.records.files import digest_of_bytes, write_bytes
 
@@ -36,7 +36,7 @@ from .identity import content_ids
 from .models import filled
 from .out_folder import check_folder
 from .public_guesses import GuessComparison, beside_guesses
-from .update import UpdateFinding, attack_update, observed, read_update
+from .update import UpdateFinding, attack_update, observed, read_update, with_labels
 from .update_verdict import left_words, rate_of, shown_places, verdict_of
 
 SCHEMA = "leakbench-update/4"
@@ -58,6 +58,7 @@ class AskedUpdate:
         lr: of the step, where the update holds the weights after it, or their difference.
         update_is: what the update holds, one of `UpdateIs`; None for what it shows.
         weight_decay: coefficient that the step added to the gradient; None for what the update shows.
+        training_mode: whether batch norms took the statistics of the batch; also where the update's have moved.
         clip_norm: of each example; None where nothing was clipped.
         noise_multiplier: noise over clip norm.
         attacks: names with commas between; None for those of the quick suite, of labels, and of candidates.
@@ -81,6 +82,7 @@ class AskedUpdate:
     lr: float | None = None
     update_is: UpdateIs | None = None
     weight_decay: float | None = None
+    training_mode: bool = False
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
     attacks: str | None = None
@@ -137,18 +139,22 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         labels=labels,
         public=public,
         input_shape=shape,
+        training_mode=asked.training_mode,
     )
     low, high = (0.0, 1.0) if public is None else (float(public.inputs.min()), float(public.inputs.max()))
     with torch.no_grad():
         classes = int(model(torch.zeros(1, *shape, device=asked.device)).shape[1])
     world = World(input_shape=shape, classes=classes, low=low, high=high, population=public)
+    needy = [name for name, _ in attacks if Knows.LABELS in catalog.attack(name).requires.knows]
+    informed = with_labels(shared, world, seed=asked.seed) if needy else shared
     found = []
     for one in attacks:
         report(one[0])
-        found += attack_update(shared, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
+        given = informed if one[0] in needy else shared
+        found += attack_update(given, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
     names = sources["candidates"].names if "candidates" in sources else ()
     equations = ranks(model, shape, seed=asked.seed)
-    rate, target = rate_of(found), observed(shared, world)
+    rate, target = rate_of(found), observed(shared, world, kind="reconstruction")
     compared = {
         one.name: comparison
         for one in found
@@ -157,7 +163,9 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
     }
     told = {
         "schema": SCHEMA,
-        "verdict": verdict_of(found, compared, names, rate),
+        "verdict": verdict_of(
+            found, compared, names, rate, doubt=shared.convention.unreadable or shared.convention.ambiguous
+        ),
         "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
         "update": {
             "file": asked.update.name,
@@ -166,6 +174,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
             "lr": asked.lr,
             "convention": shared.convention.to_dict(),
             "lacking": list(shared.lacking),
+            "training_mode": shared.in_training is not None,
             "clip_norm": asked.clip_norm,
             "noise_multiplier": asked.noise_multiplier,
         },
@@ -178,9 +187,9 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": asked.seed,
         "attacks": [_told(one, compared.get(one.name), names, rate) for one in found],
-        "notes": [*shared.notes, *filter(None, [shared.convention.ambiguous])],
+        "notes": [*informed.notes, *filter(None, [shared.convention.ambiguous])],
         "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
-        "not_tested": _untested(found, asked),
+        "not_tested": _untested(found, asked, labels=informed.labels is not None),
         "command": list(asked.command),
         "device": str(asked.device),
         "provenance": asdict(library()),
@@ -191,7 +200,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
     return told
 
 
-def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate) -> list[str]:
+def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: bool) -> list[str]:
     """What was not tried, a sentence each, with what would enable it."""
     told = [one.why_not for one in found if one.why_not]
     tried = {one.name for one in found}
@@ -201,7 +210,7 @@ def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate) -> list[str]:
         told.append(f"{', '.join(others)}: pass --attacks with their names")
     if asked.candidates is None:
         told.append("who was in the batch: pass --candidates FILE, and --public FILE for examples that were not in it")
-    if asked.labels is None:
+    if not labels:
         told.append("attacks at the labels of the batch: pass --labels where the server knows them")
     told.append("what several updates of one client give away together: pass the transcript of a whole training")
     return told

@@ -3,7 +3,8 @@
 Four words, from the strongest to the weakest. `leaks`: an input is proved to be in the batch, or a candidate is shown
 to have been. `something recovered`: labels, or inputs that explain the update better than every public guess; nobody
 here knows the truth, so the owner has to look. `no leak shown`: every attack that ran returned no more than a public
-guess. `cannot be told`: no attack that reads labels or inputs could run.
+guess. `cannot be told`: no attack that reads labels or inputs could run, or by which convention the file holds a
+gradient is not known.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ TONES = {"leaks": "bad", "something recovered": "warn", "no leak shown": "good",
 
 
 def verdict_of(
-    found: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison], names: Sequence[str], rate: float
+    found: Sequence[UpdateFinding],
+    compared: Mapping[str, GuessComparison],
+    names: Sequence[str],
+    rate: float,
+    *,
+    doubt: str = "",
 ) -> dict[str, Any]:
     """Word, sentence and tone of an audit.
 
@@ -33,18 +39,26 @@ def verdict_of(
         compared: by attack, how its reconstruction stands beside guesses; only of those that returned inputs.
         names: of the candidates.
         rate: false discovery rate of one attack on candidates.
+        doubt: why no gradient can be read off the update, or by which convention is not known; empty where it is.
     """
-    word, sentence = _said(found, compared, names, rate)
+    word, sentence = _said(found, compared, names, rate, doubt)
     return {"word": word, "sentence": sentence, "tone": TONES[word]}
 
 
 def _said(
-    found: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison], names: Sequence[str], rate: float
+    found: Sequence[UpdateFinding],
+    compared: Mapping[str, GuessComparison],
+    names: Sequence[str],
+    rate: float,
+    doubt: str,
 ) -> tuple[str, str]:
     certain, recovered = _certain(found, names, rate), _recovered(found, compared)
     if certain:
         also = f" Not proved: {'; '.join(recovered)}." if recovered else ""
         return "leaks", f"This update leaks: {'; '.join(certain)}.{also}"
+    if doubt:
+        also = f" What attacks return all the same: {'; '.join(recovered)}." if recovered else ""
+        return "cannot be told", f"What this update leaks is not known: {doubt.rstrip('.')}.{also}"
     if recovered:
         return "something recovered", f"{_capital('; '.join(recovered))}. Nothing of it is proved: the owner must look."
     asked = any(one.q_values for one in found)
