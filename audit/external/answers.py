@@ -1,7 +1,8 @@
 """Forms in which models answer: logits, probabilities or their logarithms, in a tensor or in an object with one.
 
 Attacks compare answers of the audited model with those of others, so all are brought into one form: logits, of which
-logarithms of probabilities are a kind.
+logarithms of probabilities are a kind. A binary classifier with one output z has the logits [0, z], whose cross-entropy
+is the binary one of z.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from defenses.core import tensors_of
 
 from ..observe import logits_of
 from .diagnosis import knowledge
+from .sources.raw import REGRESSION
 
-Form = Literal["logits", "probabilities", "percentages"]
+Form = Literal["logits", "probabilities", "percentages", "one logit", "one probability"]
 
 _ONE = 5e-3
 """Distance from 1 of a sum of probabilities, which half precision rounds."""
+
+_SINGLE: dict[Form, str] = {"one logit": "logit", "one probability": "probability"}
+"""Forms of one number an example, and what the number is."""
 
 _USUAL = (0.01, 10.0)
 """Factors of logits that leave them as they are: an overfitted model is too sure of itself, and often by ten times."""
@@ -33,6 +38,10 @@ _USUAL = (0.01, 10.0)
 def form_of(answers: Float[Tensor, "... classes"]) -> Form:
     """Returns the form of answers, judged by all of them: logits do not all add up to 1 by accident."""
     rows = answers.reshape(-1, answers.shape[-1]).double()
+    if rows.shape[1] == 1:
+        # NaN is in no range.
+        shares = len(rows) and bool(((rows >= 0) & (rows <= 1)).all())
+        return "one probability" if shares else "one logit"
     if not len(rows) or not bool(rows.isfinite().all()) or float(rows.min()) < 0:
         return "logits"
     sums = rows.sum(1)
@@ -41,12 +50,20 @@ def form_of(answers: Float[Tensor, "... classes"]) -> Form:
     return "percentages" if float((sums - 100).abs().max()) < 100 * _ONE else "logits"
 
 
-def as_logits(answers: Float[Tensor, "... classes"], form: Form) -> Float[Tensor, "... classes"]:
-    """Logits whose softmax they are; a probability of 0 has been rounded, and is taken for the least that is none."""
+def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor, "... classes"]:
+    """Logits whose softmax they are; a probability of 0 has been rounded, and is taken for the least that is none.
+
+    Args:
+        answers: one number an example where the form is that of one, which then has two logits.
+        form: of all of them.
+    """
     if form == "logits":
         return answers
+    if form == "one logit":
+        return torch.cat([torch.zeros_like(answers), answers], dim=-1)
     whole = answers.float() if answers.dtype.itemsize < 4 else answers
-    shares = whole / (1 if form == "probabilities" else 100)
+    shares = torch.cat([1 - whole, whole], dim=-1) if form == "one probability" else whole
+    shares = shares / (100 if form == "percentages" else 1)
     return shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
 
 
@@ -64,16 +81,18 @@ def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
 
 
 def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, factor: float) -> Tensor:
-    logits = as_logits(scores_in(outputs), form)
+    scores = scores_in(outputs)
+    # One number an example: [n, 1], or [n], which `squeeze` makes a number of one example.
+    logits = as_logits(scores.reshape(-1, 1) if form in _SINGLE else scores, form)
     return logits if factor == 1 else factor * logits
 
 
 class NoLogits(ValueError):
-    """A model that answers with something else than a number for each of several classes."""
+    """A model that answers with something else than a number for each class, or one for the second of two."""
 
 
 def scores_in(outputs: Any) -> Tensor:
-    """The answers [n, classes] in what a model puts out: a tensor, else what is called logits, else the first matrix.
+    """The answers in what a model puts out: a tensor, else what is called logits, else the first matrix or vector.
 
     Raises:
         TypeError: there is none.
@@ -83,9 +102,10 @@ def scores_in(outputs: Any) -> Tensor:
     named = outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
     if isinstance(named, Tensor):
         return named
-    for tensor in tensors_of(outputs):
-        if tensor.ndim == 2 and tensor.is_floating_point():
-            return tensor
+    for axes in (2, 1):
+        for tensor in tensors_of(outputs):
+            if tensor.ndim == axes and tensor.is_floating_point():
+                return tensor
     raise TypeError(f"a model must answer with logits, or with an object that holds some, got {type(outputs).__name__}")
 
 
@@ -132,22 +152,48 @@ def answering_logits(
     Raises:
         NoLogits: of an answer of another shape.
     """
+    # Two, of which one number each is no vector of logits of one example.
+    some = inputs[:2]
     with torch.no_grad():
-        outputs = model(inputs[:1])
-    plain = isinstance(outputs, Tensor)
-    taken = model if plain else reading(model, "logits")
-    if (scores := scores_in(outputs)).ndim != 2 or scores.shape[1] < 2:
-        raise NoLogits(f"model must answer with logits [n, classes], got {list(scores.shape)} for one example")
-    answers = logits_of(taken, inputs)
-    form = form_of(answers)
+        outputs = model(some)
+    plain, scores = isinstance(outputs, Tensor), scores_in(outputs)
+    single = scores.is_floating_point() and scores.shape in ((len(some),), (len(some), 1))
+    if not single and (scores.ndim != 2 or scores.shape[1] < 2):
+        got = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
+        raise NoLogits(
+            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got {got} for "
+            f"{len(some)} examples"
+        )
     said = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
-    if form != "logits":
+    if single:
+        if labels is not None:
+            _refuse_more_than_two(labels)
+        answers = logits_of(reading(model, "one logit"), inputs)[:, 1:]
+        form = form_of(answers)
         taken = reading(model, form)
-        said.append(f"it answers with {form}, whose logarithms are taken for logits")
-    if labels is None or int(labels.max()) >= answers.shape[1]:
-        return taken, "; ".join(said)
+        said.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
+    else:
+        taken = model if plain else reading(model, "logits")
+        answers = logits_of(taken, inputs)
+        form = form_of(answers)
+        if form != "logits":
+            taken = reading(model, form)
+            said.append(f"it answers with {form}, whose logarithms are taken for logits")
     logits = as_logits(answers, form)
+    if labels is None or int(labels.max()) >= logits.shape[1]:
+        return taken, "; ".join(said)
     if (factor := unusual_factor(logits, labels)) != 1:
         taken = reading(model, form, factor)
         said.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
     return taken, "; ".join(said)
+
+
+def _refuse_more_than_two(labels: Int[Tensor, " n"]) -> None:
+    """Raises `NoLogits` for labels that one number an example does not tell apart."""
+    low, high = int(labels.min()), int(labels.max())
+    if high <= 1:
+        return
+    way_out = "subtract 1" if (low, high) == (1, 2) else REGRESSION
+    raise NoLogits(
+        f"labels must be 0 or 1 where the model answers with one number an example, got {low} to {high}; {way_out}"
+    )

@@ -43,6 +43,7 @@ from .identity import content_ids
 from .preflight import preflight, refuse_stops, sentences
 from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank, refuse_other_answers
+from .sources.raw import REGRESSION
 from .transcript import WatchedTranscript
 from .transcript_attacks import run_on_transcript, transcript_attacks
 from .verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
@@ -228,6 +229,10 @@ def _examples(name: str, pair: Pair) -> Examples:
         inputs = inputs.float()
     if not inputs.is_floating_point() or not bool(inputs.isfinite().all()):
         raise ValueError(f"inputs of {name} must be finite floats, as the model is fed, got {inputs.dtype}")
+    if labels.is_floating_point() and bool((cut := labels != labels.floor()).any()):
+        raise ValueError(
+            f"labels of {name} must be classes, whole numbers from 0, got {float(labels[cut][0]):g}; {REGRESSION}"
+        )
     if labels.dtype != torch.int64 or labels.ndim != 1:
         raise ValueError(f"labels of {name} must be int64 [n], got {labels.dtype} {list(labels.shape)}")
     if int(labels.min()) < 0:

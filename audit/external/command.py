@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,13 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         lowest = min(int(part.min()) for part in labels)
         tensors = named.tensors
         model = fitting(
-            asked.model, tensors, input_shape=shape, least=least, lowest=lowest, trust_code=asked.trust_code
+            asked.model,
+            tensors,
+            input_shape=shape,
+            least=least,
+            lowest=lowest,
+            single=True,
+            trust_code=asked.trust_code,
         )
         tensors, said = own_tensors(model, tensors)
         for note in said:
@@ -436,6 +443,7 @@ def fitting(
     input_shape: tuple[int, ...],
     least: int,
     lowest: int = 0,
+    single: bool = False,
     trust_code: bool,
 ) -> torch.nn.Module:
     """The architecture with as many classes as a checkpoint has: labels need not name all, as where one is rare.
@@ -446,6 +454,7 @@ def fitting(
         input_shape: of one example.
         least: classes, and those of the answer where no number fits.
         lowest: the smallest label.
+        single: whether a network with one output is tried, which tells two classes apart.
         trust_code: whether the owner's file may run.
 
     Raises:
@@ -465,7 +474,8 @@ def fitting(
         own, (found, _) = model.state_dict(), own_tensors(model, tensors)
         return model if {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in found.items()} else None
 
-    for classes in [least, *sorted(count for count in counts if count > least)[:_MOST_COUNTS]]:
+    more = sorted(count for count in counts if count > least)[:_MOST_COUNTS]
+    for classes in [least, *([1] if single else []), *more]:
         if (model := fits(classes)) is not None:
             return model
     if lowest == 1 and least > 2 and fits(least - 1) is not None:
@@ -473,7 +483,14 @@ def fitting(
             f"labels must count from 0, and go from 1 to {least - 1} where the model answers with {least - 1} classes; "
             "subtract 1"
         )
-    return made(least)
+    try:
+        return made(least)
+    except ValueError:
+        if not single:
+            raise
+        with suppress(ValueError):
+            return made(1)  # its names are then the error
+        raise
 
 
 _MOST_COUNTS = 8

@@ -41,13 +41,13 @@ _COMMON = (
 
 
 def architecture(name: str, *, input_shape: tuple[int, ...], classes: int, trust_code: bool = False) -> nn.Module:
-    """An untrained network that maps [n, *input_shape] to logits [n, classes].
+    """An untrained network that maps [n, *input_shape] to logits [n, classes], or to [n] where there is one.
 
     Args:
         name: one of `leakbench list models`, a classifier of torchvision with or without "torchvision:", or
             FILE.py:FUNCTION.
         input_shape: shape of one input.
-        classes: number of logits.
+        classes: number of logits; 1 of a binary classifier with one output.
         trust_code: whether a function of the user's may run; the name alone never runs one.
 
     Raises:
@@ -59,7 +59,7 @@ def architecture(name: str, *, input_shape: tuple[int, ...], classes: int, trust
         raise ValueError(
             f"model {name!r} is code of yours, which runs with your rights; allow it by trust_code=True (--trust-code)"
         )
-    return models.build(name, input_shape=input_shape, classes=classes)
+    return models.build(name, input_shape=input_shape, classes=classes, fewest_classes=1)
 
 
 def check_name(name: str) -> None:

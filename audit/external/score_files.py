@@ -169,6 +169,11 @@ def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.nd
         found["loss"] = -_numbers(table, "loss", path)
     logits = [name for name in table.columns if str(name).startswith("logit_")]
     if logits:
+        if len(logits) == 1:
+            raise ValueError(
+                f"logits of {path.name} must be of two classes at least, got {logits[0]} alone; for a classifier with "
+                "one output z give 0 as logit_0 and z as logit_1, or loss"
+            )
         wanted = [f"logit_{number}" for number in range(len(logits))]
         if sorted(logits) != sorted(wanted) or labels is None:
             raise ValueError(f"logits of {path.name} must be {wanted[0]} to {wanted[-1]}, with a column label")

@@ -3,7 +3,7 @@
 The file is for whoever has shadow models already, or trains them elsewhere. It holds answers, not models: `logits`
 [models, examples, classes] (or [models, examples, views, classes]) and `trained_on` [models, examples], for the members
 in the order of their file and then the non-members in theirs; and `population` [models, public, classes] where there
-are public examples.
+are public examples. Models of two classes may have one answer an example, [models, examples] or [models, examples, 1].
 
 Who is in how many of the models must not tell who is a member of the audited one: scores could be read off it. Halves
 of all candidates together, drawn without regard to membership, are right; this is tested.
@@ -134,14 +134,18 @@ def read_bank(
     if missing := [name for name in ("logits", "trained_on") if name not in tensors]:
         raise ValueError(f"--bank must hold logits and trained_on, and {path.name} lacks {missing[0]}")
     logits, halves, ids = tensors["logits"], tensors["trained_on"], asked.ids
+    if logits.ndim == 2:
+        logits = logits[:, :, None]
     if logits.ndim == 3:
         logits = logits[:, :, None]
     models, examples = len(logits), len(ids)
+    # Of two classes, models may answer with one number.
+    outputs = 1 if classes == 2 and logits.shape[-1] == 1 else classes
     wanted = (
         f"[models, {examples}, {classes}]: {len(asked.members)} members, then {len(asked.non_members)} non-members, in "
         "the order of their files"
     )
-    if logits.ndim != 4 or tuple(logits.shape[1:2]) + tuple(logits.shape[3:]) != (examples, classes):
+    if logits.ndim != 4 or tuple(logits.shape[1:2]) + tuple(logits.shape[3:]) != (examples, outputs):
         raise ValueError(f"logits of --bank must be {wanted}; got {list(tensors['logits'].shape)}")
     if models < 2 or models % 2:
         raise ValueError(f"--bank must have answers of an even number of models, at least 2, got {models}")
@@ -149,9 +153,11 @@ def read_bank(
         raise ValueError(f"trained_on of --bank must be 0 or 1 for each of {models} models and {examples} examples")
     answered = tensors.get("population")
     public = 0 if asked.population is None else len(asked.population)
-    if answered is not None and tuple(answered.shape) != (models, public, classes):
+    if answered is not None and answered.ndim == 2:
+        answered = answered[:, :, None]
+    if answered is not None and tuple(answered.shape) != (models, public, outputs):
         raise ValueError(
-            f"population of --bank must be [{models}, {public}, {classes}], as the examples of --population, got "
+            f"population of --bank must be [{models}, {public}, {outputs}], as the examples of --population, got "
             f"{list(answered.shape)}"
         )
     forms: list[Form] = [form_of(one) for one in logits]
@@ -218,7 +224,7 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank:
 
 def _read_as(forms: Sequence[Form]) -> str:
     named = sorted(set(forms) - {"logits"})
-    return f", whose {' and '.join(named)} are read as logits by their logarithms" if named else ""
+    return f", whose answers ({' and '.join(named)}) are read as logits" if named else ""
 
 
 def _refuse_telling_halves(inside: Bool[Tensor, "models n"], members: int, path: Path) -> None:

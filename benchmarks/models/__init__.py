@@ -124,13 +124,16 @@ def count(name: str, **changes: Any) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def build(name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 0, **settings: Any) -> nn.Module:
+def build(
+    name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 0, fewest_classes: int = 2, **settings: Any
+) -> nn.Module:
     """A freshly initialised network on the CPU that maps [n, *input_shape] to logits [n, classes].
 
     Args:
         name: one of `names()`, or as `patterns()` says.
         input_shape: shape of one input, (channels, height, width) for the convolutional ones.
         classes: number of classes, at least 2; 1, for a binary logit, where `natural(name)` has it.
+        fewest_classes: that are let through; 1 for what is never trained here, as a binary classifier of others.
         seed: of the initial weights; the same seed gives the same weights, and torch's own generator is left
             as it was found.
         **settings: of the architecture, see `defaults(name)`.
@@ -142,7 +145,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 
     check(name)
     kind, shape = _kind(name), tuple(input_shape)
     # One logit is for the networks of R-GAP, whose loss is binary.
-    least = 2 if kind else min(2, natural(name).classes)
+    least = fewest_classes if kind else min(fewest_classes, natural(name).classes)
     if classes < least:
         raise ValueError(f"classes must be at least {least}, got {classes}")
     # The CPU's generator alone: torch.manual_seed would also reseed every GPU.

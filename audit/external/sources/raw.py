@@ -17,6 +17,12 @@ ID_NAMES = ("ids", "id")
 
 Axes = Literal["auto", "nchw", "nhwc", "nhw", "plain"]
 
+REGRESSION = (
+    "a regression is audited by its losses, without the model: leakbench audit --scores FILE.csv, with the columns "
+    "member (0 or 1) and loss"
+)
+"""Way out for targets that are no classes."""
+
 _CHANNELS = (1, 3, 4)
 _MOST_CLASSES = 2**24
 
@@ -172,6 +178,10 @@ def whole_labels(source: str, labels: ndarray) -> ndarray:
     Raises:
         ValueError: they are words, floats, one-hot, negative or too large to be classes.
     """
+    if labels.dtype.kind == "f" and (cut := labels != np.floor(labels)).any():
+        raise ValueError(
+            f"labels of {source} must be classes, whole numbers from 0, got {labels[cut][0]}; {REGRESSION}"
+        )
     if labels.dtype.kind not in "ui":
         way_out = "; number the classes from 0 in the order of the model's outputs" if labels.dtype.kind != "f" else ""
         raise ValueError(f"labels of {source} must be whole numbers, got {_kind(labels)}{way_out}")

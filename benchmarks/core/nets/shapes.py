@@ -66,7 +66,8 @@ def refuse_misfit(
         model: on the CPU; left in the mode in which it came.
         name: of the model, for the error.
         input_shape: shape of one input.
-        classes: number of logits; None for an encoder, which may put out any numbers of each input.
+        classes: number of logits, of which one may lack its axis; None for an encoder, which may put out any numbers of
+            each input.
         compute: whether numbers are computed; if not, shapes only, by meta tensors in the place of parameters and
             buffers, which takes a network without tensors of any other kind.
 
@@ -90,7 +91,7 @@ def refuse_misfit(
     got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if classes is None and isinstance(found, Tensor) and found.shape[:1] == (2,) and found.is_floating_point():
         return
-    if got != (2, classes):
+    if got != (2, classes) and (got, classes) != ((2,), 1):
         wanted = "numbers of each" if classes is None else f"[2, {classes}]"
         raise ValueError(f"model {name!r} must map [2, {str(input_shape)[1:-1]}] to {wanted}, got {got}")
 

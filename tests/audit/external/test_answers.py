@@ -9,7 +9,9 @@ from torch import nn
 
 from attacks.core import Examples
 from audit.external.answers import answering_logits, as_logits, form_of, likeliest_factor, scores_in, unusual_factor
+from audit.external.attacked import Audited
 from audit.external.audit import audit_model
+from audit.external.own_shadows import own_shadows
 from audit.external.shadow_answers import BankOfAnswers, refuse_other_answers
 
 N, CLASSES = 200, 4
@@ -28,6 +30,9 @@ LOGITS = 3 * torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
         (LOGITS.sigmoid(), "logits"),
         (LOGITS.abs(), "logits"),
         (torch.full((N, CLASSES), torch.nan), "logits"),
+        (LOGITS[:, :1], "one logit"),
+        (LOGITS[:, :1].sigmoid(), "one probability"),
+        (torch.full((N, 1), torch.nan), "one logit"),
     ],
 )
 def test_a_form_is_known_by_all_answers(answers, form):
@@ -50,6 +55,7 @@ def test_logarithms_of_probabilities_are_the_same_logits(scale):
         (LOGITS, None),
         SimpleNamespace(logits=LOGITS, other=1),
         [torch.zeros(N), LOGITS],
+        (torch.tensor(1.0), LOGITS),
     ],
 )
 def test_logits_are_found_in_whatever_holds_them(outputs):
@@ -102,6 +108,86 @@ def test_an_audit_is_the_same_in_whatever_form_a_model_answers(form, said):
     for one, two in zip(plain.outcomes, other.outcomes, strict=True):
         assert not one.why_not and not two.why_not
         assert one.metrics["auc"].value == pytest.approx(two.metrics["auc"].value, abs=1e-3)
+
+
+def binary() -> nn.Module:
+    """The two logits of `groups()` as one: their difference."""
+    model, _ = groups()
+    last: Any = model[2]
+    single = nn.Linear(64, 1)
+    with torch.no_grad():
+        single.weight.copy_(last.weight[1:] - last.weight[:1])
+        single.bias.copy_(last.bias[1:] - last.bias[:1])
+    return nn.Sequential(model[0], model[1], single)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (lambda o: o, "taken for the logit of class 1"),
+        (lambda o: o[:, 0], "taken for the logit of class 1"),
+        (torch.squeeze, "taken for the logit of class 1"),
+        (lambda o: (o[:, 0], None), "taken for the logit of class 1"),
+        (lambda o: {"logits": o}, "taken for the logit of class 1"),
+        (torch.sigmoid, "taken for the probability of class 1"),
+        (lambda o: o.sigmoid().squeeze(), "taken for the probability of class 1"),
+    ],
+)
+def test_one_number_of_two_classes_is_audited_as_the_two_logits_that_it_stands_for(form, said):
+    _, given = groups()
+    model, told = binary(), []
+    two = Wrapped(model, lambda o: torch.cat([torch.zeros_like(o), o], 1))
+    plain = audit_model(two, attacks=ATTACKS[:1], gradients=False, **given)
+    found = audit_model(Wrapped(model, form), attacks=ATTACKS[:1], gradients=False, report=told.append, **given)
+    assert any(said in line for line in told)
+    assert found.verdict.word == plain.verdict.word == "leaks"
+    for one, other in zip(plain.outcomes, found.outcomes, strict=True):
+        assert not one.why_not and not other.why_not
+        assert one.metrics["auc"].value == pytest.approx(other.metrics["auc"].value, abs=1e-2)  # probabilities round
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [
+        (
+            lambda x: x[:, 0],
+            lambda y: y * 9,
+            "must be 0 or 1 where .* one number an example, got 0 to 9; a regression is",
+        ),
+        (lambda x: x[:, 0], lambda y: y + 1, "got 1 to 2; subtract 1"),
+        (lambda x: x[:, 0], lambda y: y + 0.25, "got 0.25; a regression is audited by .* --scores FILE.csv, with the"),
+        (lambda x: x[:, 0].long(), lambda y: y, r"or of two classes with one .*, got \[2\] of int64 for 2 examples"),
+        (lambda x: x[:, :, None, None], lambda y: y, r"got \[2, 8, 1, 1\] of float32"),
+    ],
+)
+def test_one_number_of_anything_else_is_refused_with_the_way_out(model, change, words):
+    _, given = groups()
+    changed: dict[str, Any] = {name: (x, change(y)) for name, (x, y) in given.items()}
+    with pytest.raises(ValueError, match=words):
+        audit_model(Wrapped(nn.Identity(), model), attacks=ATTACKS, gradients=False, **changed)
+
+
+def test_shadow_models_of_one_number_answer_as_those_of_two_logits():
+    _, given = groups()
+    (x, y), (x2, y2) = given["members"], given["non_members"]
+    members = Examples(ids=torch.arange(N), inputs=x, labels=y)
+    others = Examples(ids=N + torch.arange(N), inputs=x2, labels=y2)
+    audited = Audited(model=binary(), members=members, non_members=others, classes=2)
+
+    def answers(form):
+        def train(inputs, labels, *, seed):
+            torch.manual_seed(seed)
+            model = nn.Linear(8, 1)
+            with torch.no_grad():
+                model.weight.copy_(5 * (inputs * (2.0 * labels - 1)[:, None]).mean(0, keepdim=True))
+            return Wrapped(model, form)
+
+        return own_shadows(audited, train, 2, code="").of(members.ids).logits
+
+    two = answers(lambda o: torch.cat([torch.zeros_like(o), o], 1))
+    assert two.shape == (2, N, 1, 2)
+    torch.testing.assert_close(answers(torch.squeeze), two)
+    torch.testing.assert_close(answers(torch.sigmoid).log_softmax(-1), two.log_softmax(-1), rtol=1e-3, atol=1e-5)
 
 
 def test_a_model_of_logits_is_left_alone():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from audit.external.command import fitting
 from audit.external.models import architecture, filled, own_tensors
 from benchmarks import models
 
@@ -153,3 +154,21 @@ def test_a_file_that_has_the_model_twice_or_more_of_it_is_not_guessed_at():
     with pytest.raises(ValueError, match="the function must build a network whose tensors have the names") as caught:
         filled(network(), {"0.weight": torch.ones(5, 4)}, own_code=True)
     assert "FILE.py:FUNCTION" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", ["nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))"])
+def test_a_network_with_one_output_is_found_where_two_do_not_fit(tmp_path, body):
+    (tmp_path / "one.py").write_text(f"from torch import nn\ndef build():\n    return {body}\n")
+    name, about = f"{tmp_path / 'one.py'}:build", {"input_shape": (4,), "least": 2, "trust_code": True}
+    with pytest.raises(ValueError, match=r"must map \[2, 4,\] to \[2, 2\], got"):
+        fitting(name, {}, **about)
+    model = fitting(name, {}, single=True, **about)
+    assert fitting(name, model.state_dict(), single=True, **about)(torch.zeros(3, 4)).numel() == 3
+    with pytest.raises(ValueError, match="1 of the file's 1 are unexpected"):
+        filled(model, {"other": torch.zeros(1)}, own_code=True)
+
+
+def test_one_of_the_networks_known_by_name_may_have_one_output():
+    state = models.build("mlp", input_shape=(1, 8, 8), classes=1, fewest_classes=1).state_dict()
+    model = fitting("mlp", state, input_shape=(1, 8, 8), least=2, single=True, trust_code=False)
+    assert filled(model, state)(torch.zeros(2, 1, 8, 8)).shape == (2, 1)

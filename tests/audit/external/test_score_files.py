@@ -51,6 +51,7 @@ def test_parquet_is_known_by_its_bytes(tmp_path):
         ({"id": ["x", "x"], "member": [1, 0], "score": [1.0, 2.0]}, "'x' occurs twice"),
         ({"member": [1, 0], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, "with a column label"),
         ({"member": [1, 0], "label": [0, 5], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, r"in \[0, 2\), got 5"),
+        ({"member": [1, 0], "label": [0, 1], "logit_0": [1.0, 2.0]}, "give 0 as logit_0 and z as logit_1, or loss"),
         ({"member": [], "score": []}, "a row an example"),
         ({"member": [1, 0], "score": [1.0, 1.0]}, "score of scores.csv must differ between rows"),
         ({"member": [1, 0], "score": [1.0, 2.0], "loss": [0.0, 0.0]}, "loss of scores.csv must differ between rows"),

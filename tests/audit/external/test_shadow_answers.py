@@ -118,3 +118,25 @@ def test_a_file_with_nan_is_refused(read):
     answers[3, 7, 1] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
         read(logits=answers)
+
+
+@pytest.mark.parametrize("axes", ["models n", "models n 1"])
+def test_one_answer_of_two_classes_is_two_logits(tmp_path, asked, axes):
+    coins = torch.Generator().manual_seed(4)
+    single = torch.randn(MODELS, MEMBERS + OTHERS, generator=coins)
+    public = torch.randn(MODELS, PUBLIC, generator=coins)
+    two = [torch.stack([torch.zeros_like(one), one], -1) for one in (single, public)]
+    given = [one if axes == "models n" else one[..., None] for one in (single, public)]
+
+    def bank(logits, population):
+        save_file(tensors(logits=logits, population=population), tmp_path / "bank.safetensors")
+        return read_bank(tmp_path / "bank.safetensors", asked, population=asked.population, classes=2)
+
+    plain, found, shares = bank(*two), bank(*given), bank(*(one.sigmoid() for one in given))
+    for read in (found, shares):
+        torch.testing.assert_close(read.logits.log_softmax(-1), plain.logits.log_softmax(-1))
+        torch.testing.assert_close(read.population.log_softmax(-1), plain.population.log_softmax(-1))
+    assert "answers (one probability) are read as logits" in shares.source
+    with pytest.raises(ValueError, match=r"must be \[models, 100, 3\]"):
+        save_file(tensors(logits=single), tmp_path / "bank.safetensors")
+        read_bank(tmp_path / "bank.safetensors", asked, population=asked.population, classes=3)
