@@ -4,7 +4,7 @@ from .decorator import Attack, attack
 from .errors import InconsistentObservation, NotApplicable, RankDeficient
 from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .matched_filter import MatchedFilter
-from .narrow import narrow
+from .narrow import narrow, parts_of, view_of
 from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
 from .observation import Examples, LabelAccess, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
 from .priors import Box, total_variation, total_variations
@@ -64,9 +64,11 @@ __all__ = [
     "granted",
     "log_likelihood_ratio",
     "narrow",
+    "parts_of",
     "relative_residual",
     "subsampled",
     "total_variation",
     "total_variations",
+    "view_of",
     "viewed",
 ]

@@ -7,7 +7,7 @@ def method(target: Observation, coins: torch.Generator, *, steps: int = 100) -> 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
@@ -143,15 +143,28 @@ class Attack(Generic[R]):
         coins = torch.Generator().manual_seed(0) if coins is None else coins
         # Before the attack runs, which may write into its target, the ids of the candidates included.
         checked = RESULTS[self.kind].expected(target)
+        return cast(R, checked(self.on_view(narrow(target, self.requires), coins, resolved)))
+
+    def on_view(self, view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> object:
+        """What the method returns, unchecked.
+
+        Args:
+            view: narrowed already.
+            coins: the attack's own randomness.
+            settings: all of them.
+
+        Raises:
+            AccessError: the attack left a mode or a hook of PyTorch's active.
+        """
         known = watching()
         try:
-            result = self._function(narrow(target, self.requires), coins, **resolved)
+            result = self._function(view, coins, **settings)
         finally:
             # Scorers, and the next update's client, would compute with the truth in front of whatever is left active.
             left = end_others(known)
         if left:
             raise AccessError(f"{self.name} must leave no mode and no hook of PyTorch's active, got {left}")
-        return cast(R, checked(result))
+        return result
 
     def __repr__(self) -> str:
         return f"<attack {self.name}: {self.requires.to_dict()}>"

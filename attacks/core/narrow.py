@@ -50,10 +50,28 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
     kinds = _kinds(shown.values())
     shown = {name: _plain_function(value, kinds, known) if callable(value) else value for name, value in shown.items()}
     shown = {name: _narrowed(value, requires, known) for name, value in shown.items()}
+    return cast(T, view_of(_plain_class(type(target)), shown, withheld))
+
+
+def view_of(kind: type[Target], shown: Mapping[str, Any], withheld: Mapping[str, Access | Knows | Controls]) -> Target:
+    """A view from its parts, as another process makes it again.
+
+    Args:
+        kind: class of the target.
+        shown: values by field.
+        withheld: what each field that is withheld needs.
+    """
     # Neither the constructor, whose checks read fields withheld here, nor setattr, which a frozen class refuses.
-    view = object.__new__(_view_class(_plain_class(type(target))))
-    vars(view).update(shown, _withheld=withheld)
-    return view
+    view = object.__new__(_view_class(kind))
+    vars(view).update(shown, _withheld=dict(withheld))
+    return cast(Target, view)
+
+
+def parts_of(view: Target) -> tuple[type[Target], dict[str, Any], dict[str, Access | Knows | Controls]]:
+    """What `view_of` makes a view of: the class of its target, values by field, and what withheld fields need."""
+    shown = dict(vars(view))
+    withheld = shown.pop("_withheld", {})
+    return _plain_class(type(view)), shown, withheld
 
 
 def enabled_by(need: Access | Knows | Controls) -> str:

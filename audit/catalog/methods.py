@@ -11,18 +11,20 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.resources
+import importlib.util
 import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from attacks.core import Attack
 from defenses.core import Account, Adapted, BoundKind, Defense, Ledger, adapted, poisson, predict, rehearsed
 
+from ..isolation.worker import AttackProcessError, isolated
 from . import plugins
 from .messages import in_one_line, no_such
 from .settings import CatalogError, Setting, read_settings, resolve_settings
@@ -114,12 +116,41 @@ def module_of(kind: MethodKind, name: str) -> str | None:
 
 
 def attack(name: str) -> Attack[Any]:
-    """The attack of that name or path.
+    """The attack of that name or path; one that is none of ours runs in a process of its own.
 
     Raises:
         CatalogError: as `find`, or its file holds a function that was not decorated.
     """
+    check("attacks", name)
+    if not foreign("attacks", name):
+        return attack_here(name)
+    own, refusals = plugins.resolved(name), {"CatalogError": CatalogError, "MissingExtra": MissingExtra}
+    try:
+        return isolated(own, _version(name), partial(attack_here, own), refusals)
+    except AttackProcessError as error:
+        raise CatalogError(f"attack {name!r}: {error}") from error
+    except CatalogError as error:  # in the words of that process, to which the path was given whole
+        whole, given = (one.rpartition(":")[0] for one in (own, name))
+        raise type(error)(str(error).replace(whole, given) if whole else str(error)) from None
+
+
+def attack_here(name: str) -> Attack[Any]:
+    """The attack of that name or path, its code imported into this process: where no private data are.
+
+    Raises:
+        CatalogError: as `attack`.
+    """
     return _decorated(name, find("attacks", name))
+
+
+def _version(name: str) -> tuple[Any, ...]:
+    """What changes where another code is imported under the name of an attack that is none of ours."""
+    if plugins.is_path(name):
+        return plugins.digests(name)
+    points, top = entry_points("attacks")[name], module_of("attacks", name) or ""
+    spec = importlib.util.find_spec(top.partition(".")[0])
+    times = [Path(spec.origin).stat().st_mtime_ns] if spec and spec.origin and Path(spec.origin).is_file() else []
+    return (*(point.value for point in points), *times, *sys.path)
 
 
 def _decorated(name: str, found: Callable[..., Any]) -> Attack[Any]:
@@ -134,11 +165,10 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
     Raises:
         CatalogError: as `find`.
     """
+    if kind == "attacks":
+        return read_settings(attack(name), ignoring=BUDGETED)
     found = find(kind, name)
-    if kind == "defenses":
-        _refuse_positional(name, found)
-    else:
-        _decorated(name, found)
+    _refuse_positional(name, found)
     return read_settings(found, ignoring=BUDGETED)
 
 

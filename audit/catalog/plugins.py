@@ -87,6 +87,11 @@ def source_files(name: str) -> list[Path]:
     return _source_files(_parts(name)[0].resolve())
 
 
+def digests(name: str) -> tuple[str, ...]:
+    """SHA-256 of each of `source_files`."""
+    return tuple(map(_content, source_files(name)))
+
+
 def folder(name: str) -> Path:
     """Where the file of a path lies, and what it imports beside it.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,11 +14,15 @@ from leaderboard.records.record import DOES_NOT_APPLY
 from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import in_one_line
+from ..isolation.worker import BesideTheData, frames_of
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.request import Request
 from ..subjects.outcome import Outcome
 from ..subjects.table import SUBJECTS, Subject
+
+BESIDE = "ran_beside_the_data"
+"""Flag of a cell whose attack is none of ours, and could not be given a process of its own."""
 
 
 def compute(
@@ -37,7 +40,7 @@ def compute(
     """
     subject: Subject | None = None
     for cell in cells:
-        start = time.perf_counter()
+        start, beside = time.perf_counter(), BesideTheData.times
         try:
             # Within the try, and again for each cell: a subject that cannot be made is the error of all of them.
             if subject is None:
@@ -47,6 +50,8 @@ def compute(
         except (Exception, SystemExit) as error:
             refused = _refusal(error, cell.request)
             outcome = Outcome(skipped=refused) if refused else Outcome(error=_sentence(error, cell.request))
+        if BesideTheData.times > beside:
+            outcome.flags.append(BESIDE)
         outcome.seconds = time.perf_counter() - start
         yield cell, outcome
 
@@ -70,7 +75,7 @@ def _sentence(error: BaseException, request: Request) -> str:
     Whoever wrote that method knows its lines, and not those of this library that it called.
     """
     words = in_one_line(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = frames_of(error)
     methods = [m for m in (request.attack, request.defense) if m is not None and catalog.foreign(m.kind, m.name)]
     for method in methods:
         sources = plugins.source_files(method.name) if plugins.is_path(method.name) else []

@@ -1,0 +1,145 @@
+"""Answers of the process with the private data to what an attack asks while it runs: values of the target's functions.
+
+An attack that differentiates through a function asks twice, for its value and for the product of its Jacobian with a
+vector. The graph stays here meanwhile. A product may be differentiated again in the same way, to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.core import Steps
+
+from .channel import GarbledError, tensor
+from .sending import packed_bytes
+from .structured import changed, leaves
+
+
+class Answers:
+    """What one attack may ask about, by number; numbers are never given twice."""
+
+    _numbers = iter(range(2**62))
+
+    def __init__(self) -> None:
+        """Knows of nothing yet."""
+        self._known: dict[int, Any] = {}
+
+    def number(self, one: Any) -> int:
+        """The number that stands for a function, steps or a graph from now on."""
+        number = next(self._numbers)
+        self._known[number] = one
+        return number
+
+    def packed(self, value: Any) -> list[Any]:
+        """A value as objects of bytes, its functions as numbers.
+
+        Raises:
+            UnsendableError: something in it cannot be sent.
+        """
+        return packed_bytes(value, self.number)
+
+    def answer(self, header: dict[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
+        """The answer to a question.
+
+        Raises:
+            GarbledError: it is no question.
+            UnsendableError: its answer cannot be sent.
+        """
+        for number in _integers(header.get("freed", [])):
+            self._known.pop(number, None)
+        told = header.get("tensors", [])
+        if not isinstance(told, list) or len(told) != len(blobs):
+            raise GarbledError("as many tensors must follow as the header describes")
+        tensors = [tensor(one, blob) for one, blob in zip(told, blobs, strict=True)]
+        for one, needed in zip(tensors, _flags(header.get("needs"), len(tensors)), strict=True):
+            if needed:
+                one.requires_grad_()
+        ask = {"call": self._called, "product": self._product, "step": self._step, "free": self._freed}
+        if header.get("ask") not in ask:
+            raise GarbledError(f"a question must be one of {', '.join(ask)}, got {str(header.get('ask'))[:40]!r}")
+        return ask[header["ask"]](header, tensors)
+
+    def _called(self, header: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
+        function = self._one_of(header, Callable)
+        arguments = [_argument(one, tensors) for one in _list(header, "arguments")]
+        named = header.get("named", {})
+        if not isinstance(named, dict):
+            raise GarbledError("named arguments must be a mapping")
+        settings = {name: _argument(one, tensors) for name, one in named.items()}
+        with torch.set_grad_enabled(bool(header.get("grad"))):
+            value = function(*arguments, **settings)
+        return self._told(value, [one for one in tensors if one.requires_grad])
+
+    def _product(self, header: dict[str, Any], vectors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
+        inputs, outputs = self._one_of(header, tuple)
+        which = _integers(_list(header, "which"))
+        if len(which) != len(vectors) or not all(0 <= one < len(outputs) for one in which):
+            raise GarbledError("a product must name outputs of its function, one a vector")
+        create = bool(header.get("grad"))
+        found = torch.autograd.grad(
+            [outputs[one] for one in which],
+            inputs,
+            vectors,
+            retain_graph=True,
+            create_graph=create,
+            allow_unused=True,
+        )
+        further = [*inputs, *(one for one in vectors if one.requires_grad)]
+        return self._told(list(found), further if create else [])
+
+    def _step(self, header: dict[str, Any], _: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
+        steps = self._one_of(header, Steps | Iterator)
+        if isinstance(steps, Steps):
+            return {"number": self.number(iter(steps))}, []
+        step = next(steps, None)
+        return {"more": step is not None}, [] if step is None else self.packed(step)
+
+    def _freed(self, _: dict[str, Any], __: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
+        return {}, []
+
+    def _told(self, value: Any, inputs: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
+        """A value, and the number of the graph behind it where it can be differentiated."""
+        outputs = list(leaves(value))
+        differentiable = [bool(inputs) and one.requires_grad for one in outputs]
+        graph = self.number((inputs, outputs)) if any(differentiable) else None
+        blobs = self.packed(changed(value, Tensor.detach))
+        return {"graph": graph, "differentiable": differentiable}, blobs
+
+    def _one_of(self, header: dict[str, Any], kind: Any) -> Any:
+        number = header.get("of")
+        found = self._known.get(number) if type(number) is int else None
+        if not isinstance(found, kind):
+            raise ReferenceError("the target is gone: an attack may use what it was given until it returns")
+        return found
+
+
+def _argument(told: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(told, dict) and type(place := told.get("tensor")) is int and 0 <= place < len(tensors):
+        return tensors[place]
+    ends = told.get("slice") if isinstance(told, dict) else None
+    if isinstance(ends, list) and len(ends) == 3 and all(type(one) in (int, type(None)) for one in ends):
+        return slice(*ends)
+    raise GarbledError("an argument must be a tensor or a slice")
+
+
+def _list(header: dict[str, Any], key: str) -> list[Any]:
+    if not isinstance(found := header.get(key), list):
+        raise GarbledError(f"{key} must be a list")
+    return found
+
+
+def _integers(values: Any) -> list[int]:
+    if not isinstance(values, list) or not all(type(one) is int for one in values):
+        raise GarbledError("numbers must be integers")
+    return values
+
+
+def _flags(values: Any, count: int) -> list[bool]:
+    found = [False] * count if values is None else values
+    if not isinstance(found, list) or len(found) != count or not all(type(one) is bool for one in found):
+        raise GarbledError("needs must be true or false, one a tensor")
+    return found

@@ -1,0 +1,145 @@
+"""Messages between two processes: a JSON header and plain bytes behind it; nothing that is read is executed.
+
+A tensor travels as its type, shape, order of dimensions and bytes, so that it arrives bit for bit, as contiguous or not
+as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOST_HEADER = 2**24
+"""Bytes of a header that is read."""
+
+MOST_BYTES = 2**33
+"""Bytes behind a header that are read."""
+
+_LENGTHS = struct.Struct("!IQ")  # of the header, and of all bytes behind it
+_AT_ONCE = 2**20  # bytes handed to the operating system
+_DTYPES = {
+    str(one).removeprefix("torch."): one
+    for one in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+
+
+class GarbledError(ValueError):
+    """What came over a channel is no message."""
+
+
+class Channel:
+    """One end of a connection to another process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Takes a connected socket over."""
+        self._connection = connection
+
+    def send(self, header: Mapping[str, Any], blobs: Sequence[Any] = (), seconds: float | None = None) -> None:
+        """Sends a message.
+
+        Args:
+            header: plain JSON, of which `blobs` is the channel's own key.
+            blobs: objects of bytes.
+            seconds: limit of one operation; None for none.
+
+        Raises:
+            TimeoutError: the other side does not read.
+            OSError: the other side is gone.
+        """
+        views = [memoryview(blob).cast("B") for blob in blobs]
+        text = json.dumps({**header, "blobs": [len(view) for view in views]}).encode()
+        self._connection.settimeout(seconds)
+        self._connection.sendall(_LENGTHS.pack(len(text), sum(map(len, views))) + text)
+        for view in views:
+            for start in range(0, len(view), _AT_ONCE):
+                self._connection.sendall(view[start : start + _AT_ONCE])
+
+    def receive(self, seconds: float | None = None) -> tuple[dict[str, Any], list[bytearray]]:
+        """The next message: its header and the bytes behind it.
+
+        Args:
+            seconds: limit on the whole of it; None for none.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            EOFError: the other side is gone.
+            GarbledError: it is no message.
+        """
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        text_length, length = _LENGTHS.unpack(self._read(_LENGTHS.size, until))
+        if text_length > MOST_HEADER or length > MOST_BYTES:
+            raise GarbledError(f"a message must have at most {MOST_BYTES} bytes, got {text_length} and {length}")
+        try:
+            header = json.loads(self._read(text_length, until))
+        except (ValueError, RecursionError) as error:
+            raise GarbledError(f"a header must be JSON, got {type(error).__name__}") from error
+        blobs = header.pop("blobs", None) if isinstance(header, dict) else None
+        if not isinstance(blobs, list) or not all(type(one) is int and one >= 0 for one in blobs):
+            raise GarbledError("a header must say how many bytes follow it")
+        if sum(blobs) != length:
+            raise GarbledError(f"as many bytes must follow as the header says, {sum(blobs)}, got {length}")
+        return header, [self._read(one, until) for one in blobs]
+
+    def _read(self, count: int, until: float) -> bytearray:
+        found = bytearray(count)
+        view = memoryview(found)
+        while view:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._connection.settimeout(None if math.isinf(left) else left)
+            if not (got := self._connection.recv_into(view, min(len(view), _AT_ONCE))):
+                raise EOFError
+            view = view[got:]
+        return found
+
+
+def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
+    """A tensor as what describes it, plain JSON, and an object of its bytes.
+
+    Raises:
+        TypeError: a class, type or layout that has no plain bytes.
+    """
+    dtype = str(values.dtype).removeprefix("torch.")
+    if type(values) not in (Tensor, nn.Parameter) or dtype not in _DTYPES or values.layout != torch.strided:
+        raise TypeError(f"a plain dense tensor of numbers is needed, got {type(values).__name__} of {values.dtype}")
+    bare = values.detach().resolve_neg()
+    order = list(range(bare.ndim))
+    if all(bare.stride()):  # a dimension that repeats one value has no place in the order
+        order.sort(key=lambda one: -bare.stride(one))
+    content = bare.permute(order).contiguous().cpu()
+    told = {"dtype": dtype, "shape": list(content.shape), "order": order, "device": str(values.device)}
+    return told, content.reshape(-1).view(torch.uint8).numpy()
+
+
+def tensor(told: Any, content: bytearray) -> Tensor:
+    """The tensor that `flat` described.
+
+    Raises:
+        GarbledError: the description is none, or the bytes are more or fewer.
+    """
+    try:
+        dtype, shape, order = _DTYPES[told["dtype"]], told["shape"], told["order"]
+        device = str(told["device"])
+        if not all(type(one) is int and one >= 0 for one in [*shape, *order]) or sorted(order) != [*range(len(shape))]:
+            raise ValueError("shape or order of dimensions")
+        if math.prod(shape) * dtype.itemsize != len(content):
+            raise ValueError(f"{len(content)} bytes")
+        found = torch.empty(math.prod(shape), dtype=dtype)  # aligned as tensors are, on which kernels may go by
+        if content:
+            found.copy_(torch.frombuffer(content, dtype=dtype))
+        found = found.view(shape).permute([order.index(one) for one in range(len(order))])
+        return found if device == "cpu" else found.to(device)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise GarbledError(f"a tensor must be described as it is, got {error}") from error

@@ -1,0 +1,111 @@
+"""The process of one attack: imports its code, says what it declares, and runs it on the targets that it is sent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import Attack
+
+from ..catalog import methods as catalog
+from .channel import Channel, flat
+from .description import described
+from .questions import Questions
+from .sending import received
+
+_MOST_FRAMES = 50
+
+
+def serve(name: str, number: int) -> None:
+    """Answers until the process that started this one is gone.
+
+    Args:
+        name: of the attack, or its path.
+        number: of the socket's file.
+    """
+    _end_with_parent()
+    channel = Channel(socket.socket(fileno=number))
+    questions = Questions(channel)
+    channel.send({"ready": True})
+    attack = None
+    while True:
+        try:
+            header, blobs = channel.receive()
+        except EOFError:
+            return
+        try:
+            attack = catalog.attack_here(name) if attack is None else attack
+            if header["ask"] == "describe":
+                channel.send({"told": described(attack)})
+                continue
+            questions.open = True
+            told, contents = _ran(attack, questions, blobs, header)
+        # Whatever the code of others raises is told; `sys.exit` would end this process without a word.
+        except (Exception, SystemExit) as error:
+            told, contents = _failure(error), []
+        questions.open = False
+        channel.send(told, contents)
+
+
+def _end_with_parent() -> None:
+    """Ends this process, and removes its folder, once the pipe that the parent holds open is closed."""
+    held, folder = os.dup(0), Path.cwd()
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def wait() -> None:
+        os.read(held, 1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _ran(
+    attack: Attack[Any], questions: Questions, blobs: list[bytearray], header: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    torch.set_num_threads(header["threads"])
+    torch.set_default_dtype(getattr(torch, header["dtype"]))
+    torch.set_float32_matmul_precision(header["precision"])
+    torch.use_deterministic_algorithms(header["deterministic"], warn_only=header["warn_only"])
+    sent = received(blobs)
+    coins = torch.Generator()
+    coins.set_state(sent["coins"])
+    result = attack.on_view(questions.target(sent["target"]), coins, sent["settings"])
+    contents: list[tuple[dict[str, Any], Any]] = []
+    values = {}
+    if is_dataclass(result) and not isinstance(result, type):
+        values = {one.name: _value(getattr(result, one.name), contents) for one in fields(result)}
+    told = {"type": type(result).__name__, "module": type(result).__module__, "values": values}
+    contents.append(flat(coins.get_state()))
+    return {"result": told, "tensors": [one for one, _ in contents]}, [content for _, content in contents]
+
+
+def _value(value: Any, contents: list[tuple[dict[str, Any], Any]]) -> dict[str, Any]:
+    """A field of a result: a tensor by its place, a plain value, or the class of what is neither."""
+    if type(value) in (Tensor, nn.Parameter):
+        contents.append(flat(value))
+        return {"tensor": len(contents) - 1}
+    if isinstance(value, bool | int | float | str) or value is None:
+        return {"value": value}
+    return {"class": type(value).__name__}
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """An exception by the names of its classes, its words, and where it was raised."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    return {
+        "failed": [one.__name__ for one in type(error).__mro__],
+        "words": str(error),
+        "frames": [[one.filename, one.lineno or 0, one.name] for one in frames[-_MOST_FRAMES:]],
+    }

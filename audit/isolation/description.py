@@ -1,0 +1,160 @@
+"""What an attack declares, as plain JSON: so that its code need not be imported where private data are."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from attacks.core import RESULTS, Access, Attack, Controls, Knows, Requirements, Target
+
+from .channel import GarbledError
+
+_PLAIN: dict[str, Any] = {
+    "bool": bool, "int": int, "float": float, "str": str, "None": type(None), "Any": Any, "list": list, "tuple": tuple,
+    "dict": dict, "set": set, "Sequence": Sequence, "Mapping": Mapping, "Iterable": Iterable, "...": ...,
+}  # fmt: skip
+
+
+class Unwritable:
+    """A default that JSON lacks, which no record can hold: its text stands for it in the refusal."""
+
+    def __init__(self, text: str) -> None:
+        """Keeps the text."""
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def described(attack: Attack[Any]) -> dict[str, Any]:
+    """What an attack declares.
+
+    Args:
+        attack: in its own process.
+    """
+    hints = {name: setting.annotation for name, setting in _parameters(attack).items()}
+    return {
+        "name": attack.name,
+        "about": inspect.getdoc(attack) or "",
+        "kind": attack.kind,
+        "target": [attack.target.__module__, attack.target.__qualname__],
+        "access": [attack.requires.access.name, attack.requires.access.value, list(attack.requires.access.includes)],
+        "knows": [one.name for one in attack.requires.knows],
+        "controls": [one.name for one in attack.requires.controls],
+        "settings": [[name, _told(hints[name]), _default(value)] for name, value in attack.defaults.items()],
+    }
+
+
+def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
+    """An attack that declares what was described, and runs elsewhere.
+
+    Args:
+        told: by its own process, and not trusted.
+        run: the attack itself: of a view, coins and settings.
+
+    Raises:
+        GarbledError: it is no description.
+    """
+    try:
+        known = next((one for one in _ACCESSES if one.name == told["access"][0]), None)
+        access = Access(str(told["access"][0]), str(told["access"][1]), tuple(map(str, told["access"][2])))
+        access = known if known == access else access
+        target, result = _target(*map(str, told["target"]), access), RESULTS[told["kind"]].result
+
+        def elsewhere(target: Any, coins: Any, **settings: Any) -> Any:
+            return run(target, coins, settings)
+
+        settings = {str(name): (_annotation(one), _value(value)) for name, one, value in told["settings"]}
+        elsewhere.__name__ = elsewhere.__qualname__ = str(told["name"])
+        elsewhere.__doc__ = str(told["about"])
+        elsewhere.__annotations__ = {name: one for name, (one, _) in settings.items()}
+        elsewhere.__annotations__ |= {"target": target, "return": result}
+        ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "coins")]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=one)
+            for name, (one, value) in settings.items()
+        ]
+        elsewhere.__signature__ = inspect.Signature([*ends, *more])  # type: ignore[attr-defined]  # any function may have one
+        knows, controls = Knows.NOTHING, Controls.NOTHING
+        for name in told["knows"]:
+            knows |= Knows[name]
+        for name in told["controls"]:
+            controls |= Controls[name]
+        return Attack(elsewhere, Requirements(access=access, knows=knows, controls=controls))
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise GarbledError(f"what the attack declares cannot be read: {type(error).__name__}: {error}") from error
+
+
+_ACCESSES = [one for one in vars(Access).values() if isinstance(one, Access)]
+_OWN: dict[tuple[str, str, str], type[Target]] = {}  # classes of targets that others define, one a name
+
+
+def _target(module: str, name: str, access: Access) -> type[Target]:
+    """The class of a target by its name; one that stands for it where that is in the attack's own code."""
+    found = [one for one in _subclasses(Target) if (one.__module__, one.__qualname__) == (module, name)]
+    if found:
+        return found[0]
+    return _OWN.setdefault((module, name, access.name), type(name, (Target,), {"accesses": (access,)}))
+
+
+def _subclasses(kind: type) -> Iterable[type]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _parameters(attack: Attack[Any]) -> Mapping[str, inspect.Parameter]:
+    function = inspect.unwrap(attack)
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # a type that its file imports for the type checker only
+        hints = {}
+    found = inspect.signature(function).parameters
+    return {name: one.replace(annotation=hints.get(name, Any)) for name, one in found.items()}
+
+
+def _told(annotation: Any) -> Any:
+    """A type as JSON: plain ones by name, others as the name of what is parametrised with its arguments."""
+    plain = [name for name, one in _PLAIN.items() if one is annotation]
+    if plain:
+        return plain[0]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ["Literal", *arguments] if all(type(one) in (str, int, bool, type(None)) for one in arguments) else "Any"
+    if origin is typing.Annotated:
+        return _told(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return ["Union", *map(_told, arguments)]
+    names = [name for name, one in _PLAIN.items() if one is origin]
+    return [names[0], *map(_told, arguments)] if names else "Any"
+
+
+def _annotation(told: Any) -> Any:
+    if isinstance(told, str):
+        return _PLAIN[told]
+    name, *arguments = told
+    if name == "Literal":
+        return Literal[tuple(arguments)]
+    read = tuple(map(_annotation, arguments))
+    return typing.Union[read] if name == "Union" else _PLAIN[name][read]  # noqa: UP007  of types that are data
+
+
+def _default(value: Any) -> Any:
+    """A default as JSON, tuples apart from lists."""
+    if isinstance(value, tuple):
+        return {"tuple": list(map(_default, value))}
+    if type(value) is list:
+        return {"list": list(map(_default, value))}
+    plain = type(value) in (str, int, bool, type(None)) or (type(value) is float and math.isfinite(value))
+    return {"value": value} if plain else {"text": repr(value)}
+
+
+def _value(told: Mapping[str, Any]) -> Any:
+    ((form, value),) = told.items()
+    if form in ("tuple", "list"):
+        return {"tuple": tuple, "list": list}[form](map(_value, value))
+    return value if form == "value" else Unwritable(str(value))

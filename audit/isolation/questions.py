@@ -1,0 +1,183 @@
+"""The target as an attack's own process has it: values, and functions that ask the process with the private data.
+
+They can be differentiated as if they were computed here, to any order, because each product with a Jacobian is asked
+for as well.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import AccessError, NotApplicable, Steps, Target, view_of
+
+from .channel import Channel, flat
+from .sending import ReceivedView, RemoteFunction, RemoteSteps, received
+from .structured import changed, leaves
+
+_ERRORS = {one.__name__: one for one in (AccessError, NotApplicable, ValueError, TypeError, RuntimeError, IndexError)}
+_ERRORS |= {"OutOfMemoryError": torch.OutOfMemoryError, "NotImplementedError": NotImplementedError}
+
+
+class Questions:
+    """Asks over a channel, one question at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        """Asks nothing yet."""
+        self._channel = channel
+        self._turn = RLock()
+        self._freed: list[int] = []
+        self.open = False
+
+    def ask(
+        self, header: Mapping[str, Any], tensors: tuple[Tensor, ...] = ()
+    ) -> tuple[dict[str, Any], list[bytearray]]:
+        """The answer to a question about some tensors.
+
+        Raises:
+            AccessError: no attack is running.
+            ValueError: what the function raised there, or another exception that it did.
+        """
+        with self._turn:
+            if not self.open:
+                raise AccessError("the target is gone: an attack may use what it was given until it returns")
+            flattened = [flat(one) for one in tensors]
+            freed, self._freed = self._freed, []
+            told = [one for one, _ in flattened]
+            self._channel.send({**header, "tensors": told, "freed": freed}, [content for _, content in flattened])
+            answer, blobs = self._channel.receive()
+        if "error" in answer:
+            raise _ERRORS.get(answer["error"], RuntimeError)(answer["words"])
+        return answer, blobs
+
+    def target(self, value: Any) -> Any:
+        """What was received, with functions in place of numbers."""
+        if isinstance(value, ReceivedView):
+            return self.view(value)
+        if isinstance(value, RemoteFunction):
+            return self._function(value.number)
+        if isinstance(value, RemoteSteps):
+            return self._steps(value)
+        return value
+
+    def view(self, parts: ReceivedView) -> Target:
+        """The view of a target."""
+        return view_of(parts.kind, {name: self.target(one) for name, one in parts.fields.items()}, parts.withheld)
+
+    def _function(self, number: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            tensors: list[Tensor] = []
+            header = {
+                "ask": "call",
+                "of": number,
+                "arguments": [_told(one, tensors) for one in arguments],
+                "named": {name: _told(one, tensors) for name, one in settings.items()},
+            }
+            return _Question(self, header, tensors).value()
+
+        weakref.finalize(call, self._freed_one, number).atexit = False
+        return call
+
+    def _steps(self, steps: RemoteSteps) -> Steps:
+        def read() -> Iterator[Any]:
+            number = self.ask({"ask": "step", "of": steps.number})[0]["number"]
+            try:
+                while True:
+                    answer, blobs = self.ask({"ask": "step", "of": number})
+                    if not answer["more"]:
+                        return
+                    yield self.target(received(blobs))
+            finally:
+                self._freed_one(number)
+
+        count = steps.count
+        return Steps(read, lambda: count)
+
+    def _freed_one(self, number: int) -> None:
+        self._freed.append(number)
+
+
+class _Graph:
+    """A graph in the other process, which goes when nobody here needs it."""
+
+    def __init__(self, questions: Questions, number: int) -> None:
+        self.number = number
+        weakref.finalize(self, questions._freed_one, number).atexit = False
+
+
+class _Question:
+    """One call of a function of tensors in the other process."""
+
+    def __init__(self, questions: Questions, header: Mapping[str, Any], tensors: list[Tensor], known: int = 0) -> None:
+        # The first `known` tensors are there already, as the inputs of the graph that is asked about.
+        self._questions, self._header, self._tensors, self._known = questions, header, tensors, known
+        self._needs = [one.requires_grad for one in tensors]
+        self._grad = torch.is_grad_enabled()
+        self._value: Any = None
+        self._graph: _Graph | None = None
+        self.differentiable: list[bool] = []
+
+    def value(self) -> Any:
+        """What the function returns, differentiable where it is there."""
+        if not (self._grad and any(self._needs)):
+            self.put(*self._tensors)
+            return self._value
+        found = iter(_Asked.apply(self, *self._tensors))
+        return changed(self._value, lambda _: next(found))
+
+    def put(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Asks, and returns the tensors of the answer."""
+        needs = [self._grad and one for one in self._needs[self._known :]]
+        answer, blobs = self._questions.ask(
+            {**self._header, "grad": self._grad, "needs": needs}, tensors[self._known :]
+        )
+        self._value = self._questions.target(received(blobs))
+        self._graph = None if answer["graph"] is None else _Graph(self._questions, answer["graph"])
+        self.differentiable = answer["differentiable"]
+        return tuple(leaves(self._value))
+
+    def products(self, tensors: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Products of vectors, one an output or None, with the Jacobian in each of the tensors."""
+        which = [place for place, one in enumerate(vectors) if one is not None and self.differentiable[place]]
+        if self._graph is None or not which:
+            return [None] * len(tensors)
+        inputs = [one for one, needed in zip(tensors, self._needs, strict=True) if needed]
+        given = [vector for place in which if (vector := vectors[place]) is not None]
+        header = {"ask": "product", "of": self._graph.number, "which": which}
+        found = iter(_Question(self._questions, header, [*inputs, *given], known=len(inputs)).value())
+        return [next(found) if needed else None for needed in self._needs]
+
+
+class _Asked(torch.autograd.Function):
+    @staticmethod
+    def forward(question: _Question, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return question.put(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.question = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.set_materialize_grads(False)
+        fixed = [one for one, moves in zip(output, ctx.question.differentiable, strict=True) if not moves]
+        ctx.mark_non_differentiable(*fixed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.question.products(ctx.saved_tensors, grads))
+
+
+def _told(argument: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    """An argument in a header; a tensor is put into the list of those that follow it."""
+    if type(argument) in (Tensor, nn.Parameter):
+        tensors.append(argument)
+        return {"tensor": len(tensors) - 1}
+    if type(argument) is slice:
+        ends = [argument.start, argument.stop, argument.step]
+        if all(type(one) in (int, type(None)) for one in ends):
+            return {"slice": ends}
+    raise TypeError(f"a target's functions take plain tensors, got {type(argument).__name__}")

@@ -1,0 +1,30 @@
+"""The tensors of a tensor, tuple, list or dictionary, in one order on both sides of a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def leaves(value: Any) -> Iterator[Tensor]:
+    """Its tensors, from the first to the last; none of other objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif type(value) in (tuple, list):
+        for one in value:
+            yield from leaves(one)
+    elif type(value) is dict:
+        yield from leaves(list(value.values()))
+
+
+def changed(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same with every tensor changed, in the order of `leaves`."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(changed(one, change) for one in value)
+    if type(value) is dict:
+        return {key: changed(one, change) for key, one in value.items()}
+    return value

@@ -1,0 +1,379 @@
+"""Processes of attacks that are not ours, as the process with the private data has them.
+
+An attack that is imported into a process can read all of its memory, the members among it, by the garbage collector or
+by frames. So the code of a third party's attack is never imported beside the data: it runs in a new program (started
+and not forked, so that no memory is shared), which is sent the narrowed target, the attack's coins and its settings.
+Private data, membership, and the keys that they follow from stay behind; functions of the target are asked for their
+values. Answers come back as numbers and are validated as those of any other attack. Nothing that comes back is
+unpickled.
+
+The program starts with an environment that names no folder of results, records or caches, in an empty folder, and with
+no open file but the connection. It is kept for the next target of the same attack.
+
+Guarantee: an attack that uses Python, however it digs, finds in its own process what its threat model grants, and
+nothing more. Not guarded against: code that reads files or other processes of the same user, as /proc and debuggers
+show them, or that deals the pools of a public data set again. That takes a container.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from attacks.core import RESULTS, AccessError, Attack, InconsistentObservation, NotApplicable, Target
+
+from .answers import Answers
+from .channel import Channel, GarbledError, tensor
+from .description import declared
+from .sending import UnsendableError
+
+LIMIT = "LEAKBENCH_ATTACK_SECONDS"
+"""Environment variable with the seconds that an attack's own process may compute for one target."""
+
+SECONDS = 3600.0
+"""The same where the variable is not set."""
+
+_KEPT = (
+    "PATH", "LANG", "TZ", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "TORCH_HOME",
+    "HF_HOME",
+)  # fmt: skip
+_KEPT_PREFIXES = (
+    "LC_", "LD_", "DYLD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "CUDA_", "CUBLAS_", "NVIDIA_",
+    "PYTORCH_", "TORCHINDUCTOR_",
+)  # fmt: skip
+_PROGRAM = (
+    "import json, sys; _, path, name, number = sys.argv; sys.path[:] = json.loads(path); sys.argv[1:] = []; "
+    "from audit.isolation.child import serve; serve(name, int(number))"
+)
+_BASES = (NotApplicable, InconsistentObservation, AccessError, NotImplementedError, TypeError, ValueError)
+_MOST_WORDS = 2000
+_START = 600.0  # seconds in which leakbench is imported
+
+
+class AttackProcessError(RuntimeError):
+    """The process of an attack died, did not answer in time, or answered with what is no answer."""
+
+
+class BesideTheData:
+    """How often an attack that is not ours ran in the process of the private data, since this process began."""
+
+    times = 0
+
+
+class Worker:
+    """One process of one attack.
+
+    Attributes:
+        usable: whether it may be asked again.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Starts the process.
+
+        Args:
+            name: of the attack, or its resolved path.
+        """
+        self.usable, self._ready = True, False
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
+        # Not the current folder, which the empty entry of a path stands for: results may lie there.
+        path = [one for one in sys.path if one]
+        folder = tempfile.mkdtemp(prefix="leakbench-attack-")
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  the same interpreter
+                [sys.executable, "-c", _PROGRAM, json.dumps(path), name, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=_environment(folder),
+                cwd=folder,
+                start_new_session=True,  # Control-C is the runner's to handle, which ends this process
+            )
+        self._said: list[str] = []
+        threading.Thread(target=_forward, args=(self._process.stdout, self._said), daemon=True).start()
+        self._end = weakref.finalize(self, _end, self._process, ours, folder)
+
+    def end(self) -> None:
+        """Ends the process, with whatever it started."""
+        self.usable = False
+        self._end()
+
+    def describe(self) -> dict[str, Any]:
+        """What the attack declares.
+
+        Raises:
+            AttackProcessError: the process has no answer.
+            RuntimeError: the attack's code cannot be imported, or another exception of the name that it has there.
+        """
+        answer, _ = self._final({"ask": "describe"}, [], Answers())
+        return answer["told"] if isinstance(answer.get("told"), dict) else self._garbled("description")
+
+    def run(self, kind: str, target: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
+        """What the attack returns about a target, unchecked.
+
+        Args:
+            kind: of its result.
+            target: narrowed.
+            coins: advanced as the attack advances them.
+            settings: all of them.
+
+        Raises:
+            UnsendableError: the target, or an answer of one of its functions, cannot be sent.
+            AttackProcessError: the process died, or has no answer in time.
+            Exception: what the attack raised, or one of its name.
+        """
+        answers = Answers()
+        sent = answers.packed({"target": target, "coins": coins.get_state(), "settings": dict(settings)})
+        header = {
+            "ask": "run",
+            "threads": torch.get_num_threads(),
+            "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "precision": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        }
+        answer, blobs = self._final(header, sent, answers)
+        try:
+            tensors = [tensor(one, blob) for one, blob in zip(answer["tensors"], blobs, strict=True)]
+            found = _result(kind, answer["result"], tensors)
+            coins.set_state(tensors[-1])
+        except (GarbledError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
+            return self._garbled("result")
+        return found
+
+    def _final(
+        self, header: Mapping[str, Any], blobs: list[Any], answers: Answers
+    ) -> tuple[dict[str, Any], list[bytearray]]:
+        """Sends a request, answers what is asked meanwhile, and returns what comes in the end."""
+        limit = left = _limit()
+        self.usable = False  # until it has answered, whatever happens here
+        try:
+            if not self._ready:
+                self._channel.receive(_START)
+                self._ready = True
+            self._channel.send(header, blobs, limit)
+            while True:
+                begun = time.monotonic()
+                told, contents = self._channel.receive(left)
+                # What is computed here is no delay of the attack's.
+                left -= time.monotonic() - begun
+                if "ask" not in told:
+                    break
+                self._channel.send(*_answered(answers, told, contents), limit)
+        except TimeoutError:
+            raise AttackProcessError(
+                f"the attack must answer within {limit:g} s of its own, and did not; {LIMIT} sets another limit"
+            ) from None
+        except (EOFError, OSError):
+            raise AttackProcessError(f"the attack ended its process: {self._how()}") from None
+        except GarbledError as error:
+            raise AttackProcessError(f"the attack must answer with numbers: {error}") from error
+        self.usable = True
+        if "failed" in told:
+            raise _raised(told)
+        return told, contents
+
+    def _garbled(self, wanted: str) -> Any:
+        self.usable = False
+        raise AttackProcessError(
+            f"attack {self.name} must answer with numbers, and its process sent what is no {wanted}"
+        )
+
+    def _how(self) -> str:
+        """How the process ended, and the last that it printed."""
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "it closed the connection"
+        how = f"exit status {code}"
+        if code < 0:
+            with suppress(ValueError):
+                how = f"killed by {signal.Signals(-code).name}"
+        said = " ".join(" ".join(self._said[-1:]).split())
+        return f"{how}; it printed last: {said[:200]}" if said else how
+
+
+@contextmanager
+def borrowed(name: str, version: tuple[Any, ...]) -> Iterator[Worker]:
+    """A process of an attack that is free, kept for the next one who asks; another one where all are busy.
+
+    Args:
+        name: of the attack, or its resolved path.
+        version: of its code; a process that imported another is not used.
+    """
+    key = (os.getpid(), name, version)  # a forked child has connections that are its parent's
+    with _turn:
+        for other in [one for one in _free if one[1] == name and one != key]:
+            _free.pop(other)
+        waiting = _free.setdefault(key, [])
+        worker = waiting.pop() if waiting else None
+    worker = worker or Worker(name)
+    try:
+        yield worker
+    finally:
+        if worker.usable:
+            with _turn:
+                waiting.append(worker)
+        else:
+            worker.end()
+
+
+_free: dict[tuple[Any, ...], list[Worker]] = {}
+_turn = threading.Lock()
+
+
+def isolated(
+    name: str, version: tuple[Any, ...], beside: Callable[[], Attack[Any]], refusals: Mapping[str, type[Exception]]
+) -> Attack[Any]:
+    """An attack that declares what another process says of it, and runs there.
+
+    Args:
+        name: of the attack, or its resolved path.
+        version: of its code.
+        beside: imports it into this process, for targets that cannot be sent.
+        refusals: classes of exceptions of an import, by name, that stay what they are.
+
+    Raises:
+        AttackProcessError: the process has no answer.
+        Exception: one of `refusals`.
+    """
+
+    def run(view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
+        before = coins.get_state()
+        try:
+            with borrowed(name, version) as worker:
+                return worker.run(found.kind, view, coins, settings)
+        except UnsendableError:
+            BesideTheData.times += 1
+            coins.set_state(before)
+            return beside().on_view(view, coins, settings)
+
+    if (known := _declared.get((name, version))) is not None:
+        return known
+    with borrowed(name, version) as worker:
+        try:
+            told = worker.describe()
+        except AttackProcessError:
+            raise
+        except Exception as error:
+            raise refusals.get(type(error).__name__, type(error))(str(error)) from None
+    try:
+        found = declared(told, run)
+    except GarbledError as error:
+        raise AttackProcessError(str(error)) from error
+    return _declared.setdefault((name, version), found)
+
+
+_declared: dict[tuple[str, tuple[Any, ...]], Attack[Any]] = {}
+
+
+def _answered(answers: Answers, told: dict[str, Any], contents: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
+    """The answer to a question, or the exception that a function raised, for the attack to see."""
+    try:
+        return answers.answer(told, contents)
+    except (GarbledError, UnsendableError):
+        raise
+    except Exception as error:
+        return {"error": type(error).__name__, "words": str(error)}, []
+
+
+def _result(kind: str, told: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
+    """The result as an object of the class of its kind; one of a class of its own name where it is something else."""
+    wanted = RESULTS[kind].result
+    if (told["module"], told["type"]) != (wanted.__module__, wanted.__name__):
+        return _stranger(told["type"])
+    values = {}
+    for one in fields(wanted):
+        ((form, value),) = told["values"][one.name].items()
+        if form == "tensor" and type(value) is int and value >= 0:
+            value = tensors[value]
+        elif form == "class":
+            value = _stranger(value)
+        elif form != "value" or not isinstance(value, bool | int | float | str | None):
+            raise GarbledError(f"{one.name} must be a tensor or a plain value")
+        values[one.name] = value
+    # Without its constructor: who checks an attack's answer makes it anew, so that the checks hold.
+    found = object.__new__(wanted)
+    vars(found).update(values)
+    return found
+
+
+def _stranger(name: Any) -> Any:
+    return type(str(name)[:100] if str(name).isidentifier() else "object", (), {})()
+
+
+def _raised(told: Mapping[str, Any]) -> Exception:
+    """The exception of an attack: of our class where it is one of those that are asked for, and of its own name."""
+    named, words, frames = told.get("failed"), told.get("words"), told.get("frames")
+    names = [str(one) for one in named] if isinstance(named, list) else []
+    base = next((one for name in names for one in _BASES if one.__name__ == name), RuntimeError)
+    name = names[0][:100] if names and names[0].isidentifier() else "RuntimeError"
+    error = type(name, (base,), {"__str__": lambda self: self.args[0]})(str(words)[:_MOST_WORDS])
+    error.frames = [
+        traceback.FrameSummary(str(file), line if type(line) is int else 0, str(function))
+        for file, line, function in (frames if isinstance(frames, list) else [])
+    ]
+    return error
+
+
+def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an exception was raised: in the attack's own process, for one that comes from there."""
+    return getattr(error, "frames", None) or list(traceback.extract_tb(error.__traceback__))
+
+
+def _limit() -> float:
+    text = os.environ.get(LIMIT, "")
+    if not text:
+        return SECONDS
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ValueError(f"{LIMIT} must be a positive number of seconds, got {text!r}")
+    return found
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """What the program may know of this one's environment: how to compute, and not where anything lies."""
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    return kept | {"HOME": folder, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _forward(prints: Any, said: list[str]) -> None:
+    """Hands on what the process prints, to standard error: a command's result may be one JSON document."""
+    with prints:
+        for line in prints:
+            text = line.decode(errors="replace")
+            said[:] = [text] if text.strip() else said
+            with suppress(OSError, ValueError):  # a terminal that is gone
+                sys.stderr.write(text)
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, folder: str) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    connection.close()
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+    shutil.rmtree(folder, ignore_errors=True)
