@@ -105,10 +105,12 @@ def verdict(
         if bound.refutes:
             told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
     if told:
+        by_pairs = bound.attack if isinstance(bound, EpsilonBound) and bound.refutes else ""
         return AuditVerdict(
             word="claim refuted",
             sentence=f"The claim is refuted: {'; '.join(told)}.",
-            **({"by": bound.attack, "how": "pairs"} if isinstance(bound, EpsilonBound) and bound.refutes else {}),
+            by=by_pairs,
+            how="pairs" if by_pairs else "",
         )
     seen = [one for one in by if one.found]
     if shift.found:

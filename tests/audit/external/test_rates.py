@@ -3,6 +3,8 @@
 The audits are many, so the tests are slow; each prints its share with its interval (`pytest -m slow -rP`).
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ from audit.observe import World
 
 pytestmark = pytest.mark.slow
 
-DIGITS = load_digits()
+DIGITS: Any = load_digits()
 INPUTS = torch.tensor(DIGITS.images[:, None] / 16).float()
 LABELS = torch.tensor(DIGITS.target)
 

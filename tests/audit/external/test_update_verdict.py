@@ -1,6 +1,7 @@
 """The first line of an audit of one update: what is proved, what only looks like the truth, and what nobody found."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from audit.external.update import UpdateFinding, observed, read_update
 from audit.external.update_verdict import rate_of, verdict_of
 from audit.observe import World
 
-DIGITS = load_digits()
+DIGITS: Any = load_digits()
 INPUTS = torch.tensor(DIGITS.images[:, None] / 16).float()
 LABELS = torch.tensor(DIGITS.target)
 PUBLIC = Examples(ids=torch.arange(500), inputs=INPUTS[500:1000], labels=LABELS[500:1000])
@@ -88,7 +89,7 @@ def test_an_attack_that_failed_is_compared_with_nothing():
     assert beside_guesses(target_of(), found_by(INPUTS[:0], LABELS[:0]), seed=0) is None
 
 
-def labels_of(*counts, status="ok"):
+def labels_of(*counts, status: Any = "ok"):
     counts = torch.tensor(counts)
     return LabelEstimate(
         counts=counts, lower=counts, upper=counts, observed=counts > -1, posterior=(counts > 0).double(), status=status
@@ -99,14 +100,14 @@ def finding(result=None, kind="reconstruction", name="r_gap", **rest):
     return UpdateFinding(name=name, kind=kind, result=result, **rest)
 
 
-def said(*found, better=None, names=()):
+def said(*found, better=None, names=(), doubt=""):
     compared = {}
     for one in found:
         if isinstance(one.result, Reconstruction):
             comparison = beside_guesses(target_of(), one.result, seed=0)
             assert comparison is not None
             compared[one.name] = comparison if better is None else replace(comparison, better=better)
-    return verdict_of(found, compared, names, rate_of(found))
+    return verdict_of(found, compared, names, rate_of(found), doubt=doubt)
 
 
 def test_green_is_for_attacks_that_ran_and_found_no_more_than_a_guess():
@@ -147,3 +148,12 @@ def test_nothing_is_told_where_no_attack_on_inputs_or_labels_ran():
     verdict = said(finding(why_not="r_gap does not apply"), nobody, names=("a", "b"))
     assert (verdict["word"], verdict["tone"]) == ("cannot be told", "warn")
     assert "none of 2 candidates is shown to have been in it" in verdict["sentence"]
+
+
+def test_an_update_whose_convention_is_not_known_is_never_green():
+    others = finding(found_by(INPUTS[OTHERS[:2]], LABELS[OTHERS[:2]]))
+    verdict = said(others, doubt="What the update is cannot be told.")
+    assert (verdict["word"], verdict["tone"]) == ("cannot be told", "warn")
+    assert verdict["sentence"] == "What this update leaks is not known: What the update is cannot be told."
+    proved = finding(found_by(INPUTS[:2], certified=torch.tensor([True, True])), name="bias_division")
+    assert said(proved, doubt="What the update is cannot be told.")["word"] == "leaks"
