@@ -49,22 +49,15 @@ def _dropout(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = Tru
 def _channels(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not training or p == 0:
         return NotImplemented
-    kept = draw(input.shape[:2], folded=True) >= p
-    return input * _broadcast(_scaled(kept, p, input), input)
+    return input * _broadcast(_scaled(draw(input.shape[:2], folded=True) >= p, p, input), input)
 
 
-def _alpha(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
-    if not training or p == 0:
-        return NotImplemented
-    return _self_normalising(input, p, draw(input.shape, folded=True) >= p)
-
-
-def _alpha_channels(
-    draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+def _alpha(
+    dimensions: int | None, draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Any:
     if not training or p == 0:
         return NotImplemented
-    return _self_normalising(input, p, _broadcast(draw(input.shape[:2], folded=True) >= p, input))
+    return _self_normalising(input, p, _broadcast(draw(input.shape[:dimensions], folded=True) >= p, input))
 
 
 def _scaled(kept: Tensor, p: float, like: Tensor) -> Tensor:
@@ -111,61 +104,31 @@ def _attention(
 
 
 def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *given: Any, **named: Any) -> Any:
-    """An LSTM, GRU or RNN layer by layer, with dropout between layers."""
-    if named or isinstance(given[3], Sequence):  # a packed sequence: its batch sizes are the second argument
-        return _packed(function, draw, *given, **named)
-    values, hidden, weights, bias, layers, p, training, bidirectional, batch_first = given
+    """An LSTM, GRU or RNN layer by layer, with dropout between layers; arguments as of `torch.lstm`."""
+    if named:
+        return NotImplemented
+    packed = not isinstance(given[3], bool)  # then sizes of batches follow the values
+    values, sizes = given[0], given[1 : 1 + packed]
+    hidden, weights, bias, layers, p, training, both_ways, *batch_first = given[1 + packed :]
     if not training or p == 0 or layers == 1:
         return NotImplemented
-
-    def one_layer(x: Tensor, state: Any, own: list[Tensor]) -> tuple[Tensor, ...]:
-        return function(x, state, own, bias, 1, 0.0, training, bidirectional, batch_first)
-
-    def between(x: Tensor) -> Tensor:
-        return _dropout(draw, x, p) if batch_first else _dropout(draw, x.transpose(0, 1), p).transpose(0, 1)
-
-    return _layer_by_layer(one_layer, between, values, hidden, weights, layers)
-
-
-def _packed(
-    function: Callable[..., tuple[Tensor, ...]],
-    draw: Uniforms,
-    values: Tensor,
-    batch_sizes: Tensor,
-    hidden: Any,
-    weights: list[Tensor],
-    bias: bool,
-    layers: int,
-    p: float,
-    training: bool,
-    bidirectional: bool,
-) -> Any:
-    if not training or p == 0 or layers == 1:
-        return NotImplemented
-
-    def one_layer(x: Tensor, state: Any, own: list[Tensor]) -> tuple[Tensor, ...]:
-        return function(x, batch_sizes, state, own, bias, 1, 0.0, training, bidirectional)
-
-    # Sequences of a batch lie in one another: as one entry, which a batch of several is refused for.
-    return _layer_by_layer(one_layer, lambda x: _dropout(draw, x[None], p)[0], values, hidden, weights, layers)
-
-
-def _layer_by_layer(
-    one_layer: Callable[[Tensor, Any, list[Tensor]], tuple[Tensor, ...]],
-    between: Callable[[Tensor], Tensor],
-    values: Tensor,
-    hidden: Tensor | Sequence[Tensor],
-    weights: Sequence[Tensor],
-    layers: int,
-) -> tuple[Tensor, ...]:
-    """The output, and the last states of all layers; a hidden state has those of each layer one after another."""
-    each, last = len(weights) // layers, []
     single = isinstance(hidden, Tensor)
     states = [h.chunk(layers) for h in ([hidden] if single else hidden)]
+    each, last = len(weights) // layers, []
     for layer in range(layers):
+        if layer and packed:  # sequences lie in one another: they are taken for one, and refused where there are more
+            values = _dropout(draw, values[None], p)[0]
+        elif layer:
+            values = (
+                _dropout(draw, values, p)
+                if batch_first[0]
+                else _dropout(draw, values.transpose(0, 1), p).transpose(0, 1)
+            )
         state = [chunks[layer].contiguous() for chunks in states]
-        own = list(weights[layer * each : (layer + 1) * each])
-        values, *after = one_layer(between(values) if layer else values, state[0] if single else state, own)
+        own = weights[layer * each : (layer + 1) * each]
+        values, *after = function(
+            values, *sizes, state[0] if single else state, own, bias, 1, 0.0, training, both_ways, *batch_first
+        )
         last.append(after)
     return values, *(torch.cat(parts) for parts in zip(*last, strict=True))
 
@@ -257,8 +220,8 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     functional.dropout1d: _channels,
     functional.dropout2d: _channels,
     functional.dropout3d: _channels,
-    functional.alpha_dropout: _alpha,
-    functional.feature_alpha_dropout: _alpha_channels,
+    functional.alpha_dropout: partial(_alpha, None),
+    functional.feature_alpha_dropout: partial(_alpha, 2),
     functional.scaled_dot_product_attention: _attention,
     functional.rrelu: _leaky,
     **{kind: partial(_recurrent, kind) for kind in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
