@@ -93,7 +93,7 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
         examples: number of examples it trains on.
     """
     task = request.training
-    rate = 1.0 if task.sampling == "full" else task.batch / examples
+    rate = 1.0 if task.sampling == "full" else task.batch / (task.nominal_size or examples)
     if request.never_saw:
         rate = min(rate, 1.0)  # `check_sizes` looked at the members; the public pool may be smaller than a batch
     capped = {} if task.largest_batch is None else {"most": min(task.largest_batch, examples), "examples": examples}

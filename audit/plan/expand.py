@@ -336,6 +336,7 @@ def training_of(task: TaskTable) -> Training:
         unchecked=bool(task.unchecked),
         groups=task.groups or 1,
         largest_batch=task.largest_batch,
+        nominal_size=task.nominal_size,
         average=task.average,
         views=task.views,
         **views,

@@ -143,6 +143,7 @@ class Training:
         unchecked: whether a model that could not be checked on made-up examples is trained anyway.
         groups: of cyclic sampling.
         largest_batch: of truncated Poisson sampling; None for the others.
+        nominal_size: in place of the number of examples, for rate, divisor and steps; None for that number.
         average: decay of a moving average of the parameters; None for the last ones.
         views: random crops of each image, whose gradients are averaged and bounded once; None for the image itself.
         crop_padding: pixels added on each side before a view is cut out.
@@ -173,6 +174,7 @@ class Training:
     unchecked: bool = False
     groups: int = 1
     largest_batch: int | None = None
+    nominal_size: int | None = None
     average: float | None = None
     views: int | None = None
     crop_padding: int = CropAndFlip.padding
@@ -196,6 +198,7 @@ class Training:
             optimizer=self.optimizer,
             schedule=self.schedule,
             average=self.average,
+            nominal_size=self.nominal_size,
             augmentation=None
             if views is None
             else CropAndFlip(views=views, padding=self.crop_padding, flip=self.horizontal_flip),

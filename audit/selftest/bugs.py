@@ -332,6 +332,8 @@ BUGS = (
         sampling=lambda rate: DealtBatches("poisson", rate),
     ),
     _bug("divided_by_batch", "normaliser from the sampled batch", fit=with_engine(DividesByBatch)),
+    # Our default, whose claim says that the number of examples is public: held to one that does not.
+    _bug("divided_by_records", "normaliser from the number of records", recipe=lambda task: Recipe()),
     _bug("batch_norm", "BatchNorm statistics of the private data", fit=fit_by(PrivateStatistics)),
     _bug("mask_changes", "un-noised coordinates when the mask changes within a batch", fit=with_engine(MaskChanges)),
     _bug(

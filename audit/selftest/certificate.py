@@ -26,7 +26,7 @@ from ..scoring.allowed import clopper_pearson
 from .battery import TESTS, BatteryOutcome, battery
 from .bugs import BUGS
 from .protocol import Trainer, of_function
-from .trainers import VIEWS, of_catalogue, plain, settings_for, under_defense
+from .trainers import VIEWS, of_catalogue, of_nominal_size, plain, settings_for, under_defense
 
 SCHEMA = 1
 
@@ -122,8 +122,8 @@ def correct(defenses: Sequence[str] | None = None) -> list[Candidate]:
     """Correct trainers.
 
     Args:
-        defenses: of the catalogue, or paths of files; None for our loop with and without views, one defense of each
-            kind of plan, and Opacus where it is installed.
+        defenses: of the catalogue, or paths of files; None for our loop with and without views and with a nominal size,
+            one defense of each kind of plan, and Opacus where it is installed.
     """
     if defenses is not None:
         return [_defended(name) for name in defenses]
@@ -133,6 +133,12 @@ def correct(defenses: Sequence[str] | None = None) -> list[Candidate]:
             name="loop with views",
             words="averaged over views of each image",
             trainer=under_defense(plain, augmentation=VIEWS),
+            planted=False,
+        ),
+        Candidate(
+            name="loop with a nominal size",
+            words="nothing follows from the number of records",
+            trainer=under_defense(plain, recipe=of_nominal_size),
             planted=False,
         ),
     ]

@@ -68,6 +68,7 @@ def under_defense(
     noise: Callable[[TrainerTask], Noise] = lambda task: from_os(),
     sampling: Callable[[float], Sampling] = poisson,
     augmentation: Augmentation | None = None,
+    recipe: Callable[[TrainerTask], Recipe] = lambda task: Recipe(expected_batch=task.expected_batch),
     publish: Callable[[TrainerTask], dict[str, Any]] = lambda task: {},
 ) -> Trainer:
     """Our own training loop as a trainer.
@@ -78,6 +79,7 @@ def under_defense(
         noise: for a task.
         sampling: of a rate.
         augmentation: of images.
+        recipe: for a task, with what sums are divided by.
         publish: what is published beside the releases; handed back in `task.published` where a run is to be repeated,
             and drawn before the noise, which may depend on it.
     """
@@ -97,7 +99,7 @@ def under_defense(
             public=(pool, torch.arange(PUBLIC_EXAMPLES) % 2),
             noise=noise(replace(task, published=published)),
             seed=task.seed,
-            recipe=Recipe(expected_batch=task.expected_batch, augmentation=augmentation),
+            recipe=replace(recipe(task), augmentation=augmentation),
             recording=Recording(meter=kept),
         )
         return TrainerAnswer(
@@ -121,6 +123,11 @@ def _claimed(run: Run) -> TrainerClaim:
 def plain(task: TrainerTask) -> Defense:
     """One clipped block of everything: Abadi et al., 2016."""
     return Defense(Whole(bound=clip(task.clip_norm)), task.noise_multiplier)
+
+
+def of_nominal_size(task: TrainerTask) -> Recipe:
+    """Settings under which nothing follows from the number of records."""
+    return Recipe(nominal_size=round(task.expected_batch / task.sample_rate))
 
 
 VIEWS = CropAndFlip(views=2, padding=2)

@@ -169,7 +169,8 @@ class TrainedRun:
         recipe = recipe_of(self.request.training, self.splits)
         if self.canaries is None:
             return recipe
-        expected = self.sampling[0].expected_batch(len(self.uninserted))
+        # With a nominal size it is one already.
+        expected = None if recipe.nominal_size else self.sampling[0].expected_batch(len(self.uninserted))
         # Where masks change canaries are views of themselves, and of the examples' own views there are none then.
         views = recipe.augmentation if self.canaries.schedule is None else self.canaries.schedule
         return replace(recipe, expected_batch=expected, augmentation=views)

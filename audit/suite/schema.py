@@ -160,6 +160,9 @@ class TaskTable(StrictTable):
     """Of `cyclic` sampling: how many parts of the examples take turns."""
     largest_batch: Count | None = None
     """Of `truncated_poisson` sampling: what is drawn beyond it is dropped at random."""
+    nominal_size: Count | None = None
+    """A public number in place of the number of private examples, by which sample rate, divisor and steps are chosen;
+    that number, which claims then take for public, where absent."""
     # None for absent, also where there is a default: what a task gains later must move no digest of a suite.
     average: Decay | None = None
     """Decay of a moving average of the parameters, which is what is judged and attacked; no average where absent."""
@@ -189,6 +192,8 @@ class TaskTable(StrictTable):
                 raise ValueError(
                     f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
                 )
+        if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
+            raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")
         # How many canaries are put in is the sum of secret coins: other samplers deal batches by how many there are.
         if self.canaries is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"canaries must go with poisson or full sampling, got '{self.sampling}'")

@@ -277,7 +277,8 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
         n_share: private examples of the share's data; None where there is no share.
 
     Raises:
-        SuiteError: more private examples asked for than there are, or a sample rate above 1; all of them.
+        SuiteError: more private examples asked for than there are, a sample rate above 1, or a nominal size under a
+            sampler that goes by the number of examples; all of them.
     """
     wrong = []
     if suite.task.private is not None and suite.task.private > n_private:
@@ -288,14 +289,21 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
         for choice in suite.defense_grid()
         if "batch" in choice.training
     }
+    for choice in suite.defense_grid():
+        own = suite.task_for(choice)
+        if own.nominal_size is not None and own.sampling not in ("poisson", "full"):
+            wrong.append(
+                f"defense {choice.name!r}.sampling: must be poisson or full with task.nominal_size, under others more "
+                f"follows from the number of examples, got '{own.sampling}'"
+            )
     # A sample rate above 1 is no probability, and the accountant has no meaning for it.
     for where, task in tasks.items():
-        if (batch := task.batch) > n:
+        size, whose = (task.nominal_size, "nominal_size") if task.nominal_size else (n, "the private examples")
+        if (batch := task.batch) > size:
             wrong.append(
-                f"{where}.batch: must be at most {n}, the private examples, got {batch}: "
-                f"a sample rate of {batch / n:.3g}"
+                f"{where}.batch: must be at most {size}, {whose}, got {batch}: a sample rate of {batch / size:.3g}"
             )
-        elif batch * (groups := task.groups or 1) > n:
+        elif batch * (groups := task.groups or 1) > size:
             wrong.append(
                 f"{where}.batch: must be at most {n // groups}, the private examples of one of {groups} groups, "
                 f"got {batch}"

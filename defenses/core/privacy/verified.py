@@ -59,7 +59,13 @@ _OF_NOISE = {
 
 
 def assumptions(
-    noise: str, sampling: Sampling, *, key_given: bool, public_used: bool, resumed: bool = False
+    noise: str,
+    sampling: Sampling,
+    *,
+    key_given: bool,
+    public_used: bool,
+    resumed: bool = False,
+    size_public: bool = False,
 ) -> tuple[str, ...]:
     """What the guarantee of a run assumes, a sentence each.
 
@@ -69,6 +75,8 @@ def assumptions(
         key_given: whether its key was given, and not drawn from the operating system.
         public_used: whether public examples were read.
         resumed: whether the run went on from a checkpoint.
+        size_public: whether the number of records is taken for public, which decides nothing where neighbours have as
+            many of them.
     """
     found = [_OF_NOISE[noise]] if noise != "none" else []
     if resumed and noise == "secure":
@@ -81,6 +89,11 @@ def assumptions(
             "the sampler's key was given: amplification protects from nobody who knows it"
             if key_given
             else "the sampler's key, drawn from the operating system, stays secret"
+        )
+    if size_public and sampling.relation == "add_remove":
+        found.append(
+            "the number of examples is public: the expected batch that sums are divided by, and the sample rate, may "
+            "follow from it"
         )
     if public_used:
         found.append("the public examples are public, and tell nothing of the private ones")

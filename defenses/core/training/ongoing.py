@@ -109,7 +109,7 @@ class OngoingRun:
             memory_budget=s.execution.memory_budget,
             engine=s.execution.engine,
             augmentation=s.recipe.augmentation,
-            expected_batch=s.sampling.expected_batch(len(self.inputs)),
+            expected_batch=s.sampling.expected_batch(s.recipe.nominal_size or len(self.inputs)),
             domains=Domains(s.recipe.input_domain, s.recipe.target_domain),
             unchecked=s.execution.unchecked,
         )
@@ -320,8 +320,7 @@ class OngoingRun:
 
     @property
     def _expected_batch(self) -> float:
-        given = self.settings.recipe.expected_batch
-        return self.settings.sampling.expected_batch(len(self.inputs)) if given is None else given
+        return self.settings.recipe.divisor(self.settings.sampling, len(self.inputs))
 
     def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
         """A digest of everything that decides what a step releases.
@@ -331,14 +330,16 @@ class OngoingRun:
         """
         s, recording = self.settings, self.settings.recording
         # The divisor in force: None, and the same number written out, are one run.
-        recipe = replace(s.recipe, expected_batch=self._expected_batch)
+        recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
         # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
         seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         # By name: it decides nothing that is released, but what it kept is in the checkpoint, for its like alone.
         meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
-        settings = (s.steps, s.lr, recipe, s.noise.kind, *how, *seen, recording.memory, meter)
+        # Apart from the recipe: the same divisor makes the same releases, but a claim that rests on less.
+        nominal = s.recipe.nominal_size is None
+        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *how, *seen, recording.memory, meter)
         return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
 
     def begin(self) -> int:
@@ -445,6 +446,7 @@ class OngoingRun:
             last=last,
             augmentation=self.settings.recipe.augmentation,
             resumed=self.resumed,
+            nominal_size=self.settings.recipe.nominal_size,
         )
 
 

@@ -41,6 +41,7 @@ class Run:
         last: the parameters [dim] that the last step left, where the model has the average; None where it has these.
         augmentation: which views of an example its gradients were averaged over; None for the example itself.
         resumed: whether it went on from a checkpoint.
+        nominal_size: the public number in place of the number of examples; None where that is taken for public.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class Run:
     last: Float[Tensor, " dim"] | None = None
     augmentation: Augmentation | None = None
     resumed: bool = False
+    nominal_size: int | None = None
 
     def views(self, step: int) -> Views | None:
         """What made the views of examples in a step, of public coins alone; None where there were none.
@@ -79,5 +81,5 @@ class Run:
         """The guarantee of the run at `delta`, with what it assumes."""
         sampling = self.ledger.sampling
         known = {"key_given": self.key_given, "public_used": self.public_used, "resumed": self.resumed}
-        assumes = assumptions(self.noise, sampling, **known)
+        assumes = assumptions(self.noise, sampling, **known, size_public=self.nominal_size is None)
         return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)

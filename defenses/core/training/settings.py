@@ -19,6 +19,7 @@ from ..gradients.made_up import Domain
 from ..gradients.reference import Loss, cross_entropy, example_by_example
 from ..plan.layout import Layout
 from .augment import Augmentation
+from .sampling import Sampling
 from .statistics import FeatureStatistics
 from .transcript import Observer, Transcript
 
@@ -49,6 +50,9 @@ class Recipe:
         statistics: of fixed features, released before the first step, by which they are standardised; None for none.
         expected_batch: the public constant that sums are divided by; sample rate times number of examples where None,
             which takes that number for public.
+        nominal_size: a public number in place of the number of examples, which then nothing follows from: sums are
+            divided by sample rate times it. Sample rate and steps are to be chosen by it, too, as
+            `poisson(50 / nominal_size)`. Of "poisson" and "full" sampling only. None where the number is public.
         input_domain: what inputs may be, as everybody knows: the model is checked on such values, made up, before any
             data. Several kinds of values are tried where None.
         target_domain: the same of targets. None for class numbers below the width of the outputs, or probabilities.
@@ -62,6 +66,7 @@ class Recipe:
     average: float | None = None
     statistics: FeatureStatistics | None = None
     expected_batch: float | None = None
+    nominal_size: int | None = None
     input_domain: Domain | None = None
     target_domain: Domain | None = None
 
@@ -81,6 +86,14 @@ class Recipe:
         batch = self.expected_batch
         if batch is not None and not (math.isfinite(batch) and batch > 0):
             raise ValueError(f"expected_batch must be a positive finite number, got {batch}")
+        nominal = self.nominal_size
+        if nominal is not None and (isinstance(nominal, bool) or not isinstance(nominal, int) or nominal < 1):
+            raise ValueError(f"nominal_size must be a whole number of at least 1, or None, got {nominal!r}")
+        if nominal is not None and batch is not None:
+            raise ValueError(
+                "one of nominal_size and expected_batch must be given, got both: the expected batch is then "
+                f"sample rate x nominal_size, got {batch} and {nominal}"
+            )
 
     def optimizer_of(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """A fresh optimizer.
@@ -96,6 +109,25 @@ class Recipe:
         if self.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=lr, momentum=self.momentum)
         return torch.optim.Adam(parameters, lr=lr)
+
+    def divisor(self, sampling: Sampling, examples: int) -> float:
+        """The expected batch that sums are divided by.
+
+        Args:
+            sampling: of the run.
+            examples: how many there are, which nothing follows from where there is a nominal size.
+
+        Raises:
+            ValueError: for a nominal size under a sampler whose batches follow from the number of examples.
+        """
+        if self.nominal_size is not None and sampling.relation != "add_remove":
+            raise ValueError(
+                "nominal_size must go with poisson or full sampling: under others more than the divisor follows from "
+                f"the number of examples, got {sampling.kind} sampling"
+            )
+        if self.expected_batch is not None:
+            return self.expected_batch
+        return sampling.expected_batch(self.nominal_size or examples)
 
     def rate(self, step: int, steps: int) -> float:
         """The schedule's factor at a step."""

@@ -49,7 +49,8 @@ def train(
         noise: secret source; keyed by the operating system where None.
         seed: key of the public randomness (masks, views, dropout); drawn where None.
         sampler_key: secret key of the sampler; drawn from the operating system where None.
-        recipe: optimizer, momentum, schedule, loss, augmentation, averaging, features, and what sums are divided by.
+        recipe: optimizer, momentum, schedule, loss, augmentation, averaging, features, and what sums are divided by;
+            its `nominal_size` makes the number of examples a secret.
         execution: engine, memory and device.
         recording: transcript, checkpoints, a measurement, progress; by default nothing but the model is kept.
 

@@ -98,7 +98,7 @@ def test_every_field_of_a_request_decides_its_id():
         "candidates": 5, "batch": 71, "epochs": 2, "lr": 0.6, "momentum": 0.1, "optimizer": "adam",
         "schedule": "cosine", "sampling": "shuffle", "non_member": 3, "public": 3, "data_digest": "ab",
         "model_digest": "ab", "tuning_digest": "ab", "engine": "opacus", "unchecked": True, "groups": 3,
-        "largest_batch": 99, "average": 0.9,
+        "largest_batch": 99, "nominal_size": 99, "average": 0.9,
         "views": 3, "crop_padding": 2, "horizontal_flip": False,
         "statistics": {"mean_norm": 1.0, "square_norm": 1.0}, "pretrain": {"epochs": 1},
         "canaries": {"kind": "blank", "number": 20},

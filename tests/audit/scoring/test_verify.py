@@ -138,6 +138,18 @@ def test_a_claim_of_batches_of_fixed_size_follows_from_the_event_that_amplifies_
     assert "does not follow from its steps" in contradiction(quiet, folder)
 
 
+def test_a_claim_of_a_nominal_size_follows_from_its_rate_and_steps(tmp_path):
+    text = re.sub(r"batch = (\d+)", r"batch = \1, nominal_size = 1400", SUITE, count=1)
+    record = next(one for one in run(text, tmp_path) if one.defense.name == "dp_sgd" and one.kind == "membership")
+    claim, folder = record.claim, tmp_path / "records"
+    assert claim is not None and claim.epsilon is not None and claim.relation == "add_remove"
+    assert (record.task["sample_rate"], record.task["steps"], record.task["nominal_size"]) == (0.05, 20, 1400)
+    assert not any("number of examples is public" in sentence for sentence in claim.assumes)
+    assert contradiction(record, folder) == ""
+    assert "does not follow from its steps" in contradiction(claimed(record, epsilon=0.9 * claim.epsilon), folder)
+    run(text, tmp_path)  # kept, as it follows from what is asked for
+
+
 @pytest.mark.parametrize(("defense", "local"), [("blt", ""), ("dp_sgd", ", local = { batch = 2, epochs = 2 }")])
 def test_the_claim_of_a_share_follows_from_the_steps_that_its_client_shares(tmp_path, defense, local):
     share = SHARE.replace("step = 1", f'step = 2, batch = 4, noise = ["calibrated"]{local}')

@@ -25,6 +25,7 @@ CAUGHT = {
     "noise_reused": "steps",
     "dealt_batches": "participation",
     "divided_by_batch": "count",
+    "divided_by_records": "count",
     "batch_norm": "buffers",
     "mask_changes": "traces",
     "seed_published": "traces",
@@ -38,7 +39,7 @@ PREAMBLE = """
 import torch
 from audit.selftest.battery import battery
 from audit.selftest.bugs import BUGS
-from audit.selftest.trainers import VIEWS, of_catalogue, plain, under_defense
+from audit.selftest.trainers import VIEWS, of_catalogue, of_nominal_size, plain, under_defense
 torch.set_num_threads(1)
 bugs = {bug.name: bug.trainer for bug in BUGS}
 def ask(trainer, *only):
@@ -69,8 +70,13 @@ def test_a_bug_is_caught_and_the_loop_that_it_is_planted_in_is_not_accused():
     assert found == [["size", "", "1"], ["", "", "1"]]
 
 
-def test_there_are_fifteen_and_each_is_asked_for_by_name():
-    assert list(CAUGHT) == list(BUGS) and len(BUGS) == 15
+def test_the_number_of_records_shows_in_our_default_and_not_with_a_nominal_size():
+    program = "ask(bugs['divided_by_records'], 'count')\nask(under_defense(plain, recipe=of_nominal_size), 'count')"
+    assert in_a_process(program) == [["size", "", "1"], ["", "", "1"]]
+
+
+def test_there_are_sixteen_and_each_is_asked_for_by_name():
+    assert list(CAUGHT) == list(BUGS) and len(BUGS) == 16
     assert [one.name for one in certificate.planted(["batch_norm"])] == ["batch_norm"]
     with pytest.raises(ValueError, match="no planted bug named 'none'; there are half_noise,"):
         certificate.planted(["none"])
@@ -87,7 +93,11 @@ def test_no_module_but_the_certificate_knows_a_bug():
     assert knowing == ["audit/selftest/certificate.py"]
 
 
-CORRECT = ["under_defense(plain)", "under_defense(plain, augmentation=VIEWS)"]
+CORRECT = [
+    "under_defense(plain)",
+    "under_defense(plain, augmentation=VIEWS)",
+    "under_defense(plain, recipe=of_nominal_size)",
+]
 
 
 @pytest.mark.slow

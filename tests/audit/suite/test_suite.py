@@ -323,6 +323,12 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
                 "got 90 for 'poisson'"
             ],
         ),
+        ("lr = 0.5", "lr = 0.5, nominal_size = 0", ["task.nominal_size: must be >= 1, got 0"]),
+        (
+            "lr = 0.5",
+            'lr = 0.5, sampling = "shuffle", nominal_size = 90',
+            ["task: nominal_size must go with poisson or full sampling, got 'shuffle'"],
+        ),
         ("step = 2", "step = -1", ["share.step: must be >= 0, got -1"]),
         ("step = 2", "local = { epochs = 2 }", ["share.local.batch: is missing"]),
         (
@@ -516,6 +522,9 @@ def test_an_override_that_does_not_fit_is_refused(suite_of, override, sentence):
     assert sentence in str(caught.value)
 
 
+DEALT = '{ name = "sgd", sampling = "partition" }'
+
+
 def test_batches_that_the_data_cannot_fill_are_refused(suite_of):
     suite = suite_of(GOOD)
     check_sizes(suite, 128, n_share=1)
@@ -530,6 +539,14 @@ def test_batches_that_the_data_cannot_fill_are_refused(suite_of):
         SuiteError, match=r"task.batch: must be at most 50, the private examples of one of 4 groups, got 64$"
     ):
         check_sizes(grouped, 200)
+    # A nominal size stands for the number of examples, which may be smaller than a batch.
+    nominal = suite.with_overrides(["task.nominal_size=500"])
+    check_sizes(nominal, 100)
+    with pytest.raises(SuiteError, match=r"batch: must be at most 90, nominal_size, got 128: a sample rate of 1\.42"):
+        check_sizes(suite.with_overrides(["task.nominal_size=90"]), 1000)
+    dealt = suite_of(GOOD.replace("lr = 0.5 }", "lr = 0.5, nominal_size = 500 }").replace('{ name = "sgd" }', DEALT))
+    with pytest.raises(SuiteError, match=r"defense 'sgd'\.sampling: must be poisson or full with task\.nominal_size"):
+        check_sizes(dealt, 1000)
     with pytest.raises(SuiteError, match=r"task.private: must be at most 1000, the private examples, got 2000"):
         check_sizes(suite.with_overrides(["task.private=2000"]), 1000)
     with pytest.raises(SuiteError, match=r"share.batch: batch x images must be at most 3"):

@@ -87,7 +87,7 @@ def train_together(
     stack = StackedNetwork(models, recipe.loss, inputs.device, asked=even_if_slower)
     members = chosen.to(inputs.device)
     count = members.shape[1]
-    expected = sampling.expected_batch(count) if recipe.expected_batch is None else recipe.expected_batch
+    expected = recipe.divisor(sampling, count)
     runs = [
         _StackedRun.begin(
             defense,

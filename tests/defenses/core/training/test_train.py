@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from defenses.core import (
     calibrate,
     clip,
     cross_entropy,
+    fixed,
     from_os,
     full,
     partition,
@@ -51,6 +53,72 @@ def test_sums_are_divided_by_the_expected_batch_whatever_was_drawn():
         assert step.expected_batch == pytest.approx(7.2)
         assert step.noisy
         torch.testing.assert_close(update, step.noisy[0] / 7.2, rtol=1e-4, atol=1e-5)
+
+
+NOT_PUBLIC = "the number of examples is public"
+
+
+class WatchesEverything(Stateless):
+    """Clips everything, after a release of its own on all the data, and keeps what it is shown."""
+
+    def __init__(self, seen: list[tuple]):
+        """Takes the list that it writes into."""
+        self.seen = seen
+
+    def start(self, context):
+        """Releases a sum of its own."""
+        context.release(StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0))).at(3.0))
+
+    def plan(self, context):
+        """One block, whatever it is shown."""
+        shown = (context.step, context.steps, context.steps_per_epoch, context.expected_batch, context.input_shape)
+        self.seen.append(shown)
+        return StepPlan(Block(codec=Everything(context.dim), bound=clip(1.0)))
+
+
+@pytest.mark.parametrize("sampling", [poisson(0.25), full()])
+def test_nothing_follows_from_the_number_of_examples_where_there_is_a_nominal_size(sampling):
+    """Neighbours of 24 and 23 examples: their releases differ by what the record contributes, and by nothing else."""
+    shorter = replace(duties.PLAIN, data=(duties.DATA[0][1:], duties.DATA[1][1:]))
+    shown, constants, claims = [], [], []
+    for world in (duties.PLAIN, shorter):
+        shown.append([])
+        run = duties.trained(Defense(WatchesEverything(shown[-1]), 1.0), world, sampling=sampling, nominal_size=40)
+        steps = [*run.transcript.steps, *run.transcript.one_offs]
+        constants.append([(one.expected_batch, one.sample_rate, one.noise_multiplier) for one in steps])
+        claims.append(run.claim(1e-5))
+    assert shown[0] == shown[1] and constants[0] == constants[1]
+    assert {one[0] for one in constants[0]} == {40 * sampling.rate, 40.0}
+    assert claims[0] == claims[1] and claims[0].relation == "add_remove"
+    assert not any(NOT_PUBLIC in sentence for sentence in claims[0].assumes)
+    usual = duties.trained(Defense(WatchesEverything([]), 1.0), shorter, sampling=sampling)
+    assert usual.transcript.steps[0].expected_batch == 23 * sampling.rate
+    assert sum(NOT_PUBLIC in sentence for sentence in usual.claim(1e-5).assumes) == 1
+    assert usual.claim(1e-5).epsilon == claims[0].epsilon
+
+
+def test_an_engine_is_checked_on_batches_of_the_nominal_size():
+    sizes = [duties.begun(dp_sgd(noise_multiplier=1.0), nominal_size=n).runner._expected_batch for n in (40, None)]
+    assert sizes[0] != sizes[1] == duties.POISSON.expected_batch(24)
+
+
+def test_where_neighbours_have_as_many_examples_their_number_is_no_assumption():
+    run = duties.trained(dp_sgd(noise_multiplier=1.0), sampling=partition(0.25))
+    assert not any(NOT_PUBLIC in sentence for sentence in run.claim(1e-5).assumes)
+
+
+def test_a_nominal_size_is_refused_where_more_follows_from_the_number_of_examples():
+    for sampling in (partition(0.25), fixed(0.25)):
+        with pytest.raises(
+            ValueError, match=f"nominal_size must go with poisson or full sampling.*got {sampling.kind}"
+        ):
+            duties.trained(dp_sgd(noise_multiplier=1.0), sampling=sampling, nominal_size=40)
+    wrongs: tuple[Any, ...] = (0, -3, 2.5, True, "40")
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="nominal_size must be a whole number of at least 1, or None, got"):
+            Recipe(nominal_size=wrong)
+    with pytest.raises(ValueError, match="one of nominal_size and expected_batch must be given, got both"):
+        Recipe(nominal_size=40, expected_batch=4.0)
 
 
 @pytest.mark.parametrize(
