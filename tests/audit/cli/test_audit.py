@@ -267,7 +267,7 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
     page = (tmp_path / "index.html").read_text()
     assert "1 input of the batch reconstructed and proved to be in it (bias_division)" in page
     assert " · proved" in page
-    assert page.count("data:image/png;base64") == 2  # and r_gap's
+    assert page.count("data:image/png;base64") == 3  # and r_gap's, and a search's at the label that was found
     assert "pass --attacks with their names" in page
     assert "| bias\\_division |" in (tmp_path / "SUMMARY.md").read_text()
     told = json.loads((tmp_path / "update.json").read_text())
@@ -331,6 +331,25 @@ def test_a_report_names_candidates_and_takes_no_other_files(leakbench, shared, t
         build_update_report(tmp_path)
 
 
+def test_a_difference_of_weights_is_named_and_a_last_layer_alone_is_attacked(leakbench, shared, folder):
+    from safetensors.torch import load_file, save_file
+
+    before, after = (load_file(str(folder / f"{name}.safetensors")) for name in ("before", "after"))
+    save_file({name: after[name] - before[name] for name in after}, str(folder / "difference.safetensors"))
+    last = sorted(after)[-2:]
+    save_file({name: after[name] for name in last}, str(folder / "last.safetensors"))
+    asked = ("--batch-size", "8", "--attacks", "label_recovery,r_gap")
+    truth = {str(k): int(v) for k, v in enumerate(np.bincount(shared[1][:8].numpy())) if v}
+    code, out, _ = leakbench(*UPDATE, "--update", "difference.safetensors", *asked)
+    assert code == 0
+    assert "note: The update is a difference of weights (after minus before) at a rate of 0.1" in out
+    code, out, _ = leakbench(*UPDATE, "--update", "last.safetensors", "--lr", "0.1", *asked, "--json")
+    told = json.loads(out)
+    assert (code, told["attacks"][0]["labels"], told["attacks"][0]["status"]) == (0, truth, "ok")
+    assert "; the update lacks " in told["attacks"][1]["why_not"]
+    assert told["update"]["convention"]["words"] == "new weights"
+
+
 ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
 
 
@@ -351,6 +370,13 @@ ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
             (*UPDATE, "--update", "before.safetensors", "--batch-size", "1", "--lr", "0.1"),
             "zero everywhere: its weights are those of the checkpoint",
         ),
+        (
+            (*ONE, "1", "--update-is", "mean"),
+            "--update-is must be one of gradient, difference, weights, sum, got 'mean'",
+        ),
+        ((*ONE, "1", "--weight-decay", "-1"), "--weight-decay must be at least 0"),
+        ((*ONE, "1", "--training-mode"), "with batch norms, and it has none"),
+        ((*FILES, "--update-is", "sum"), "are of --update"),
         ((*ONE, "1", "--describe"), "--update makes no use of --describe"),
         ((*ONE, "1", "--transcript", "steps"), "--update makes no use of --transcript"),
     ],
