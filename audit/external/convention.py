@@ -238,8 +238,10 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
             taken[:, -1] = 0.0
         shown = shown - taken
     rounding = max(digits * abs(shown).max() / 2, left * rounding)
-    fits = by_examples(layer, shown, declared.batch_size, rounding)
-    fits = fits or by_labels(layer, shown, declared.batch_size, rounding / abs(shown).max())
+    clipped = declared.clip_norm is not None
+    fits = by_examples(layer, shown, declared.batch_size, rounding, clipped=clipped)
+    # Of clipped examples no counts are whole.
+    fits = fits if fits or clipped else by_labels(layer, shown, declared.batch_size, rounding / abs(shown).max())
     sizes = by_size(layer, shown, declared.batch_size)
     why = "" if fits else "its last layer leaves the factor open"
     return _Evidence(fits=tuple(fits), sizes=sizes, decay=multiple, sparing=sparing, why_none=why)
@@ -320,16 +322,16 @@ def _of_clipped(evidence: _Evidence, declared: Declared, named: Mapping[str, flo
     most = declared.clip_norm * (1 + 1e-4)
     within = [name for name, factor in named.items() if length <= abs(factor) * most and factor * sign >= 0]
     name = "gradient" if "gradient" in within else next(iter(within or named), "")
-    known = len(within) == 1 or name == "gradient" in within
+    known = bool(within) and not evidence.excluded and (sign != 0 or declared.update_is is not None)
     said = f"--update-is {declared.update_is} or --lr" if declared.update_is else "a convention"
     return Convention(
         words=_WORDS.get(name, _WORDS["difference"]),
         factor=named.get(name, sign or 1.0),
         ambiguous=""
         if known
-        else f"{said} must give means of gradients no longer than --clip-norm {declared.clip_norm:g}, and with the "
-        f"update's length and sign {'several do' if within else 'none does'}; {_OPTION}, until then no result is to be "
-        "trusted",
+        else f"{said} must give the mean of gradients no longer than --clip-norm {declared.clip_norm:g}, and "
+        f"{'the sign cannot be told' if within and not evidence.excluded else 'by length and sign none does'}; "
+        f"{_OPTION}, until then no result is to be trusted",
     )
 
 

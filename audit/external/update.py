@@ -153,6 +153,8 @@ def read_update(
     )
     own = copy.deepcopy(model).eval()
     given, notes = _own_tensors(own, tensors)
+    given, still = _moved(own, given)
+    notes += still
     lacking = _frozen(own, given)
     layout = Layout.of(own)
     moved = statistics_moved(own, given)
@@ -186,6 +188,22 @@ def read_update(
         in_training=computed if in_training else None,
         notes=(*notes, *convention.notes),
     )
+
+
+def _moved(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Tensors without the parameters that a step left as they were, and a sentence that names these.
+
+    A frozen parameter is unchanged in new weights and 0 in a difference, where simulated updates would move it.
+    """
+    own = {name: parameter.detach() for name, parameter in model.named_parameters() if name in given}
+    still = [
+        name for name, value in own.items() if not bool(given[name].any()) or torch.equal(given[name].to(value), value)
+    ]
+    if not still or len(still) == len(own):
+        return given, ()
+    some = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
+    note = f"The step did not move {some}, which is taken to be frozen."
+    return {name: tensor for name, tensor in given.items() if name not in still}, (note,)
 
 
 def _frozen(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:

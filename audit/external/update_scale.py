@@ -159,7 +159,7 @@ def decay(layer: LogitLayer, shown: ndarray, rounding: float) -> tuple[float, fl
     return 0.0, without
 
 
-def by_examples(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) -> list[Fit]:
+def by_examples(layer: LogitLayer, shown: ndarray, batch: int, rounding: float, *, clipped: bool = False) -> list[Fit]:
     """Factors by the examples that the row and column spaces of the layer's gradient hold.
 
     Args:
@@ -167,6 +167,7 @@ def by_examples(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) 
         shown: [classes, columns] of the update, without weight decay.
         batch: number of examples.
         rounding: of one entry of `shown`.
+        clipped: whether each example has a factor of its own; then they must agree in sign alone.
 
     Returns:
         None where the equations are too few. One where they are enough; more where several explain the update.
@@ -203,7 +204,8 @@ def by_examples(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) 
         return []
     middle = float(np.median(factors))
     spread = float(np.abs(factors / middle - 1).max())
-    return [Fit(factor=middle, error=spread, by="examples")] if spread < EXACT else []
+    agree = bool((factors * middle > 0).all()) if clipped else spread < EXACT
+    return [Fit(factor=middle, error=spread, by="examples")] if agree else []
 
 
 def _starts(layer: LogitLayer, right: ndarray) -> ndarray:

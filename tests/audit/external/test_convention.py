@@ -332,3 +332,36 @@ def test_buffers_in_an_update_are_no_parameters(digits):
     assert off(shared, gradient) == 0
     with pytest.raises(ValueError, match="must have a parameter of the model, as '0\\.weight'"):
         read_update(model, buffers, batch_size=4, public=public)
+
+
+@pytest.mark.parametrize("form", ["weights", "difference"])
+def test_what_a_step_did_not_move_is_frozen(digits, form):
+    inputs, labels, public = digits
+    model = network()
+    after, difference = stepped(model, inputs[:4], labels[:4])
+    before = {name: p.detach() for name, p in model.named_parameters()}
+    tensors = after if form == "weights" else difference
+    still = before if form == "weights" else {name: torch.zeros_like(p) for name, p in before.items()}
+    tensors = {name: tensors[name] if name.startswith("3.") else still[name] for name in tensors}
+    shared = read_update(model, tensors, batch_size=4, public=public, lr=RATE)
+    assert shared.layout.names == ("3.weight", "3.bias")
+    assert "did not move 1.weight, 1.bias, which is taken to be frozen" in " ".join(shared.notes)
+    assert counts(shared, public) == torch.bincount(labels[:4], minlength=10).tolist()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_of_clipped_gradients_the_sign_is_found_and_the_length_bounds_the_mean(digits, sign):
+    inputs, labels, public = digits
+    model = network()
+    rows = [gradient_of(model, inputs[i : i + 1], labels[i : i + 1]) for i in range(4)]
+    norms = [torch.cat([g.flatten() for g in row.values()]).norm() for row in rows]
+    clip_norm = float(min(norms)) * 0.9
+    clipped = {
+        name: sum(row[name] * clip_norm / norm for row, norm in zip(rows, norms, strict=True)) / 4 for name in rows[0]
+    }
+    shared = read_update(
+        model, {name: sign * g for name, g in clipped.items()}, batch_size=4, public=public, clip_norm=clip_norm
+    )
+    assert bool(shared.convention.ambiguous) == (sign < 0)
+    too_short = read_update(model, clipped, batch_size=4, public=public, clip_norm=clip_norm / 100)
+    assert "by length and sign none does" in too_short.convention.ambiguous
