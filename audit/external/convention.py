@@ -21,7 +21,17 @@ from torch import Tensor, nn
 from attacks.core import Examples, InconsistentObservation
 from defenses.core import Layout
 
-from .update_scale import Fit, LogitLayer, Sizes, by_examples, by_labels, by_noise, by_size, decay, logit_layer
+from .update_scale import (
+    LogitLayer,
+    ScaleFit,
+    ScaleRange,
+    by_examples,
+    by_labels,
+    by_noise,
+    by_size,
+    decay,
+    logit_layer,
+)
 
 UpdateIs = Literal["gradient", "difference", "weights", "sum"]
 
@@ -35,6 +45,9 @@ _OPTION = f"pass --update-is {'|'.join(get_args(UpdateIs))}"
 
 _LIKE_WEIGHTS = 0.9
 """Cosine of a file with the model's own weights, from which on it is no gradient."""
+
+_UNLIKE_WEIGHTS = 0.2
+"""Cosine below which a file that is said to be weights is not."""
 
 _SUMS = 100
 """Roundings that the sums of columns of a last layer's gradient may be off."""
@@ -142,9 +155,13 @@ def mean_gradient(
     file = layout.flatten({name: tensors[name].double().cpu() for name in layout.names})
     if not bool(file.isfinite().all()):
         raise InconsistentObservation("the update must be finite, got NaN or infinity")
-    weights = declared.update_is == "weights" or _are_weights(file, before)
+    weights = _are_weights(file, before)
     if weights and declared.update_is not in (None, "weights"):
         raise ValueError(f"--update-is {declared.update_is} must hold, and the update looks like the model's weights")
+    if declared.update_is == "weights" and not weights:
+        if float(nn.functional.cosine_similarity(file, before, dim=0)) < _UNLIKE_WEIGHTS:
+            raise ValueError("--update-is weights must hold, and the update has nothing in common with the model's")
+        weights = True
     if weights and declared.update_is is None and declared.lr is None and torch.equal(file, before):
         raise ValueError("the update must be a gradient, and looks like the model's weights; give --lr, of that step")
     values = before - file if weights else file
@@ -183,7 +200,7 @@ def mean_gradient(
     return gradient.to(torch.float32), replace(found, weight_decay=coefficient, notes=tuple(notes))
 
 
-_ANY = Sizes(low=0.0, high=math.inf, sign=0)
+_ANY = ScaleRange(low=0.0, high=math.inf, sign=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +216,8 @@ class _Evidence:
         excluded: whether no factor makes it a gradient.
     """
 
-    fits: tuple[Fit, ...] = ()
-    sizes: Sizes = _ANY
+    fits: tuple[ScaleFit, ...] = ()
+    sizes: ScaleRange = _ANY
     decay: float = 0.0
     sparing: bool = False
     why_none: str = ""
@@ -335,7 +352,7 @@ def _of_clipped(evidence: _Evidence, declared: Declared, named: Mapping[str, flo
     )
 
 
-def _by_fit(fit: Fit, declared: Declared, weights: bool) -> Convention:
+def _by_fit(fit: ScaleFit, declared: Declared, weights: bool) -> Convention:
     """The convention of a factor that nothing but the last layer says."""
     words = _described(fit.factor, declared.batch_size, weights)
     unlike = f", and --lr {declared.lr:g} is another" if declared.lr is not None else ""
@@ -390,7 +407,7 @@ def _signs(values: Tensor) -> tuple[str, str] | None:
     )
 
 
-def _middle(sizes: Sizes) -> float:
+def _middle(sizes: ScaleRange) -> float:
     """Of the sizes that a factor may have; 1 where all may be."""
     return math.sqrt(sizes.low * sizes.high) if sizes.low > 0 and sizes.high < math.inf else 1.0
 

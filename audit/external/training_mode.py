@@ -2,13 +2,14 @@
 
 A batch norm in training mode takes mean and variance of the batch itself, so the gradient is no sum over examples, and
 an attack in evaluation mode looks for inputs of another network. That the running statistics moved with a step shows
-the mode.
+the mode, and the statistics of the batch itself: new = (1 - momentum) old + momentum batch. They are matched with the
+gradient, which alone leaves the brightness and contrast of images open behind a batch norm.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -51,8 +52,32 @@ def of_batches(model: nn.Module) -> nn.Module:
     return own
 
 
+def batch_statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Mean and variance of the batch at each batch norm whose running statistics moved, [2 channels] by its name.
+
+    Args:
+        model: before the step.
+        tensors: after it, with running statistics.
+    """
+    found = {}
+    for name in statistics_moved(model, tensors):
+        one = model.get_submodule(name)
+        keys = [f"{name}.running_mean", f"{name}.running_var"]
+        # Averages over all batches have no momentum, and their number is not that of the file's owner alone.
+        if isinstance(one, _NORMS) and one.momentum and one.running_mean is not None and set(keys) <= set(tensors):
+            old = torch.cat([value for value in (one.running_mean, one.running_var) if value is not None]).double()
+            new = torch.cat([tensors[key] for key in keys]).to(old)
+            found[name] = ((new - (1 - one.momentum) * old) / one.momentum).float()
+    return found
+
+
 def observed_in_training(
-    target: Observation, model: nn.Module, layout: Layout, loss: Loss, batch_size: int
+    target: Observation,
+    model: nn.Module,
+    layout: Layout,
+    loss: Loss,
+    batch_size: int,
+    statistics: Mapping[str, Tensor],
 ) -> Observation:
     """A target for inputs: its functions take the statistics of a batch.
 
@@ -62,16 +87,32 @@ def observed_in_training(
         layout: of the released gradient.
         loss: by example.
         batch_size: examples in the batch.
+        statistics: of the batch by `batch_statistics`; they count as much as the whole gradient.
     """
+    shown = torch.cat([target.released.new_zeros(0), *(one.to(target.released) for one in statistics.values())])
+    weight = target.released.norm() / shown.norm().clamp(min=torch.finfo(shown.dtype).tiny)
+    released = torch.cat([target.released, weight * shown])
 
     def simulate(inputs: Tensor, labels: Tensor) -> Tensor:
-        tracked = torch.is_grad_enabled()
-        with torch.enable_grad():
-            point = {n: p.detach().clone() for n, p in model.named_parameters()}
-            trained = [point[name].requires_grad_() for name in layout.names]
-            total = loss(functional_call(model, point, (inputs,)), labels).sum() / batch_size
-            found = torch.autograd.grad(total, trained, create_graph=tracked)
-        return torch.cat([one.reshape(-1) for one in found])
+        tracked, entered = torch.is_grad_enabled(), dict[str, Tensor]()
+
+        def entering(name: str) -> Callable[..., None]:
+            return lambda _, given: entered.__setitem__(name, given[0])
+
+        handles = [model.get_submodule(name).register_forward_pre_hook(entering(name)) for name in statistics]
+        try:
+            with torch.enable_grad():
+                point = {n: p.detach().clone() for n, p in model.named_parameters()}
+                trained = [point[name].requires_grad_() for name in layout.names]
+                total = loss(functional_call(model, point, (inputs,)), labels).sum() / batch_size
+                found = torch.autograd.grad(total, trained, create_graph=tracked)
+        finally:
+            for handle in handles:
+                handle.remove()
+        by_channel = [entered[name].movedim(1, 0).flatten(1) for name in statistics]
+        own = [weight * torch.cat([one.mean(dim=1), one.var(dim=1)]) for one in by_channel]
+        simulated = torch.cat([*(one.reshape(-1) for one in found), *own])
+        return simulated if tracked else simulated.detach()
 
     def contributions(inputs: Tensor, labels: Tensor) -> Tensor:
         raise NotApplicable(
@@ -82,16 +123,18 @@ def observed_in_training(
 
     def structure() -> Structure:
         words = "the gradient of a batch whose batch norms were in training mode"
-        part = ReleasedPart(start=0, stop=len(target.released), kind="other", of_gradient=False, words=words)
+        part = ReleasedPart(start=0, stop=len(released), kind="other", of_gradient=False, words=words)
         assert equations is not None  # noqa: S101 -- see below
         return replace(equations(), parts=(part,))
 
     return replace(
         target,
+        released=released,
+        noise_std=None if target.noise_std is None else torch.zeros_like(released),
         simulate=simulate,
         contributions=contributions,
         logits=lambda inputs: _by_batch(model, inputs, batch_size),
-        residual=lambda predicted: target.released - predicted,
+        residual=lambda predicted: released - predicted,
         simulate_many=None,
         compare_many=None,
         structure=None if equations is None else structure,

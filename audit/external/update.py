@@ -13,7 +13,7 @@ Hochberg's (JRSS B 1995).
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,8 +40,9 @@ from ..plan.request import seed_of
 from ..subjects.outcome import join
 from .convention import Convention, Declared, UpdateIs, mean_gradient
 from .exchangeable import unlike
-from .training_mode import labels_in_training, observed_in_training, of_batches, statistics_moved
+from .training_mode import batch_statistics, labels_in_training, observed_in_training, of_batches, statistics_moved
 from .update_scale import logit_layer
+from .update_tensors import freeze_others, moved_parameters, parameters_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class SharedFile:
         convention: by which the file held it.
         lacking: trained parameters that were not shared; `layout` is of the others.
         in_training: the model with the statistics of each batch, where it was in training mode; None elsewhere.
+        batch_statistics: of its batch norms by name, as far as the file shows them.
         unsure_labels: whether `labels` were recovered and may be others.
         notes: what was done on the way, a sentence each.
     """
@@ -73,6 +75,7 @@ class SharedFile:
     convention: Convention = field(default_factory=Convention)
     lacking: tuple[str, ...] = ()
     in_training: nn.Module | None = None
+    batch_statistics: Mapping[str, Tensor] = field(default_factory=dict)
     unsure_labels: bool = False
     notes: tuple[str, ...] = ()
 
@@ -152,10 +155,10 @@ def read_update(
         noise_multiplier=noise_multiplier,
     )
     own = copy.deepcopy(model).eval()
-    given, notes = _own_tensors(own, tensors)
-    given, still = _moved(own, given)
+    given, notes = parameters_of(own, tensors)
+    given, still = moved_parameters(own, given)
     notes += still
-    lacking = _frozen(own, given)
+    lacking = freeze_others(own, given)
     layout = Layout.of(own)
     moved = statistics_moved(own, given)
     computed, in_training = own, training_mode or bool(moved)
@@ -169,7 +172,8 @@ def read_update(
         why = (
             f"the running statistics of {', '.join(map(repr, moved[:4]))} moved" if moved else "as --training-mode says"
         )
-        notes = (*notes, f"Batch norms were in training mode ({why}): attacks on inputs simulate its statistics.")
+        how = "match the batch's statistics, too" if moved else "simulate it, and brightness and contrast may stay open"
+        notes = (*notes, f"Batch norms were in training mode ({why}): attacks on inputs {how}.")
     device = next(own.parameters()).device
     probe = None if public is None else public.inputs[:2]
     if probe is None and input_shape is not None:
@@ -186,75 +190,9 @@ def read_update(
         convention=convention,
         lacking=lacking,
         in_training=computed if in_training else None,
+        batch_statistics=batch_statistics(own, given) if moved else {},
         notes=(*notes, *convention.notes),
     )
-
-
-def _moved(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Tensors without the parameters that a step left as they were, and a sentence that names these.
-
-    A frozen parameter is unchanged in new weights and 0 in a difference, where simulated updates would move it.
-    """
-    own = {name: parameter.detach() for name, parameter in model.named_parameters() if name in given}
-    still = [
-        name for name, value in own.items() if not bool(given[name].any()) or torch.equal(given[name].to(value), value)
-    ]
-    if not still or len(still) == len(own):
-        return given, ()
-    some = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
-    note = f"The step did not move {some}, which is taken to be frozen."
-    return {name: tensor for name, tensor in given.items() if name not in still}, (note,)
-
-
-def _frozen(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:
-    """Freezes the parameters that an update lacks, so that no attack simulates them, and names them.
-
-    Raises:
-        ValueError: it has no parameter at all.
-    """
-    parameters = dict(model.named_parameters())
-    if not any(name in given for name in parameters):
-        raise ValueError(
-            f"the update must have a parameter of the model, as {next(iter(parameters), '')!r}, and has "
-            f"{', '.join(map(repr, sorted(given)[:3]))}"
-        )
-    # Where all that is shared is frozen in the model, it was trained all the same.
-    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
-    trained = trained if trained & set(given) else set(parameters)
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in trained and name in given)
-    return tuple(name for name in parameters if name in trained and name not in given)
-
-
-def _own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The model's tensors among those of an update by the model's names, and what was done, in sentences.
-
-    Raises:
-        ValueError: none of them is the model's, or one has another shape.
-    """
-    own = model.state_dict()
-    # What stands before most names of the model's stands before all of them.
-    prefixes = {name.removesuffix(one) for name in tensors for one in own if name == one or name.endswith("." + one)}
-    hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in sorted(prefixes)}
-    if not hits:
-        raise ValueError(
-            f"the update must have a parameter of the model, as {next(iter(own), '')!r}, and has "
-            f"{', '.join(map(repr, list(tensors)[:3])) or 'no tensors'}"
-        )
-    prefix = max(hits, key=lambda one: (hits[one], -len(one)))
-    found = {name: tensors[prefix + name] for name in own if prefix + name in tensors}
-    for name, tensor in found.items():
-        if tensor.shape != own[name].shape:
-            raise ValueError(
-                f"{name!r} of the update must have the shape of the model's, {list(own[name].shape)}, got "
-                f"{list(tensor.shape)}"
-            )
-        if own[name].is_floating_point() and not tensor.is_floating_point():
-            raise ValueError(f"{name!r} of the update must have floating-point entries, got {tensor.dtype}")
-    notes = [f"The prefix {prefix!r} was taken off the names of the update's tensors."] if prefix else []
-    if others := [name for name in tensors if name.removeprefix(prefix) not in found]:
-        notes.append(f"Tensors beside the model's were left out: {', '.join(others[:8])}.")
-    return found, tuple(notes)
 
 
 def observed(
@@ -293,7 +231,7 @@ def observed(
     if model is None or kind == "membership":
         return target
     if kind == "reconstruction":
-        return observed_in_training(target, model, shared.layout, world.loss, size)
+        return observed_in_training(target, model, shared.layout, world.loss, size, shared.batch_statistics)
     probe = shared.gradient.new_zeros(2, *world.input_shape)
     return labels_in_training(target, model, shared.layout, logit_layer(model, probe, None), size)
 

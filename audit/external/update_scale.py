@@ -71,7 +71,7 @@ class LogitLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class ScaleFit:
     """A factor that explains an update.
 
     Attributes:
@@ -159,7 +159,9 @@ def decay(layer: LogitLayer, shown: ndarray, rounding: float) -> tuple[float, fl
     return 0.0, without
 
 
-def by_examples(layer: LogitLayer, shown: ndarray, batch: int, rounding: float, *, clipped: bool = False) -> list[Fit]:
+def by_examples(
+    layer: LogitLayer, shown: ndarray, batch: int, rounding: float, *, clipped: bool = False
+) -> list[ScaleFit]:
     """Factors by the examples that the row and column spaces of the layer's gradient hold.
 
     Args:
@@ -199,13 +201,13 @@ def by_examples(layer: LogitLayer, shown: ndarray, batch: int, rounding: float, 
             break
     factors = batch * np.array([own for *_, own in found])
     if alone:
-        return [Fit(factor=float(one), error=tolerance, by="examples") for one in factors]
+        return [ScaleFit(factor=float(one), error=tolerance, by="examples") for one in factors]
     if len(factors) < min(2, batch):
         return []
     middle = float(np.median(factors))
     spread = float(np.abs(factors / middle - 1).max())
     agree = bool((factors * middle > 0).all()) if clipped else spread < EXACT
-    return [Fit(factor=middle, error=spread, by="examples")] if agree else []
+    return [ScaleFit(factor=middle, error=spread, by="examples")] if agree else []
 
 
 def _starts(layer: LogitLayer, right: ndarray) -> ndarray:
@@ -250,7 +252,7 @@ def _example(
     return first + free @ z, error, float(np.linalg.norm(outside(error))) / size
 
 
-def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) -> list[Fit]:
+def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) -> list[ScaleFit]:
     """Factors that make counts of labels whole numbers, where public examples have much the same probabilities.
 
     Args:
@@ -277,7 +279,7 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
     biggest = int(np.abs(sums).argmax())
     if sums[biggest] == 0:
         return []
-    found: list[Fit] = []
+    found: list[ScaleFit] = []
     for count in range(batch + 1):
         scale = (expected[biggest] - count) / sums[biggest]
         counts = np.rint(expected - scale * sums)
@@ -293,11 +295,11 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
         if bool((left <= 3.5 * error).all()) and moved > 5 * float(error.max()):
             off = float(error.max()) / moved
             if not any(abs(one.factor * scale - 1) < off for one in found):
-                found.append(Fit(factor=1 / scale, error=off, by="labels"))
+                found.append(ScaleFit(factor=1 / scale, error=off, by="labels"))
     return found
 
 
-def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[Fit]:
+def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[ScaleFit]:
     """The size of the factor by the sums of columns, which are noise alone; its sign is open.
 
     Args:
@@ -307,12 +309,14 @@ def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[Fit]:
     """
     count = shown.shape[1]
     size = _root_mean_square(shown.sum(axis=0)) / math.sqrt(len(shown)) / noise
-    return [Fit(factor=sign * size, error=1 / math.sqrt(2 * count), by="noise") for sign in (1, -1)] if size else []
+    return (
+        [ScaleFit(factor=sign * size, error=1 / math.sqrt(2 * count), by="noise") for sign in (1, -1)] if size else []
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes that a factor may have, by batches of public examples.
+class ScaleRange:
+    """ScaleRange that a factor may have, by batches of public examples.
 
     Attributes:
         low: smallest.
@@ -329,10 +333,10 @@ class Sizes:
         return self.low <= abs(factor) <= self.high and factor * self.sign >= 0
 
 
-def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> Sizes:
-    """Sizes that a factor may have: batches are drawn from public examples of all classes, and of one class each."""
+def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> ScaleRange:
+    """ScaleRange that a factor may have: batches are drawn from public examples of all classes, and of one class each."""
     if len(layer.inputs) < 2:
-        return Sizes(low=0.0, high=math.inf, sign=0)
+        return ScaleRange(low=0.0, high=math.inf, sign=0)
     _, errors = layer.errors()
     inputs = layer.extended(layer.inputs)
     mean = errors.T @ inputs / len(inputs)
@@ -349,7 +353,7 @@ def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> Sizes:
     low, high = size / max(lengths), size / max(min(lengths), 1e-300)
     product = float((shown * mean).sum())
     same = np.quantile(products, 0.005) > 0
-    return Sizes(low=low / 1.5, high=1.5 * high, sign=int(np.sign(product)) if same else 0)
+    return ScaleRange(low=low / 1.5, high=1.5 * high, sign=int(np.sign(product)) if same else 0)
 
 
 def _array(values: Tensor) -> ndarray:

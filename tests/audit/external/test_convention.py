@@ -207,6 +207,11 @@ def test_what_is_said_and_does_not_fit_is_not_trusted(digits):
     shared = read_update(model, summed, batch_size=12, public=public, update_is="gradient")
     assert "--update-is gradient does not fit the update" in shared.convention.ambiguous
     assert "a sum of gradients" in shared.convention.ambiguous
+    with pytest.raises(ValueError, match="--update-is weights must hold, and the update has nothing in common"):
+        read_update(model, gradient, batch_size=12, update_is="weights", lr=RATE)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.raises(ValueError, match="--update-is sum must hold, and the update looks like the model's weights"):
+        read_update(model, weights, batch_size=12, update_is="sum")
     with pytest.raises(ValueError, match="--update-is must be one of gradient, difference, weights, sum, got 'mean'"):
         read_update(model, gradient, batch_size=12, update_is="mean")  # pyright: ignore[reportArgumentType]
 
@@ -357,7 +362,8 @@ def test_of_clipped_gradients_the_sign_is_found_and_the_length_bounds_the_mean(d
     norms = [torch.cat([g.flatten() for g in row.values()]).norm() for row in rows]
     clip_norm = float(min(norms)) * 0.9
     clipped = {
-        name: sum(row[name] * clip_norm / norm for row, norm in zip(rows, norms, strict=True)) / 4 for name in rows[0]
+        name: torch.stack([row[name] * clip_norm / norm for row, norm in zip(rows, norms, strict=True)]).sum(0) / 4
+        for name in rows[0]
     }
     shared = read_update(
         model, {name: sign * g for name, g in clipped.items()}, batch_size=4, public=public, clip_norm=clip_norm

@@ -52,8 +52,11 @@ def test_moved_statistics_show_the_mode_and_the_true_batch_explains_the_update_i
     assert "the running statistics of '1' moved" in " ".join(shared.notes)
     target = observed(shared, world_of(public), kind="reconstruction")
     truth = torch.cat([gradient[name].flatten() for name in shared.layout.names])
-    torch.testing.assert_close(target.simulate(inputs, labels), truth, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(target.residual(truth), torch.zeros_like(truth), rtol=0, atol=1e-4)
+    simulated = target.simulate(inputs, labels)
+    torch.testing.assert_close(simulated[: len(truth)], truth, rtol=1e-4, atol=1e-6)
+    # Behind the gradient stand mean and variance of the batch, eight channels each.
+    assert len(simulated) == len(truth) + 16
+    torch.testing.assert_close(target.residual(simulated), torch.zeros_like(simulated), rtol=0, atol=1e-4)
     # In evaluation mode the very batch leaves most of its own update unexplained.
     evaluated = observed(shared, world_of(public))
     assert evaluated.residual(evaluated.simulate(inputs, labels)).norm() > 0.3 * truth.norm()
@@ -69,7 +72,7 @@ def test_an_image_is_found_in_training_mode(overfitted):
     asked = [("inverting_gradients", {"iterations": 400, "tv_weight": 1e-4})]
     (found,) = attack_update(shared, world_of(public), asked)
     assert isinstance(found.result, Reconstruction)
-    assert (found.result.inputs - inputs[:1]).square().mean() < 5e-3
+    assert (found.result.inputs - inputs[:1]).square().mean() < 5e-4
 
 
 def test_statistics_that_stay_are_of_evaluation_mode_and_the_option_says_otherwise(overfitted):

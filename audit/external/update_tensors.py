@@ -1,0 +1,75 @@
+"""The tensors of an update that are a model's parameters: behind a prefix, as a part, and without what did not move."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def parameters_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The model's tensors among those of an update by the model's names, and what was done, in sentences.
+
+    Raises:
+        ValueError: none of them is the model's, or one has another shape.
+    """
+    own = model.state_dict()
+    # What stands before most names of the model's stands before all of them.
+    prefixes = {name.removesuffix(one) for name in tensors for one in own if name == one or name.endswith("." + one)}
+    hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in sorted(prefixes)}
+    if not hits:
+        raise ValueError(
+            f"the update must have a parameter of the model, as {next(iter(own), '')!r}, and has "
+            f"{', '.join(map(repr, list(tensors)[:3])) or 'no tensors'}"
+        )
+    prefix = max(hits, key=lambda one: (hits[one], -len(one)))
+    found = {name: tensors[prefix + name] for name in own if prefix + name in tensors}
+    for name, tensor in found.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"{name!r} of the update must have the shape of the model's, {list(own[name].shape)}, got "
+                f"{list(tensor.shape)}"
+            )
+        if own[name].is_floating_point() and not tensor.is_floating_point():
+            raise ValueError(f"{name!r} of the update must have floating-point entries, got {tensor.dtype}")
+    notes = [f"The prefix {prefix!r} was taken off the names of the update's tensors."] if prefix else []
+    if others := [name for name in tensors if name.removeprefix(prefix) not in found]:
+        notes.append(f"Tensors beside the model's were left out: {', '.join(others[:8])}.")
+    return found, tuple(notes)
+
+
+def moved_parameters(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Tensors without the parameters that a step left as they were, and a sentence that names these.
+
+    A frozen parameter is unchanged in new weights and 0 in a difference, where simulated updates would move it.
+    """
+    own = {name: parameter.detach() for name, parameter in model.named_parameters() if name in given}
+    still = [
+        name for name, value in own.items() if not bool(given[name].any()) or torch.equal(given[name].to(value), value)
+    ]
+    if not still or len(still) == len(own):
+        return given, ()
+    some = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
+    note = f"The step did not move {some}, which is taken to be frozen."
+    return {name: tensor for name, tensor in given.items() if name not in still}, (note,)
+
+
+def freeze_others(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:
+    """Freezes the parameters that an update lacks, so that no attack simulates them, and names them.
+
+    Raises:
+        ValueError: it has no parameter at all.
+    """
+    parameters = dict(model.named_parameters())
+    if not any(name in given for name in parameters):
+        raise ValueError(
+            f"the update must have a parameter of the model, as {next(iter(parameters), '')!r}, and has "
+            f"{', '.join(map(repr, sorted(given)[:3]))}"
+        )
+    # Where all that is shared is frozen in the model, it was trained all the same.
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    trained = trained if trained & set(given) else set(parameters)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in trained and name in given)
+    return tuple(name for name in parameters if name in trained and name not in given)
