@@ -316,7 +316,7 @@ def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[ScaleFit]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRange:
-    """ScaleRange that a factor may have, by batches of public examples.
+    """Sizes that a factor may have, by batches of public examples.
 
     Attributes:
         low: smallest.
@@ -334,7 +334,7 @@ class ScaleRange:
 
 
 def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> ScaleRange:
-    """ScaleRange that a factor may have: batches are drawn from public examples of all classes, and of one class each."""
+    """Sizes that a factor may have: batches are drawn from public examples of all classes, and of one class each."""
     if len(layer.inputs) < 2:
         return ScaleRange(low=0.0, high=math.inf, sign=0)
     _, errors = layer.errors()
