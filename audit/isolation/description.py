@@ -62,8 +62,8 @@ def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
     try:
         known = next((one for one in _ACCESSES if one.name == told["access"][0]), None)
         access = Access(str(told["access"][0]), str(told["access"][1]), tuple(map(str, told["access"][2])))
-        access = known if known == access else access
-        target, result = _target(*map(str, told["target"]), access), RESULTS[told["kind"]].result
+        access = known if known is not None and known == access else access
+        target, result = _target(str(told["target"][0]), str(told["target"][1]), access), RESULTS[told["kind"]].result
 
         def elsewhere(target: Any, coins: Any, **settings: Any) -> Any:
             return run(target, coins, settings)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from attacks.core import Steps, Target, parts_of
@@ -48,7 +47,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
             told, content = flat(obj)
-            return received_tensor, (told, pickle.PickleBuffer(np.ascontiguousarray(content)), obj.requires_grad)
+            return received_tensor, (told, pickle.PickleBuffer(content), obj.requires_grad)
         if isinstance(obj, Steps):
             return RemoteSteps, (self._number(obj), len(obj))
         if isinstance(obj, Target):

@@ -193,9 +193,7 @@ class Worker:
 
     def _garbled(self, wanted: str) -> Any:
         self.usable = False
-        raise AttackProcessError(
-            f"attack {self.name} must answer with numbers, and its process sent what is no {wanted}"
-        )
+        raise AttackProcessError(f"the attack must answer with numbers, got what is no {wanted}")
 
     def _how(self) -> str:
         """How the process ended, and the last that it printed."""
@@ -326,7 +324,8 @@ def _raised(told: Mapping[str, Any]) -> Exception:
     names = [str(one) for one in named] if isinstance(named, list) else []
     base = next((one for name in names for one in _BASES if one.__name__ == name), RuntimeError)
     name = names[0][:100] if names and names[0].isidentifier() else "RuntimeError"
-    error = type(name, (base,), {"__str__": lambda self: self.args[0]})(str(words)[:_MOST_WORDS])
+    kind: Any = type(name, (base,), {"__str__": lambda self: self.args[0]})
+    error = kind(str(words)[:_MOST_WORDS])
     error.frames = [
         traceback.FrameSummary(str(file), line if type(line) is int else 0, str(function))
         for file, line, function in (frames if isinstance(frames, list) else [])

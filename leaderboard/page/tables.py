@@ -34,7 +34,7 @@ from .plots import marker
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
     "claims_differ": "warn", "distribution_shift": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
-    "uneven_tasks": "bad", "mixed_code": "bad",
+    "uneven_tasks": "bad", "mixed_code": "bad", "ran_beside_the_data": "warn",
 }  # fmt: skip
 
 FLAGS = {
@@ -46,6 +46,8 @@ FLAGS = {
     "were on trial, so the likelihood ratio of single steps is a strong test and not the most powerful one",
     "one_off_not_attacked": "a release before the first step, as that of a mask or of statistics, is part of the claim "
     "that bounds an attack and was not read by it, so a stronger test exists",
+    "ran_beside_the_data": "an attack that is not leakbench's ran in the process of the private data, because what it "
+    "attacks could not be sent to a process of its own: its scores are good if its code is trusted",
     "noise_matched": "nothing is proved: the noise is what a bounded method would need",
     "degraded": "the attacker itself saw that it found no match, or that others match as well",
     "public_in_distribution": "the method, pretraining, or the scale of the inputs, reads public examples of the very "

@@ -17,7 +17,7 @@ from leaderboard.board.table import Board
 from leaderboard.records.record import read, read_all
 
 from ..conftest import SUITE
-from .runs import MEMBERSHIP, SPY, load, run
+from .runs import load, run
 
 resource = pytest.importorskip("resource", reason="limits of a process are Unix's")
 ROOT = Path(__file__).parents[3]
@@ -30,6 +30,23 @@ if __name__ == "__main__":
     main()
 """
 COMMAND = [sys.executable, "-c", CODE]
+
+DYING = """
+import multiprocessing
+import os
+from dataclasses import dataclass
+from defenses.core import Block, Defense, Stateless, StepPlan, clip
+
+@dataclass(frozen=True)
+class Dying(Stateless):
+    def plan(self, context):
+        if multiprocessing.current_process().name != "MainProcess":
+            os._exit(3)
+        return StepPlan(Block(bound=clip(1.0)))
+
+def dying(*, noise_multiplier: float | None = None) -> Defense:
+    return Defense(Dying(), noise_multiplier=noise_multiplier)
+"""
 
 
 def start(text: str, folder: Path, *options: str, **environment: str) -> subprocess.Popen:
@@ -99,8 +116,8 @@ def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path, site):
-    site.add("attacks", "spy", SPY.format("import os; os._exit(3)"))
-    text = SUITE.replace(MEMBERSHIP, '{ name = "loss_threshold" }, { name = "spy" }')
+    site.add("defenses", "dying", DYING)
+    text = SUITE.replace('{ name = "dp_sgd" }', '{ name = "dying" }')
     process = start(text, tmp_path, "--jobs", "2", site=str(site.folder))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
