@@ -30,7 +30,8 @@ WITH_SCORES = {"scores", "split", "claim", "fail_if", "level", "delta", "as_json
 
 def audit(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="safetensors, a PyTorch state dict, or the folder of an image classifier.")
+        Path | None,
+        typer.Argument(help="safetensors, a PyTorch state dict, or a folder: image classifier, shards, LoRA adapter."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Architecture of `leakbench list models`, torchvision:NAME, or FILE.py:FUNCTION.")

@@ -24,7 +24,7 @@ from ..subjects.outcome import pick
 from .attacked import Audited, final_model_attacks
 from .audit import AuditSettings, ModelAudit, audit_groups
 from .data import DataFile, Groups, Preprocess, groups_of, read_examples, read_named
-from .files import read_tensors
+from .files import read_weights
 from .gate import Rule, rules
 from .image_classifier import image_classifier
 from .models import architecture, check_name, filled, own_tensors
@@ -194,7 +194,7 @@ def describe(asked: Asked) -> dict[str, Any]:
     sources = _sources(asked)
     if not asked.checkpoint.exists():
         raise ValueError(f"the checkpoint must be a file or a folder, and there is no {asked.checkpoint}")
-    if asked.model and not asked.checkpoint.is_dir():
+    if asked.model:
         check_name(asked.model)
     if asked.transcript is not None:
         read_transcript(asked.transcript)
@@ -238,9 +238,11 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         ValueError: a file, an option or a model that is not as it must be.
     """
     sources = _sources(asked)
-    folder = image_classifier(asked.checkpoint) if asked.checkpoint.is_dir() else None
+    folder = None
+    if asked.checkpoint.is_dir() and not asked.model:
+        folder = image_classifier(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
     if folder is None:
-        named = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
+        named = read_weights(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
     else:
         named = folder.state
     # A folder says how its images were standardised; what the owner says goes before it.

@@ -7,10 +7,8 @@ tensors that were: transformers is never told of the folder, no code of it is ru
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .files import FileRefused, StateFile, read_tensors
+from .files import FileRefused, StateFile, is_adapter, read_adapter, read_folder
+from .files.adapter import WAY_OUT as MERGE
+from .files.adapter import Adapter
 from .files.checks.limits import shown
+from .files.json_object import read_object
+from .files.sharded import WAY_OUT
 
-_CONFIG, _WEIGHTS, _PREPROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
-_MAX_JSON_BYTES = 8 << 20
+_CONFIG, _PREPROCESSOR = "config.json", "preprocessor_config.json"
 _MAX_NUMBER = 1 << 16
 _MAX_LAYERS = 1000
 _MAX_BUFFERS = 1 << 27
@@ -32,7 +33,6 @@ _LABELS = ("id2label", "label2id")
 _FORM = ("dtype", "torch_dtype", "return_dict", "output_attentions", "output_hidden_states", "attn_implementation")
 """How something is computed and handed out, not what: that is decided here."""
 _IGNORED = frozenset((*_LABELS, *_FORM, "architectures", "model_type", "transformers_version"))
-_WAY_OUT = 'save it by model.save_pretrained(folder, max_shard_size="100GB"), which writes model.safetensors'
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,13 @@ class _Logits(nn.Module):
         return self.classifier(pixel_values=inputs).logits
 
 
-def image_classifier(folder: str | Path) -> ImageClassifier:
+def image_classifier(folder: str | Path, *, allow_pickle_tensors: bool = False) -> ImageClassifier:
     """The classifier of a folder that `save_pretrained` wrote.
 
     Args:
-        folder: with config.json and model.safetensors, neither of them a link; preprocessor_config.json may be there.
+        folder: with config.json and model.safetensors, or its shards and their index, none of them a link;
+            preprocessor_config.json may be there. Or of a LoRA adapter, whose base model is such a folder.
+        allow_pickle_tensors: whether pytorch_model.bin is read where there are no safetensors, as of `read_tensors`.
 
     Raises:
         FileRefused: for settings or weights that are not read, in one sentence.
@@ -83,17 +85,21 @@ def image_classifier(folder: str | Path) -> ImageClassifier:
         ModuleNotFoundError: transformers is not installed.
     """
     folder = Path(folder)
+    adapter = read_adapter(folder, allow_pickle_tensors=allow_pickle_tensors) if is_adapter(folder) else None
+    folder = folder if adapter is None else adapter.base
+    state = read_folder(folder, allow_pickle_tensors=allow_pickle_tensors)
     try:
         settings = _settings(folder)
-        _refuse_link(folder / _WEIGHTS)
         mean, std = _normalisation(folder)
         labels = _labels(settings.get("id2label"))
     except FileRefused as error:
         raise FileRefused(f"cannot read {folder}: {error}") from None
     except OSError as error:
-        raise FileRefused(f"cannot read {error.filename or folder}: {error.strerror or error}; {_WAY_OUT}") from error
-    state = read_tensors(folder / _WEIGHTS)
+        raise FileRefused(f"cannot read {error.filename or folder}: {error.strerror or error}; {WAY_OUT}") from error
     model, left_out = _built(folder, settings, len(labels), state.tensors)
+    if adapter is not None:
+        # Into the network: its modules may have other names than the file, which adapters go by.
+        state = _with_adapter(model, adapter, state)
     classes = int(model.config.num_labels)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     notes = [f"Settings that {settings['model_type']} does not have were left out: {', '.join(left_out)}."]
     return ImageClassifier(
@@ -110,7 +116,7 @@ def image_classifier(folder: str | Path) -> ImageClassifier:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """Settings of a network: numbers, texts and short lists of them, which name no code and no place."""
-    found = _json(folder / _CONFIG)
+    found = read_object(folder / _CONFIG)
     for name, why in (("auto_map", "names code of its own"), ("quantization_config", "is of quantised weights")):
         if found.get(name):
             raise FileRefused(f"{_CONFIG} {why} ({name}), which is not run; save a model of transformers' own classes")
@@ -173,7 +179,7 @@ def _built(
     if not asked / 2 <= found <= 2 * asked or buffers > _MAX_BUFFERS:
         raise FileRefused(
             f"cannot read {folder}: {_CONFIG} asks for a network of {asked} entries and buffers of {buffers}, and "
-            f"{_WEIGHTS} has {found}"
+            f"its weights have {found}"
         )
     # Of no place: transformers renames what older versions wrote, and reads nothing.
     with _quiet(), _of_transformers(folder):
@@ -187,8 +193,23 @@ def _built(
         )
     wrong = [f"{kind.replace('_', ' ')}: {_listed(names)}" for kind, names in sorted(outcome.items()) if names]
     if wrong:
-        raise ValueError(f"{_WEIGHTS} of {folder} does not fit its {_CONFIG}: {'; '.join(wrong)}")
+        raise ValueError(f"the weights of {folder} do not fit its {_CONFIG}: {'; '.join(wrong)}")
     return model, sorted(given.keys() - known.keys())
+
+
+def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> StateFile:
+    """Merges an adapter into a network, and returns its weights."""
+    own = model.state_dict()
+    state = adapter.merged(whole, own)
+    strange = [name for name, tensor in state.tensors.items() if name not in own or own[name].shape != tensor.shape]
+    if strange:
+        got = list(state.tensors[strange[0]].shape)
+        raise FileRefused(
+            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(got)} does not fit the network of its base "
+            f"model; {MERGE}"
+        )
+    model.load_state_dict(state.tensors)
+    return state
 
 
 def _network(folder: Path, mapping: Any, config: Any, settings: Mapping[str, Any]) -> Any:
@@ -268,36 +289,6 @@ def _offline() -> Iterator[None]:
             os.environ["HF_HUB_OFFLINE"] = before
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """An object of a file that is no link; JSON without NaN."""
-    _refuse_link(path)
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
-    with os.fdopen(handle, "rb") as file:
-        content = file.read(_MAX_JSON_BYTES + 1) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
-    if not 0 < len(content) <= _MAX_JSON_BYTES:
-        raise FileRefused(f"{path.name} must be a file of 1 to {_MAX_JSON_BYTES} bytes")
-
-    def no_number(text: str) -> Any:
-        raise FileRefused(f"numbers of {path.name} must be finite, got {text}")
-
-    try:
-        found = json.loads(content.decode("utf-8"), parse_constant=no_number)
-    except FileRefused:
-        raise
-    except (ValueError, RecursionError):
-        raise FileRefused(f"{path.name} must be JSON in UTF-8") from None
-    if not isinstance(found, dict):
-        raise FileRefused(f"{path.name} must be a JSON object")
-    return found
-
-
-def _refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise FileRefused(
-            f"its {path.name} is a link, as in the cache of Hugging Face; copy the folder by cp -rL and name the copy"
-        )
-
-
 def _labels(found: Any) -> tuple[str, ...]:
     """What each class is called, in the order of the logits."""
     if not isinstance(found, dict) or not found:
@@ -321,7 +312,7 @@ def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float,
     path = folder / _PREPROCESSOR
     if not path.is_symlink() and not path.exists():
         return None, None
-    found = _json(path)
+    found = read_object(path)
     scaled = found.get("do_rescale", True) and math.isclose(found.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-3)
     mean, std = found.get("image_mean"), found.get("image_std")
     if not scaled or not found.get("do_normalize", True) or mean is None or std is None:

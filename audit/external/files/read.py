@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
     Raises:
         FileRefused: for whatever is not read, in one sentence.
     """
+    state = read_as_stored(path, allow_pickle_tensors=allow_pickle_tensors)
+    tensors, notes = without_wrappers(state.tensors)
+    return replace(state, tensors=tensors, notes=(*state.notes, *notes))
+
+
+def read_as_stored(path: str | Path, *, allow_pickle_tensors: bool = False) -> StateFile:
+    """Reads a file of weights under its own names; as `read_tensors`, which takes the prefixes of wrappers off."""
     path = Path(path)
     try:
         with _opened(path) as file, tempfile.TemporaryDirectory(prefix="leakbench-") as folder:
@@ -78,8 +85,7 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
         raise FileRefused(f"cannot read {path}: {error}") from None
     except (OSError, ValueError) as error:  # a path that no file can have is a ValueError
         raise FileRefused(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    tensors, notes = without_wrappers(tensors)
-    return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, (*checked.notes, *notes))
+    return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, checked.notes)
 
 
 def _opened(path: Path) -> BufferedIOBase:

@@ -223,10 +223,40 @@ def test_a_pickle_in_the_place_of_safetensors_is_not_read(folder):
         image_classifier(folder)
 
 
-def test_a_folder_without_safetensors_says_how_to_make_them(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileRefused, match="No such file"):
+def test_a_folder_without_safetensors_says_how_to_make_them(folder, transformers):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileRefused, match=r"No such file .*; save it by model.save_pretrained\(folder\)"):
         image_classifier(folder)
+    torch.save(TinyForImageClassification(TinyConfig(4, 3)).state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(FileRefused, match="it is a pickle, which is read only where you allow it"):
+        image_classifier(folder)
+    assert image_classifier(folder, allow_pickle_tensors=True).state.kind == "torch.save"
+
+
+def test_shards_are_read_with_the_settings_beside_them(folder, transformers):
+    plain = image_classifier(folder).model(torch.ones(2, 1, 2, 2))
+    state = TinyForImageClassification(TinyConfig(4, 3)).state_dict()
+    state = {name: image_classifier(folder).state.tensors[name] for name in state}
+    (folder / "model.safetensors").unlink()
+    for name in ("first", "last"):
+        save_file({k: v for k, v in state.items() if k.startswith(name)}, folder / f"{name}.safetensors")
+    mapped = {name: f"{name.partition('.')[0]}.safetensors" for name in state}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapped}))
+    assert torch.equal(image_classifier(folder).model(torch.ones(2, 1, 2, 2)), plain)
+
+
+def test_an_adapter_is_read_with_the_settings_of_its_base_model(folder, transformers, tmp_path_factory):
+    adapter = tmp_path_factory.mktemp("adapter")
+    settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 2, "base_model_name_or_path": str(folder)}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    a, b = torch.ones(1, 4), torch.tensor([[0.0], [0.5], [1.0]])
+    before = "base_model.model.last.lora"
+    save_file({f"{before}_A.weight": a, f"{before}_B.weight": b}, adapter / "adapter_model.safetensors")
+    found, plain = image_classifier(adapter), image_classifier(folder)
+    hidden = plain.model.classifier.first(torch.ones(1, 4))
+    expected = plain.model(torch.ones(1, 1, 2, 2)) + 2 * hidden.sum() * b.T
+    torch.testing.assert_close(found.model(torch.ones(1, 1, 2, 2)), expected)
+    assert any("LoRA of 1 layers was merged" in note for note in found.state.notes)
 
 
 def test_without_transformers_the_error_names_it(folder, monkeypatch):
