@@ -63,6 +63,8 @@ def summary_of_update(told: Mapping[str, Any]) -> str:
         "",
         in_markdown(told["verdict"]["sentence"]),
         "",
+        *(f"- {in_markdown(note)}" for note in told["notes"]),
+        *([""] if told["notes"] else []),
         "| attack | found |",
         "|---|---|",
         *(f"| {in_markdown(name)} | {in_markdown(words)} |" for name, words in rows),

@@ -185,9 +185,11 @@ def test_of_two_guesses_that_claim_the_same_the_first_is_kept_and_neither_is_dec
 
 def test_the_command_says_what_the_noise_leaves():
     update, _ = shared(1, 1e-4)
-    one = _told(UpdateFinding(name="bias_division", kind="reconstruction", result=bias_division(update)), (), 0.1)
+    one = _told(UpdateFinding(name="bias_division", kind="reconstruction", result=bias_division(update)), None, (), 0.1)
     assert 0 < one["expected_error"] < 0.1
     said = words({"verdict": {"word": "leaks", "sentence": "an image"}, "attacks": [one]})
     assert f"expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise" in said
-    exact = _told(UpdateFinding(name="r", kind="reconstruction", result=bias_division(shared(1, 0.0)[0])), (), 0.1)
+    exact = _told(
+        UpdateFinding(name="r", kind="reconstruction", result=bias_division(shared(1, 0.0)[0])), None, (), 0.1
+    )
     assert exact["expected_error"] is None

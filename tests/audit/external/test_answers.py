@@ -112,8 +112,8 @@ def test_an_audit_is_the_same_in_whatever_form_a_model_answers(form, said):
 
 def binary() -> nn.Module:
     """The two logits of `groups()` as one: their difference."""
-    model, _ = groups()
-    last: Any = model[2]
+    model: Any = groups()[0]
+    last = model[2]
     single = nn.Linear(64, 1)
     with torch.no_grad():
         single.weight.copy_(last.weight[1:] - last.weight[:1])

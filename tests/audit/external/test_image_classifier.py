@@ -3,6 +3,7 @@
 import json
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -253,7 +254,8 @@ def test_an_adapter_is_read_with_the_settings_of_its_base_model(folder, transfor
     before = "base_model.model.last.lora"
     save_file({f"{before}_A.weight": a, f"{before}_B.weight": b}, adapter / "adapter_model.safetensors")
     found, plain = image_classifier(adapter), image_classifier(folder)
-    hidden = plain.model.classifier.first(torch.ones(1, 4))
+    classifier: Any = plain.model.classifier
+    hidden = classifier.first(torch.ones(1, 4))
     expected = plain.model(torch.ones(1, 1, 2, 2)) + 2 * hidden.sum() * b.T
     torch.testing.assert_close(found.model(torch.ones(1, 1, 2, 2)), expected)
     assert any("LoRA of 1 layers was merged" in note for note in found.state.notes)

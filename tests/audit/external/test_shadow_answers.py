@@ -134,6 +134,7 @@ def test_one_answer_of_two_classes_is_two_logits(tmp_path, asked, axes):
 
     plain, found, shares = bank(*two), bank(*given), bank(*(one.sigmoid() for one in given))
     for read in (found, shares):
+        assert read.population is not None and plain.population is not None
         torch.testing.assert_close(read.logits.log_softmax(-1), plain.logits.log_softmax(-1))
         torch.testing.assert_close(read.population.log_softmax(-1), plain.population.log_softmax(-1))
     assert "answers (one probability) are read as logits" in shares.source
