@@ -13,8 +13,10 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from attacks.core import Examples
+from defenses.core.training.labelled import LabelledData, as_tensors
 from leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
@@ -43,13 +45,10 @@ from .identity import content_ids
 from .preflight import preflight, refuse_stops, sentences
 from .rule_numbers import numbers_of_rules, unless_proved
 from .shadow_answers import AnsweredBank, refuse_other_answers
-from .sources.raw import REGRESSION
+from .sources.raw import whole_labels
 from .transcript import WatchedTranscript
 from .transcript_attacks import run_on_transcript, transcript_attacks
 from .verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
-
-Pair = tuple[Tensor, Tensor]
-"""(inputs [n, ...], labels [n])."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +161,9 @@ def accuracy_gap(accuracy: Mapping[str, Metric]) -> Metric:
 def audit_model(
     model: nn.Module,
     *,
-    members: Pair,
-    non_members: Pair,
-    population: Pair | None = None,
+    members: LabelledData,
+    non_members: LabelledData,
+    population: LabelledData | None = None,
     settings: AuditSettings | None = None,
     bank: AnsweredBank | None = None,
     transcript: WatchedTranscript | None = None,
@@ -175,8 +174,9 @@ def audit_model(
     """Audits a model that is in memory, by pairs of inputs and labels; see `audit_groups`.
 
     Args:
-        model: a classifier: inputs -> logits [n, classes].
-        members: examples that it was trained on.
+        model: a classifier: inputs -> logits [n, classes], or one [n] of two classes.
+        members: examples that it was trained on: (inputs [n, ...], labels [n]) as tensors or arrays, or a dataset of
+            pairs. Inputs are as the model is fed; labels are classes from 0, as whole numbers of any type or one-hot.
         non_members: examples that it was not trained on.
         population: public examples that are neither, which some attacks need.
         settings: what is asked; or single options by name, as `split="random"`.
@@ -215,29 +215,37 @@ def audit_model(
     return audit_groups(audited, asked, shift=looked.shift, bank=bank, transcript=transcript, report=report)
 
 
-def _examples(name: str, pair: Pair) -> Examples:
-    inputs, labels = pair
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
-        raise ValueError(
-            f"{name} must be tensors, (inputs, labels), got {type(inputs).__name__} and {type(labels).__name__}"
-        )
-    if len(inputs) != len(labels):
-        raise ValueError(f"{name} must have a label an input, got {len(inputs)} inputs and {len(labels)} labels")
-    if not len(labels):
-        raise ValueError(f"{name} must hold at least one example, got none")
+def _examples(name: str, given: LabelledData) -> Examples:
+    inputs, labels = as_tensors(_dataset(name, given), name, None)
     if inputs.dtype in (torch.bfloat16, torch.float16, torch.float64):
         inputs = inputs.float()
-    if not inputs.is_floating_point() or not bool(inputs.isfinite().all()):
-        raise ValueError(f"inputs of {name} must be finite floats, as the model is fed, got {inputs.dtype}")
-    if labels.is_floating_point() and bool((cut := labels != labels.floor()).any()):
+    if not inputs.is_floating_point():
         raise ValueError(
-            f"labels of {name} must be classes, whole numbers from 0, got {float(labels[cut][0]):g}; {REGRESSION}"
+            f"inputs of {name} must be finite floats, as the model is fed, got {inputs.dtype}; where it is fed bytes "
+            "as fractions, divide them by 255"
         )
-    if labels.dtype != torch.int64 or labels.ndim != 1:
-        raise ValueError(f"labels of {name} must be int64 [n], got {labels.dtype} {list(labels.shape)}")
-    if int(labels.min()) < 0:
-        raise ValueError(f"labels of {name} must be at least 0, got {int(labels.min())}")
-    return Examples(ids=content_ids(inputs, labels).to(labels.device), inputs=inputs, labels=labels)
+    if inputs.ndim < 2 or not bool(inputs.isfinite().all()):
+        got = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
+        raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {got}")
+    plain = labels.detach().cpu()
+    plain = plain.float() if plain.dtype == torch.bfloat16 else plain  # which NumPy has not
+    classes = torch.from_numpy(whole_labels(name, plain.numpy())).to(inputs.device)
+    return Examples(ids=content_ids(inputs, classes).to(inputs.device), inputs=inputs.detach(), labels=classes)
+
+
+def _dataset(name: str, given: LabelledData) -> LabelledData:
+    """The dataset behind a loader that takes all of it as it is, in whatever order."""
+    if not isinstance(given, DataLoader):
+        return given
+    whole = type(given.sampler) is SequentialSampler or (
+        type(given.sampler) is RandomSampler and not given.sampler.replacement
+    )
+    if whole and given.collate_fn is default_collate and len(given.sampler) == len(given.dataset):  # pyright: ignore[reportArgumentType]  samplers of these kinds know it
+        return given.dataset
+    raise ValueError(
+        f"{name} must be a dataset or tensors, got a DataLoader with a sampler or a collate_fn of its own; give the "
+        "examples that it takes as (inputs, labels)"
+    )
 
 
 def audit_groups(

@@ -190,7 +190,7 @@ def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
                 stop=True,
                 sentence=(
                     f"labels go from {int(labels.min())} to {largest}, and the model has {classes} classes: labels "
-                    "count from 0"
+                    f"count from 0{'; subtract 1' if (int(labels.min()), largest) == (1, classes) else ''}"
                 ),
             )
         )

@@ -78,7 +78,7 @@ def _array(
         if dtype.hasobject:
             raise ValueError(
                 f"{name} of {source} must be plain numbers, got pickled Python objects, which can run any program when "
-                "they are read; save it as an array of numbers"
+                "they are read; save it as an array of numbers, rows of several lengths padded or cropped to one"
             )
         if dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
             raise ValueError(f"{name} of {source} must be plain numbers, got {dtype}")

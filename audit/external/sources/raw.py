@@ -173,25 +173,29 @@ def checked(
 
 
 def whole_labels(source: str, labels: ndarray) -> ndarray:
-    """Labels as int64 [n].
+    """Labels as int64 [n], of whole numbers of any type or one-hot rows.
 
     Raises:
-        ValueError: they are words, floats, one-hot, negative or too large to be classes.
+        ValueError: they are words, fractions, negative or too large to be classes.
     """
-    if labels.dtype.kind == "f" and (cut := labels != np.floor(labels)).any():
+    if labels.dtype.kind not in "uifb":
+        way_out = "number the classes from 0 in the order of the model's outputs"
+        raise ValueError(f"labels of {source} must be whole numbers, got {_kind(labels)}; {way_out}")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    elif labels.ndim == 2 and ((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all():
+        labels = labels.argmax(axis=1)  # one-hot
+    if labels.ndim != 1:
+        way_out = "; give the likeliest class of each" if labels.ndim == 2 and labels.dtype.kind == "f" else ""
+        raise ValueError(f"labels of {source} must be one class an example, got shape {list(labels.shape)}{way_out}")
+    if labels.dtype.kind == "f" and (cut := ~np.isfinite(labels) | (labels != np.floor(labels))).any():
         raise ValueError(
             f"labels of {source} must be classes, whole numbers from 0, got {labels[cut][0]}; {REGRESSION}"
         )
-    if labels.dtype.kind not in "ui":
-        way_out = "; number the classes from 0 in the order of the model's outputs" if labels.dtype.kind != "f" else ""
-        raise ValueError(f"labels of {source} must be whole numbers, got {_kind(labels)}{way_out}")
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise ValueError(f"labels of {source} must be one class an example, got shape {list(labels.shape)}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= _MOST_CLASSES:
-        raise ValueError(f"labels of {source} must be classes from 0, got {low if low < 0 else high}")
+        way_out = "; write 0 for -1" if low == -1 and set(np.unique(labels)) <= {-1, 1} else ""
+        raise ValueError(f"labels of {source} must be classes from 0, got {low if low < 0 else high}{way_out}")
     return labels.astype(np.int64)
 
 

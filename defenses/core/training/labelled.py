@@ -94,7 +94,7 @@ def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Te
 def _tensor(values: Any, argument: str) -> Tensor:
     try:
         return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # the last of a table of pandas
         why = " ".join(str(error).split())
         raise ValueError(
             f"{argument} must hold tensors, arrays or numbers, got {type(values).__name__} ({why}); convert them, "

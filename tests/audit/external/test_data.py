@@ -84,7 +84,7 @@ def test_a_folder_has_a_folder_a_class(tmp_path):
         ({"y": np.array([0])}, "inputs under one of the names inputs, x, .* got y"),
         ({"x": _images(), "inputs": _images(), "y": np.arange(4)}, "inputs under one of the names .* got x, inputs, y"),
         ({"x": _images(), "y": np.array([0, 1])}, "one small entry for each of 4 inputs, got int64"),
-        ({"x": _images(), "y": np.array([0.0, 1, 1, 1])}, "must be whole numbers, got float64"),
+        ({"x": _images(), "y": np.array([0.0, 0.5, 1, 1])}, "must be classes, whole numbers from 0, got 0.5; a regr"),
         (
             {"x": _images(), "y": np.array(["a", "b", "c", "d"])},
             "must be whole numbers, got words .* number the classes from 0",

@@ -162,7 +162,7 @@ def test_parquet_of_nested_lists_and_of_encoded_images(tmp_path):
         ({"x": [["a"], ["b"]], "label": [0, 1]}, "numbers or lists of them, got string"),
         ({"u": [1.0, 2.0], "note": ["a", "b"], "label": [0, 1]}, "got note of string"),
         ({"u": [1.0, 2.0]}, "labels under one of the names"),
-        ({"u": [1.0, 2.0], "label": [0.0, 1.0]}, "whole numbers, got double|whole numbers, got float64"),
+        ({"u": [1.0, 2.0], "label": [0.0, 1.5]}, "classes, whole numbers from 0, got 1.5; a regression is audited"),
         ({"u": [1.0, 2.0], "label": ["cat", "dog"]}, "whole numbers, got words"),
         ({"label": [0, 1]}, "must have inputs as one column"),
         ({"u": [1.0, 2.0], "label": [0, 1], "id": [7, 7]}, "ids of .* distinct, got 7 twice"),
@@ -286,3 +286,42 @@ def test_the_whole_of_a_data_set_is_there_by_a_split_of_json(tmp_path):
             read_named("digits", path)
     pd.DataFrame({"id": [1], "group": ["member"]}).to_csv(path, index=False)
     assert read_named("digits", path)["members"].names == ("1",)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda y: y.astype(np.float32),
+        lambda y: y[:, None].astype(np.float64),
+        lambda y: np.eye(3)[y],
+        lambda y: np.eye(3, dtype=bool)[y],
+        lambda y: y.astype(np.uint8),
+    ],
+)
+def test_labels_are_classes_however_they_are_written(tmp_path, form):
+    y = np.arange(30) % 3
+    np.savez(tmp_path / "some.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=form(y))
+    assert read_examples(str(tmp_path / "some.npz")).labels.tolist() == y.tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (
+            np.linspace(0, 1, 4),
+            "got 0.3333333333333333; a regression is audited by its losses, without the model: leakbench",
+        ),
+        (np.array([0.0, np.nan, 1.0, 1.0]), "whole numbers from 0, got nan"),
+        (np.array([-1, 1, 1, -1]), "must be classes from 0, got -1; write 0 for -1"),
+        (np.array([-1, 0, 1, 1]), "must be classes from 0, got -1$"),
+        (np.eye(4) * 0.9, "one class an example, got shape .*; give the likeliest class of each"),
+        (np.array(["a", "b", "c", "d"]), "must be whole numbers, got words of shape .*; number the classes from 0"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_with_the_way_out(tmp_path, labels, words):
+    np.savez(tmp_path / "some.npz", x=np.zeros((4, 2)), y=labels)
+    with pytest.raises(ValueError, match=words):
+        read_examples(str(tmp_path / "some.npz"))
+    (tmp_path / "some.csv").write_text("x0,x1,label\n1,2,0\n")
+    with pytest.raises(ValueError, match=r"write a CSV table as Parquet: pandas.read_csv\(file\).to_parquet"):
+        read_examples(str(tmp_path / "some.csv"))

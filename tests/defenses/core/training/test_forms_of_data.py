@@ -1,6 +1,7 @@
 """Examples as people have them: rows of other forms, arrays, other precisions, labels that are written otherwise."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,7 @@ def test_what_can_be_read_in_one_way_trains_the_same_model(data):
         (Rows(lambda i: {"x": X[i], "mask": X[i], "label": 0}), "got a dictionary of x, mask, label in row 0"),
         (Rows(lambda i: {"a": X[i], "b": 0}), "got a dictionary of a, b in row 0"),
         (Rows(lambda i: (torch.zeros(3 + i % 2), 0)), r"of one shape, got \[3\] in row 0 and \[4\] in row 1"),
+        ((pd.DataFrame(X.numpy()), Y), "must hold tensors, arrays or numbers, got DataFrame"),
         (Rows(lambda i: (object(), 0)), "must hold tensors, arrays or numbers, got object"),
         ((X, Y + 1), "must be class numbers from 0 to 2, as the model answers, got 1 to 3; subtract 1"),
         ((X, Y - 1), "must be class numbers from 0 to 2, as the model answers, got -1 to 1"),
