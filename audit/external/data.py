@@ -263,8 +263,8 @@ def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
         file.seek(0)
         if start not in _FORMATS:
             raise ValueError(
-                f"{source} must be an .npz, Parquet, or a folder of images by class; its first bytes are {start!r}; write "
-                "a CSV table as Parquet: pandas.read_csv(file).to_parquet(other)"
+                f"{source} must be an .npz, Parquet, or a folder of images by class; its first bytes are {start!r}; "
+                "write a CSV table as Parquet: pandas.read_csv(file).to_parquet(other)"
             )
         raw = _FORMATS[start](source, file, reading)
     return _examples(raw, source, digest)

@@ -131,7 +131,7 @@ def test_what_can_be_read_in_one_way_is_the_same_examples(overfitted, form):
 
 def test_labels_that_start_at_1_are_said_to_be_that(overfitted):
     (x, y), (x2, y2) = overfitted.members, overfitted.non_members
-    with pytest.raises(StoppedError, match="labels go from 1 to 10, and the model has 10 classes: .*; subtract 1"):
+    with pytest.raises(StoppedError, match=r"labels go from 1 to 10, and the model has 10 classes: .*; subtract 1"):
         audit_model(overfitted.model, members=(x, y + 1), non_members=(x2, y2 + 1), **QUICK)
 
 
