@@ -127,7 +127,7 @@ class _Question:
         if not (self._grad and any(self._needs)):
             self.put(*self._tensors)
             return self._value
-        found = iter(_Asked.apply(self, *self._tensors))
+        found = iter(_RemoteCall.apply(self, *self._tensors))
         return changed(self._value, lambda _: next(found))
 
     def put(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -153,7 +153,7 @@ class _Question:
         return [next(found) if needed else None for needed in self._needs]
 
 
-class _Asked(torch.autograd.Function):
+class _RemoteCall(torch.autograd.Function):
     @staticmethod
     def forward(question: _Question, *tensors: Tensor) -> tuple[Tensor, ...]:
         return question.put(*tensors)

@@ -16,6 +16,7 @@ from audit.isolation.worker import AttackProcessError, BesideTheData
 from audit.run import job
 from audit.subjects.outcome import Outcome
 from defenses.core import keyed
+from leaderboard.page.tables import FLAGS, TONES
 
 from ...attacks import toys
 from ..run.test_job import of
@@ -262,6 +263,7 @@ def test_an_attack_whose_target_cannot_be_sent_runs_beside_the_data_and_its_cell
         cell.request.asked_attack.name: outcome.flags
         for cell, outcome in job.compute(tuple(cells), torch.device("cpu"))
     }
+    assert job.BESIDE in FLAGS and TONES[job.BESIDE] == "warn"  # the page has its meaning
     assert len(names) == 2 and "likelihood_ratio" in names
     assert flags.pop("likelihood_ratio") == ["deterministic", job.BESIDE]
     assert set(map(tuple, flags.values())) == {("deterministic",)}

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -421,7 +420,6 @@ def test_a_failing_cell_is_a_record_the_others_go_on_and_it_is_tried_again(tmp_p
     assert failed.metrics == {} and failed.arrays is None
     assert [r for r in read_all(tmp_path) if r.status == "failed"]
     (site.folder / "borrowed_spy.py").write_text(WORKING, encoding="utf-8")
-    del sys.modules["borrowed_spy"]
     shutil.rmtree(site.folder / "__pycache__", ignore_errors=True)  # the two sources may be of one second and size
     before = files(tmp_path)
     again = run(text, tmp_path)
@@ -461,7 +459,6 @@ def test_a_skipped_cell_is_recorded_and_run_once_it_can_be(tmp_path, site):
     run(text, tmp_path)
     assert files(tmp_path) == before
     (site.folder / "borrowed_spy.py").write_text(WORKING, encoding="utf-8")
-    del sys.modules["borrowed_spy"]
     assert of(run(text, tmp_path), "dp_sgd", "spy").status == "ok"
 
 

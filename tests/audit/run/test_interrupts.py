@@ -34,13 +34,17 @@ COMMAND = [sys.executable, "-c", CODE]
 DYING = """
 import multiprocessing
 import os
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from defenses.core import Block, Defense, Stateless, StepPlan, clip
 
 @dataclass(frozen=True)
 class Dying(Stateless):
     def plan(self, context):
         if multiprocessing.current_process().name != "MainProcess":
+            while not list(Path("FOLDER").glob("records/*.json")):
+                time.sleep(0.1)
             os._exit(3)
         return StepPlan(Block(bound=clip(1.0)))
 
@@ -116,7 +120,7 @@ def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_one_sentence_and_what_is_finished_stays(tmp_path, site):
-    site.add("defenses", "dying", DYING)
+    site.add("defenses", "dying", DYING.replace("FOLDER", str(tmp_path)))
     text = SUITE.replace('{ name = "dp_sgd" }', '{ name = "dying" }')
     process = start(text, tmp_path, "--jobs", "2", site=str(site.folder))
     _, err = process.communicate(timeout=120)
