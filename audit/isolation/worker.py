@@ -50,6 +50,9 @@ LIMIT = "LEAKBENCH_ATTACK_SECONDS"
 SECONDS = 3600.0
 """The same where the variable is not set."""
 
+MOST_FREE = 4
+"""Processes that are kept while nobody asks them; each has some 300 MB."""
+
 _KEPT = (
     "PATH", "LANG", "TZ", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "TORCH_HOME",
     "HF_HOME",
@@ -219,22 +222,23 @@ def borrowed(name: str, version: tuple[Any, ...]) -> Iterator[Worker]:
     """
     key = (os.getpid(), name, version)  # a forked child has connections that are its parent's
     with _turn:
-        for other in [one for one in _free if one[1] == name and one != key]:
-            _free.pop(other)
-        waiting = _free.setdefault(key, [])
-        worker = waiting.pop() if waiting else None
+        # The last that came back: the others may be ended soon.
+        place = next((n for n in reversed(range(len(_free))) if _free[n][0] == key), None)
+        worker = None if place is None else _free.pop(place)[1]
     worker = worker or Worker(name)
     try:
         yield worker
     finally:
-        if worker.usable:
-            with _turn:
-                waiting.append(worker)
-        else:
-            worker.end()
+        surplus = [] if worker.usable else [worker]
+        with _turn:
+            _free.extend([(key, worker)] if worker.usable else [])
+            while len(_free) > MOST_FREE:
+                surplus.append(_free.pop(0)[1])
+        for one in surplus:
+            one.end()
 
 
-_free: dict[tuple[Any, ...], list[Worker]] = {}
+_free: list[tuple[tuple[Any, ...], Worker]] = []
 _turn = threading.Lock()
 
 

@@ -155,7 +155,32 @@ def test_an_honest_attack_has_the_same_scores_in_the_same_process_again_and_adva
         here, apart = (one(target, c) for one, c in zip(both(mine), coins, strict=True))
         assert torch.equal(here.scores, apart.scores) and torch.equal(here.ids, apart.ids)
     assert torch.equal(coins[0].get_state(), coins[1].get_state())
-    assert [len(kept) for (_, name, _), kept in worker._free.items() if name == mine] == [1]
+    assert [key[1] for key, _ in worker._free].count(mine) == 1
+
+
+def test_few_processes_are_kept_and_the_one_that_was_free_longest_is_ended(monkeypatch):
+    ended = []
+
+    class Started:
+        usable = True
+
+        def __init__(self, name):
+            self.name = name
+
+        def end(self):
+            ended.append(self.name)
+
+    monkeypatch.setattr(worker, "Worker", Started)
+    monkeypatch.setattr(worker, "_free", [])
+    names = [*map(str, range(worker.MOST_FREE)), "0", "another"]
+    for name in names:
+        with worker.borrowed(name, ()):
+            pass
+    assert ended == ["1"]  # "0" was asked again since
+    with pytest.raises(ValueError, match="mine"), worker.borrowed("0", ("edited",)) as one:
+        one.usable = False
+        raise ValueError("mine")
+    assert ended == ["1", "0"] and len(worker._free) == worker.MOST_FREE
 
 
 def test_functions_of_the_target_are_differentiated_as_if_they_were_there(mine):
@@ -229,7 +254,7 @@ def test_neither_the_folder_nor_the_variables_nor_open_files_lead_to_the_results
     monkeypatch.setenv("LEAKBENCH_DATA", str(secret))
     with (secret / "records").open("w") as handle:
         os.set_inheritable(handle.fileno(), True)
-        worker._free.clear()  # so that its process starts now
+        monkeypatch.setattr(worker, "_free", [])  # so that its process starts now
         with pytest.raises(ValueError, match="leakbench-attack-") as caught:
             catalog.attack(mine)(model_access()[0], mode="inherited")
     assert "where_the_truth_is" not in str(caught.value)
