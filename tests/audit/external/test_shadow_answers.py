@@ -123,6 +123,8 @@ def test_a_file_with_nan_is_refused(read):
 @pytest.mark.parametrize("axes", ["models n", "models n 1"])
 def test_one_answer_of_two_classes_is_two_logits(tmp_path, asked, axes):
     coins = torch.Generator().manual_seed(4)
+    for group in (asked.members, asked.non_members):
+        group.labels.clamp_(max=1)
     single = torch.randn(MODELS, MEMBERS + OTHERS, generator=coins)
     public = torch.randn(MODELS, PUBLIC, generator=coins)
     two = [torch.stack([torch.zeros_like(one), one], -1) for one in (single, public)]
