@@ -176,7 +176,7 @@ class _Walker:
 
     def _attached(self, value: object, place: str) -> None:
         """Attributes of something whose own content was taken in."""
-        if attached := getattr(value, "__dict__", None):
+        if attached := _dictionary(value):
             self.add(dict(attached), place)
 
     def _object(self, value: object, place: str) -> None:
@@ -223,7 +223,7 @@ class _Walker:
 
     def _instance(self, value: object, place: str, left_out: Set[str] = frozenset()) -> None:
         content = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
-        content |= getattr(value, "__dict__", {})
+        content |= _dictionary(value)
         content = {name: one for name, one in content.items() if name not in left_out}
         # What is written in Python keeps all it has in these two places; what is not may have more, behind them.
         empty = not content and not hasattr(value, "__dict__") and type(value) is not object
@@ -323,6 +323,12 @@ class _Walker:
             # The length first, so that no two sequences of words run together into the same bytes.
             content = word if isinstance(word, bytes) else repr(word).encode()
             self.found.update(f"{len(content)}:".encode() + content)
+
+
+def _dictionary(value: object) -> Mapping[str, object]:
+    """An object's attributes; none where it has slots alone and answers every name, as a library behind ctypes."""
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _pickled(value: object) -> bytes:

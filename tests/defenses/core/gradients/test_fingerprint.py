@@ -342,3 +342,16 @@ def test_the_plan_that_an_author_wrote_counts():
 
     assert digest(method(3)) == digest(method(3))
     assert digest(method(3)) != digest(method(4))
+
+
+def test_an_object_that_answers_every_name_has_no_attributes_by_that():
+    class Library:
+        __slots__ = ("name",)
+
+        def __init__(self, name):
+            self.name = name
+
+        def __getattr__(self, name):
+            return object()
+
+    assert digest(Library("a"), strict=False) != digest(Library("b"), strict=False)
