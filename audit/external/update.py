@@ -237,7 +237,7 @@ def observed(
 
 
 def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFile:
-    """An update with the labels that `label_recovery` finds, for attacks on inputs that need them.
+    """An update with the labels that an attack on labels finds, for attacks on inputs that need them.
 
     Args:
         shared: the update.
@@ -249,7 +249,8 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
     """
     if shared.labels is not None or shared.convention.unreadable:
         return shared
-    (found,) = attack_update(shared, world, [("label_recovery", {})], seed=seed)
+    named = next(name for name in catalog.names("attacks") if catalog.attack(name).kind == "labels")
+    (found,) = attack_update(shared, world, [(named, {})], seed=seed)
     result = found.result
     if not isinstance(result, LabelEstimate) or int(result.counts.sum()) != shared.batch_size:
         return shared
@@ -257,7 +258,7 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
     unsure = result.status != "ok"
     words = ", ".join(map(str, labels.tolist()[:20])) + (", ..." if len(labels) > 20 else "")
     how = "which may be others" if unsure else "which are sure"
-    note = f"Attacks on inputs that need labels were given those that label_recovery found, {how}: {words}."
+    note = f"Attacks on inputs that need labels were given those that {named} found, {how}: {words}."
     return replace(shared, labels=labels, unsure_labels=unsure, notes=(*shared.notes, note))
 
 
