@@ -249,7 +249,7 @@ def test_the_likeliest_factor_is_that_of_the_likelihood():
 def test_a_model_in_another_precision_is_audited_as_in_single(dtype):
     model, given = groups()
     rounded: dict[str, Any] = {name: (x.to(dtype), y) for name, (x, y) in given.items()}
-    found = audit_model(model.to(dtype), attacks=ATTACKS, gradients=False, **rounded)
+    found = audit_model(model.to(dtype), attacks=[*ATTACKS, ("gradient_norm", {})], gradients=False, **rounded)
     assert [one.why_not for one in found.outcomes] == ["", ""] and found.verdict.word == "leaks"
 
 
