@@ -23,7 +23,20 @@ from ..observe import logits_of
 from .diagnosis import knowledge
 from .sources.raw import REGRESSION
 
-Form = Literal["logits", "probabilities", "percentages", "one logit", "one probability"]
+Form = Literal[
+    "logits",
+    "probabilities",
+    "percentages",
+    "shares",
+    "odds",
+    "logits of each class",
+    "binary logarithms",
+    "decimal logarithms",
+    "negative logarithms",
+    "one logit",
+    "one probability",
+]
+"""`shares` are probabilities times one number; `logits of each class` are log(p / (1 - p))."""
 
 _ONE = 5e-3
 """Distance from 1 of a sum of probabilities, which half precision rounds."""
@@ -42,12 +55,56 @@ def form_of(answers: Float[Tensor, "... classes"]) -> Form:
         # NaN is in no range.
         shares = len(rows) and bool(((rows >= 0) & (rows <= 1)).all())
         return "one probability" if shares else "one logit"
-    if not len(rows) or not bool(rows.isfinite().all()) or float(rows.min()) < 0:
+    if not len(rows) or not bool(rows.isfinite().all()):
         return "logits"
-    sums = rows.sum(1)
-    if float((sums - 1).abs().max()) < _ONE:
-        return "probabilities"
-    return "percentages" if float((sums - 100).abs().max()) < 100 * _ONE else "logits"
+
+    def whole(values: Tensor, size: float = 1.0) -> bool:
+        return float((values.sum(1) - size).abs().max()) < size * _ONE
+
+    if float(rows.min()) >= 0:
+        if whole(rows):
+            return "probabilities"
+        if whole(rows, 100.0):
+            return "percentages"
+        if whole(rows / (1 + rows)):
+            return "odds"
+        if whole((-rows).exp()):
+            return "negative logarithms"
+        size = float(rows.sum(1).mean())
+        return "shares" if len(rows) > 1 and size > 0 and whole(rows, size) else "logits"
+    if float(rows.max()) <= 0:
+        if whole(2**rows):
+            return "binary logarithms"
+        if whole(10**rows):
+            return "decimal logarithms"
+    # Of two classes any logits that add up to 0 are of this kind as well, and twice as large in truth.
+    return "logits of each class" if rows.shape[1] > 2 and whole(rows.sigmoid()) else "logits"
+
+
+def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
+    """Refuses answers of so few digits that most of what attacks compare is rounded away.
+
+    Labels alone, which are 0 and 1, are another thing: attacks on labels read them.
+
+    Raises:
+        NoLogits: whole numbers, or probabilities of three digits or fewer.
+    """
+    values = answers.double().flatten()
+    shown = values.unique()
+    if len(shown) <= 2 or not bool(values.isfinite().all()):
+        return
+    if form in ("probabilities", "one probability", "percentages"):
+        digits = values / (100 if form == "percentages" else 1) * 1000
+        what = "of three digits or fewer"
+    else:
+        digits, what = values, "of whole numbers"
+    # Numbers that are too large have no digits behind the point, and tiny ones round to one.
+    whole = digits.round()
+    if float((digits - whole).abs().max()) < 1e-3 and len(whole.unique()) > 2 and float(whole.abs().max()) < 2**20:
+        raise NoLogits(
+            f"model must answer with more digits, got {form} {what}, of which attacks learn little: give the answers "
+            "before they are rounded, or audit labels alone"
+        )
 
 
 def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor, "... classes"]:
@@ -59,12 +116,27 @@ def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor
     """
     if form == "logits":
         return answers
-    if form == "one logit":
-        return torch.cat([torch.zeros_like(answers), answers], dim=-1)
     whole = answers.float() if answers.dtype.itemsize < 4 else answers
-    shares = torch.cat([1 - whole, whole], dim=-1) if form == "one probability" else whole
-    shares = shares / (100 if form == "percentages" else 1)
-    return shares.clamp(min=torch.finfo(shares.dtype).tiny).log()
+    tiny = torch.finfo(whole.dtype).tiny
+    match form:
+        case "one logit":
+            return torch.cat([torch.zeros_like(answers), answers], dim=-1)
+        case "one probability":
+            # Near 1 a probability is rounded by half of its type's precision: what is nearer is not known.
+            other = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
+            return torch.cat([other, whole.clamp(min=tiny)], dim=-1).log()
+        case "odds":
+            return (whole / (1 + whole)).clamp(min=tiny).log()
+        case "logits of each class":
+            return nn.functional.logsigmoid(whole)
+        case "binary logarithms":
+            return whole * math.log(2)
+        case "decimal logarithms":
+            return whole * math.log(10)
+        case "negative logarithms":
+            return -whole
+        case _:
+            return (whole / whole.sum(-1, keepdim=True).clamp(min=tiny)).clamp(min=tiny).log()
 
 
 def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
@@ -172,13 +244,15 @@ def answering_logits(
         form = form_of(answers)
         taken = reading(model, form)
         said.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
+        refuse_rounded(answers, form)
     else:
         taken = model if plain else reading(model, "logits")
         answers = logits_of(taken, inputs)
         form = form_of(answers)
+        refuse_rounded(answers, form)
         if form != "logits":
             taken = reading(model, form)
-            said.append(f"it answers with {form}, whose logarithms are taken for logits")
+            said.append(f"it answers with {form}, which are read as logarithms of probabilities")
     logits = as_logits(answers, form)
     if labels is None or int(labels.max()) >= logits.shape[1]:
         return taken, "; ".join(said)

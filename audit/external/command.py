@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from attacks.core import Examples
@@ -276,7 +277,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         model = filled(model, tensors, own_code=plugins.is_path(asked.model or ""))
     else:
         model = folder.model
-    _refuse_other_columns(model, groups.columns)
+    refuse_other_columns(model, groups.columns)
     model = model.to(asked.device).eval()
     report("pre-flight")
     delta = asked.settings.delta_of_bounds
@@ -343,15 +344,25 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     )
 
 
-def _refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None) -> None:
-    """Refuses a table whose columns are not those that a model names, as `feature_names`, in their order."""
-    wanted = getattr(model, "feature_names", None)
-    if not isinstance(wanted, list | tuple) or columns is None or list(wanted) == list(columns):
+def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, *, of: str = "members") -> None:
+    """Refuses a table whose columns are not those that a model names, in their order.
+
+    Args:
+        model: may name them as `feature_names`, or as scikit-learn does, `feature_names_in_`.
+        columns: of the table; None where they have no names.
+        of: whose table it is.
+
+    Raises:
+        ValueError: another name, or another order.
+    """
+    given = [getattr(model, name, None) for name in ("feature_names", "feature_names_in_")]
+    wanted = next(([*map(str, one)] for one in given if isinstance(one, list | tuple | np.ndarray)), None)
+    if wanted is None or columns is None or wanted == list(columns):
         return
     place = next((i for i, pair in enumerate(zip(wanted, columns, strict=False)) if pair[0] != pair[1]), len(columns))
     named = [str(names[place]) if place < len(names) else "none" for names in (wanted, columns)]
     raise ValueError(
-        f"columns of members must be the feature_names of the model, in their order, and column {place + 1} is "
+        f"columns of {of} must be the feature_names of the model, in their order, and column {place + 1} is "
         f"{named[1]} instead of {named[0]}; write the table in the order of the training"
     )
 
@@ -480,6 +491,13 @@ def fitting(
     for classes in [least, *([1] if single else []), *more]:
         if (model := fits(classes)) is not None:
             return model
+    # Where labels go beyond a network that the file fits: from 1, or one group by another rule than the other.
+    fewer = next((count for count in sorted(counts, reverse=True) if 1 < count < least and fits(count)), None)
+    if fewer is not None and not (lowest == 1 and fewer == least - 1):
+        raise ValueError(
+            f"labels must be below {fewer}, the classes that the model answers with, and go from {lowest} to "
+            f"{least - 1}: is one group counted from another number than the other? Classes count from 0 in all of them"
+        )
     if lowest == 1 and least > 2 and fits(least - 1) is not None:
         raise ValueError(
             f"labels must count from 0, and go from 1 to {least - 1} where the model answers with {least - 1} classes; "
@@ -488,6 +506,11 @@ def fitting(
     try:
         return made(least)
     except ValueError:
+        # Names that differ say more than the shape of an answer: the report of them follows from the network as it is.
+        with suppress(ValueError):
+            model = architecture(name, input_shape=input_shape, classes=least, trust_code=trust_code, answers=None)
+            if tensors and model.state_dict().keys() != own_tensors(model, tensors)[0].keys():
+                return model
         if not single:
             raise
         with suppress(ValueError):

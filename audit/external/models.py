@@ -6,9 +6,10 @@ which of the networks known by name fits better. Nothing is filled in part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from benchmarks.core import user_factory
 from benchmarks.core.extras import optional
 from benchmarks.core.nets import torchvision_models
 
+from .answers import scores_in
 from .files.unwrap import without_wrappers
 
 _SHOWN = 8
@@ -40,7 +42,14 @@ _COMMON = (
 """Of torchvision's classifiers, those that a file is compared with: to build all of them takes seconds."""
 
 
-def architecture(name: str, *, input_shape: tuple[int, ...], classes: int, trust_code: bool = False) -> nn.Module:
+def architecture(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    trust_code: bool = False,
+    answers: Callable[[Any], Tensor] | None = scores_in,
+) -> nn.Module:
     """An untrained network that maps [n, *input_shape] to logits [n, classes], or to [n] where there is one.
 
     Args:
@@ -49,6 +58,8 @@ def architecture(name: str, *, input_shape: tuple[int, ...], classes: int, trust
         input_shape: shape of one input.
         classes: number of logits; 1 of a binary classifier with one output.
         trust_code: whether a function of the user's may run; the name alone never runs one.
+        answers: takes the answers out of what a network of the user's puts out, whose shape is looked at; None to look
+            at nothing.
 
     Raises:
         ValueError: an unknown name, an input that does not fit, or a user's file that was not trusted.
@@ -59,7 +70,7 @@ def architecture(name: str, *, input_shape: tuple[int, ...], classes: int, trust
         raise ValueError(
             f"model {name!r} is code of yours, which runs with your rights; allow it by trust_code=True (--trust-code)"
         )
-    return models.build(name, input_shape=input_shape, classes=classes, fewest_classes=1)
+    return models.build(name, input_shape=input_shape, classes=classes, fewest_classes=1, answers=answers)
 
 
 def check_name(name: str) -> None:
@@ -86,9 +97,10 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     """
     own, _ = without_wrappers(_state(model))
     given, _ = without_wrappers(tensors)
-    # What is tied to another need not be there.
-    first = next(iter(own), "")
-    before = sorted(name.removesuffix(first) for name in given if name == first or name.endswith("." + first))
+    # What is tied to another need not be there, and one tensor may be missing or have another name.
+    before = sorted(
+        {name.removesuffix(one) for one in own for name in given if name == one or name.endswith("." + one)}
+    )
     whole = [prefix for prefix in before if _holds(given, prefix, own)]
     if len(whole) > 1:
         named = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in whole)
@@ -96,7 +108,12 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             f"the file must hold the model once, and has it {len(whole)} times, with {named}: save the tensors of one"
         )
     if not whole:
-        return given, ()
+        # By the prefix of most of them, so that the report names those that differ, and not all.
+        shared = {prefix: sum(prefix + name in given for name in own) for prefix in before}
+        prefix = max(shared, key=lambda one: shared[one], default="")
+        if not prefix or 2 * shared[prefix] <= len(own):
+            return given, ()
+        return {name.removeprefix(prefix): tensor for name, tensor in given.items()}, ()
     (prefix,) = whole
     found = {name: given[prefix + name] for name in own if prefix + name in given}
     notes = [f"The prefix {prefix!r} was taken off the names of the model's tensors."] if prefix else []
@@ -113,9 +130,12 @@ def _holds(given: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) 
         under[name] == tensor.shape if name in under else any(o is tensor and n in under for n, o in own.items())
         for name, tensor in own.items()
     )
-    # Of one of the model's own modules nothing may be left over: it would be another architecture.
+    # Of one of the model's own modules nothing may be left over, nor a further layer of a sequence, which has a number:
+    # it would be another architecture.
     modules = {name.partition(".")[0] for name in own}
-    return there and not any(name not in own and name.partition(".")[0] in modules for name in under)
+    sequence = any(module.isdecimal() for module in modules)
+    left = {name.partition(".")[0] for name in under if name not in own}
+    return there and not any(module in modules or (sequence and module.isdecimal()) for module in left)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

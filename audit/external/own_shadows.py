@@ -87,6 +87,7 @@ def own_shadows(
     population = torch.stack([one["population"] for one in found])
     return BankOfAnswers(
         source="; ".join([f"trained here, by a function of SHA-256 {code}", *sorted(forms)]),
+        asked_here=True,
         ids=asked.ids.cpu(),
         logits=torch.stack([one["logits"] for one in found]),
         trained_on=halves,

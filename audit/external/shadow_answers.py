@@ -23,15 +23,16 @@ from torch import Tensor
 
 from attacks.core import Examples, NotApplicable, Shadows
 
-from .answers import Form, as_logits, form_of, unusual_factor
+from .answers import Form, NoLogits, as_logits, form_of, refuse_rounded, unusual_factor
 from .diagnosis import another_order, knowledge
 from .files import read_tensors
 
 _CHANCE = 1e-6
 """That halves which do not regard membership are refused."""
 
-_OTHER_SIZE = 100.0
-"""Ratio of standard deviations of logits, from which on those of shadow models are of another kind."""
+_OTHER_SIZE = {False: 3.0, True: 100.0}
+"""Ratio of standard deviations of logits to those of every shadow model, from which on they are of another kind; by
+whether the models were asked here: then the form is known, and a size tells of another training at most."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ class AnsweredBank:
         models: how many.
         source: where the answers come from, for the report.
         of: (ids of candidates) -> what they answer about them, in that order.
+        asked_here: whether the models themselves were asked, and not a file of their answers.
     """
 
     models: int
     source: str
     of: Callable[[Tensor], Shadows]
+    asked_here: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,11 @@ class BankOfAnswers:
         trained_on: [models, n].
         population: [models, public, classes]; None where nothing public was asked about.
         source: where they come from, for the report.
+        asked_here: as of `AnsweredBank`.
     """
 
     source: str
+    asked_here: bool = False
     ids: Int[Tensor, " n"] = field(repr=False)
     logits: Float[Tensor, "models n views classes"] = field(repr=False)
     trained_on: Bool[Tensor, "models n"] = field(repr=False)
@@ -106,7 +111,7 @@ class BankOfAnswers:
                 population=None if self.population is None else self.population.to(ids.device),
             )
 
-        return AnsweredBank(len(self.logits), self.source, of)
+        return AnsweredBank(len(self.logits), self.source, of, self.asked_here)
 
 
 def read_bank(
@@ -161,9 +166,14 @@ def read_bank(
             f"{list(answered.shape)}"
         )
     forms: list[Form] = [form_of(one) for one in logits]
-    logits = torch.stack([as_logits(one.float(), form) for one, form in zip(logits, forms, strict=True)])
+    try:
+        for one, form in zip(logits, forms, strict=True):
+            refuse_rounded(one, form)
+    except NoLogits as error:
+        raise ValueError(f"logits of --bank: {error}") from None
+    logits = torch.stack([as_logits(one, form).float() for one, form in zip(logits, forms, strict=True)])
     if answered is not None:
-        answered = torch.stack([as_logits(one.float(), form) for one, form in zip(answered, forms, strict=True)])
+        answered = torch.stack([as_logits(one, form).float() for one, form in zip(answered, forms, strict=True)])
     # On the CPU, where the file was read to.
     labels = torch.cat([asked.members.labels, asked.non_members.labels]).cpu()
     factors = torch.tensor([unusual_factor(one[:, 0], labels) for one in logits])
@@ -204,11 +214,13 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank:
             "shadow models must answer with logits or probabilities, got labels alone, of which attacks learn nothing; "
             "give what they answer before the largest is taken"
         )
-    sizes = [float(one.std(-1).median()) for one in (own, first)]
-    if min(sizes) > 0 and max(sizes) > _OTHER_SIZE * min(sizes):
+    size, sizes = float(own.std(-1).median()), first.std(-1).median(-1).values
+    most = _OTHER_SIZE[bank.asked_here]
+    if size > 0 and not float(sizes.min()) / most <= size <= float(sizes.max()) * most:
         raise ValueError(
             f"logits of shadow models must be of the size of the audited model's, got a standard deviation of "
-            f"{sizes[1]:.3g} over classes for {sizes[0]:.3g}; was a temperature, or another function, applied to one?"
+            f"{float(sizes.median()):.3g} over classes for {size:.3g}; was a temperature, or another function, applied "
+            "to one?"
         )
     labels, guesses = asked.labels.to(first.device), first.argmax(-1)
     told = knowledge(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)

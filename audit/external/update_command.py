@@ -26,10 +26,11 @@ from ..catalog.messages import no_such
 from ..observe import World
 from ..run.arrays import write_arrays
 from ..run.provenance import library
+from .answers import reading
 from .audit import gradient_attacks
-from .command import fitting
+from .command import fitting, refuse_other_columns
 from .convention import UpdateIs
-from .data import DataFile, Preprocess, Reading, read_examples
+from .data import DataFile, Preprocess, Reading, in_order, read_examples
 from .files import read_tensors
 from .gradients import ranks
 from .identity import content_ids
@@ -120,12 +121,19 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         for name, source in (("public", asked.public), ("candidates", asked.candidates))
         if source is not None
     }
+    if len(sources) == 2:
+        sources["candidates"] = in_order(sources["candidates"], sources["public"])
     groups = {name: _examples(one, asked) for name, one in sources.items()}
     shape, least = _shape(asked, groups, labels)
     before = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
     shared_file = read_tensors(asked.update, allow_pickle_tensors=asked.allow_pickle_tensors)
     model = fitting(asked.model, before.tensors, input_shape=shape, least=least, trust_code=asked.trust_code)
     model = filled(model, before.tensors).to(asked.device).eval()
+    for name, one in sources.items():
+        refuse_other_columns(model, one.columns, of=name)
+    with torch.no_grad():
+        if not isinstance(model(torch.zeros(2, *shape, device=asked.device)), Tensor):
+            model = reading(model, "logits")
     public = groups.get("public")
     shared = read_update(
         model,
@@ -187,7 +195,11 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": asked.seed,
         "attacks": [_told(one, compared.get(one.name), names, rate) for one in found],
-        "notes": [*informed.notes, *filter(None, [shared.convention.ambiguous])],
+        "notes": [
+            *[n for one in sources.values() for n in one.notes],
+            *informed.notes,
+            *filter(None, [shared.convention.ambiguous]),
+        ],
         "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
         "not_tested": _untested(found, asked, labels=informed.labels is not None),
         "command": list(asked.command),

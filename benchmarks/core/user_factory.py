@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from .nets.shapes import first_line, refuse_misfit
+from .nets.shapes import Answers, as_they_are, first_line, refuse_misfit
 
 PATTERN = "FILE.py:FUNCTION"
 DECIDED = ("input_shape", "classes")
@@ -51,7 +51,14 @@ def describe(name: str) -> str:
     return f"What {function}() of {path.name} builds."
 
 
-def build(name: str, *, input_shape: tuple[int, ...], classes: int | None, settings: Mapping[str, Any]) -> nn.Module:
+def build(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    settings: Mapping[str, Any],
+    answers: Answers = as_they_are,
+) -> nn.Module:
     """What the user's function returns, once it was seen to map inputs to logits.
 
     Args:
@@ -59,6 +66,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int | None, setti
         input_shape: shape of one input.
         classes: number of logits; None for an encoder, which is not told any, and may put out any numbers.
         settings: further keyword arguments.
+        answers: takes the logits out of what the network puts out; None where that is not looked at.
 
     Raises:
         ValueError: naming file and function, for whatever goes wrong in them.
@@ -83,7 +91,8 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int | None, setti
             raise ValueError(f"{function}() in {path} raised {type(error).__name__}: {first_line(error)}") from error
         if not isinstance(model, nn.Module):
             raise ValueError(f"{function}() in {path} must return a torch.nn.Module, got {type(model).__name__}")
-        refuse_misfit(model, name, input_shape, classes)
+        if answers is not None:
+            refuse_misfit(model, name, input_shape, classes, answers=answers)
     return model
 
 

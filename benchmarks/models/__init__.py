@@ -13,7 +13,7 @@ from torch import nn
 
 from ..core import Catalogue, user_factory
 from ..core.nets import torchvision_models
-from ..core.nets.shapes import Natural
+from ..core.nets.shapes import Answers, Natural, as_they_are
 
 __all__ = [
     "Natural",
@@ -125,7 +125,14 @@ def count(name: str, **changes: Any) -> int:
 
 
 def build(
-    name: str, *, input_shape: tuple[int, ...], classes: int, seed: int = 0, fewest_classes: int = 2, **settings: Any
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int = 0,
+    fewest_classes: int = 2,
+    answers: Answers = as_they_are,
+    **settings: Any,
 ) -> nn.Module:
     """A freshly initialised network on the CPU that maps [n, *input_shape] to logits [n, classes].
 
@@ -134,6 +141,8 @@ def build(
         input_shape: shape of one input, (channels, height, width) for the convolutional ones.
         classes: number of classes, at least 2; 1, for a binary logit, where `natural(name)` has it.
         fewest_classes: that are let through; 1 for what is never trained here, as a binary classifier of others.
+        answers: takes the logits out of what a network of the user's puts out, whose shape is looked at; None to
+            look at nothing.
         seed: of the initial weights; the same seed gives the same weights, and torch's own generator is left
             as it was found.
         **settings: of the architecture, see `defaults(name)`.
@@ -151,6 +160,8 @@ def build(
     # The CPU's generator alone: torch.manual_seed would also reseed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
+        if kind is user_factory:
+            return kind.build(name, input_shape=shape, classes=classes, settings=settings, answers=answers)
         if kind is not None:
             return kind.build(name, input_shape=shape, classes=classes, settings=settings)
         known = _CATALOGUE.defaults(name)

@@ -38,6 +38,8 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
     schema, rows = table.schema_arrow, table.metadata.num_rows
     if rows == 0:
         raise ValueError(f"{source} must hold examples, got no row")
+    if twice := next((name for name in schema.names if schema.names.count(name) > 1), None):
+        raise ValueError(f"{source} must have each column once, got {twice!r} {schema.names.count(twice)} times")
     label = named(LABEL_NAMES, schema.names, "labels", source)
     ids = next((name for name in schema.names if name.lower() in ID_NAMES), None)
     own = [name for name in schema.names if name.lower() in INPUT_NAMES and not _is_number(schema.field(name).type)]

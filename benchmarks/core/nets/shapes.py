@@ -1,7 +1,7 @@
 """Shapes: the input that an architecture is quoted for, inputs that fit, and the features that layers put out."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +57,23 @@ def refuse_groups(groups: int, channels: int) -> None:
         raise ValueError(f"groups must divide {channels}, the channels of the narrowest norm, got {groups}")
 
 
+Answers = Callable[[Any], Any] | None
+"""Takes the logits out of what a network puts out."""
+
+
+def as_they_are(outputs: Any) -> Any:
+    """Outputs that are logits themselves."""
+    return outputs
+
+
 def refuse_misfit(
-    model: nn.Module, name: str, input_shape: tuple[int, ...], classes: int | None, *, compute: bool = True
+    model: nn.Module,
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    *,
+    compute: bool = True,
+    answers: Callable[[Any], Any] = as_they_are,
 ) -> None:
     """Runs a network that somebody else wrote on two blank inputs, and refuses what does not come out as logits.
 
@@ -70,6 +85,7 @@ def refuse_misfit(
             each input.
         compute: whether numbers are computed; if not, shapes only, by meta tensors in the place of parameters and
             buffers, which takes a network without tensors of any other kind.
+        answers: takes the logits out of what it puts out.
 
     Raises:
         ValueError: naming the model and what it does instead.
@@ -82,7 +98,7 @@ def refuse_misfit(
     try:
         with torch.no_grad():
             # Evaluation mode: what a layer counts or draws while training is not to be touched.
-            found = torch.func.functional_call(model.eval(), values, (inputs,))
+            found = answers(torch.func.functional_call(model.eval(), values, (inputs,)))
     except Exception as error:  # whatever somebody else's layers raise on a shape that they were not written for
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: {first_line(error)}") from error
     finally:

@@ -283,7 +283,20 @@ class _Trial:
         examples = self._made_up(size)
         self.findings = try_passes(self._model, self._loss, examples)
         try_first(self._untouched, self._untouched_loss, examples, examples)
+        if size == 1:
+            self._one_by_one()
         self._activations = self._count(examples.inputs)
+
+    def _one_by_one(self) -> None:
+        """Passes of several examples, each alone: what fails on a batch may fail on its values, and accept one by luck.
+
+        One after another, so that what a model keeps of the last one shows in the next.
+        """
+        batch = self._made_up(_EXAMPLES)
+        for place in range(_EXAMPLES):
+            alone = batch.chosen(torch.tensor([place], device=batch.inputs.device))
+            seen = try_passes(self._model, self._loss, alone)
+            self.findings = Findings(self.findings.reads or seen.reads, self.findings.draws or seen.draws)
 
     def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
         """The verdict that this kind of engine is to be used."""

@@ -164,7 +164,12 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
     elif isinstance(outputs, tuple | list):
         for value in outputs:
             yield from tensors_of(value)
-    elif hasattr(outputs, "__dict__") and not isinstance(outputs, type):
+    elif isinstance(outputs, type):
+        return
+    elif dataclasses.is_dataclass(outputs):  # also one with slots, which has no `__dict__`
+        for field in dataclasses.fields(outputs):
+            yield from tensors_of(getattr(outputs, field.name, None))
+    elif hasattr(outputs, "__dict__"):
         for value in vars(outputs).values():
             yield from tensors_of(value)
 

@@ -51,7 +51,10 @@ _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
 # Targets of which a loss is asked one by one.
-_CLASSES_TRIED = 1000
+_CLASSES_TRIED = 65_536
+# So many at once, beside class 0: the mean of more dilutes the weight of one of them.
+_CLASSES_AT_ONCE = 64
+_ENTRIES_AT_ONCE = 2**24
 
 
 class Refused(ValueError):
@@ -182,27 +185,39 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> Non
     with torch.no_grad():
         if loss(outputs, targets).dim():  # one for each example, or several, which are added up
             return
-    batches = [(outputs, targets)]
-    scores = next((tensor for tensor in tensors_of(outputs) if tensor.dim() == 2), None)
-    if targets.dim() == 1 and not targets.is_floating_point() and scores is not None:
-        # Each class once, because weights may differ in one of them alone.
-        classes = torch.arange(min(scores.shape[1], _CLASSES_TRIED), device=targets.device)
-        of_each = mapped(outputs, lambda tensor: tensor[:1].expand(len(classes), *tensor.shape[1:]))
-        batches.append((of_each, classes.to(targets.dtype)))
-    for some, theirs in batches:
-        with torch.no_grad():
-            together = loss(some, theirs)
-            alone = torch.stack([loss(_row(some, i), t[None]).sum() for i, t in enumerate(theirs)])
-        if not together.isfinite():
-            continue
-        fits = [torch.isclose(together, value, rtol=1e-4, atol=1e-6) for value in (alone.mean(), alone.sum())]
-        if not any(fits):
-            raise Refused(
-                "a loss of a batch must be the mean or the sum of its examples' losses, got "
-                f"{float(together):.4g} where their mean is {float(alone.mean()):.4g}: it divides by something of the "
-                "batch, as class weights or targets that are not ignored, which of one example cancels; give one loss "
-                "per example, as by reduction='none'"
-            )
+    _refuse_division(loss, outputs, targets)
+    # Each class once, because weights may differ in one of them alone. Its number may stand in a target of any form.
+    found = [tensor for tensor in tensors_of(outputs) if tensor.dim() > 1]
+    if targets.is_cuda:  # where a number that is no class ends the process's use of the device
+        found = [tensor for tensor in found if tensor.dim() == 2]
+    classes = max((size for tensor in found for size in (tensor.shape[1], tensor.shape[-1])), default=0)
+    at_once = _ENTRIES_AT_ONCE // max((tensor[:1].numel() for tensor in found), default=1)
+    at_once = max(1, min(at_once, _CLASSES_AT_ONCE))
+    for part in torch.arange(1, min(classes, _CLASSES_TRIED), device=targets.device).split(at_once):
+        numbers = torch.cat([part.new_zeros(1), part]).to(targets.dtype)
+        size, rest = len(numbers), targets.shape[1:]
+        of_each = mapped(outputs, lambda tensor: tensor[:1].expand(size, *tensor.shape[1:]))  # noqa: B023 -- called here
+        try:
+            _refuse_division(loss, of_each, numbers.reshape(-1, *[1] * len(rest)).expand(size, *rest))
+        except Refused:
+            raise
+        except Exception:  # whatever a loss raises on numbers that are no class of it
+            return
+
+
+def _refuse_division(loss: Loss, outputs: Any, targets: Tensor) -> None:
+    """Refuses a loss that is neither the mean nor the sum of that of each of these examples."""
+    with torch.no_grad():
+        together = loss(outputs, targets)
+        alone = torch.stack([loss(_row(outputs, i), t[None]).sum() for i, t in enumerate(targets)])
+    fits = [torch.isclose(together, value, rtol=1e-4, atol=1e-6) for value in (alone.mean(), alone.sum())]
+    if together.isfinite() and not any(fits):
+        raise Refused(
+            "a loss of a batch must be the mean or the sum of its examples' losses, got "
+            f"{float(together):.4g} where their mean is {float(alone.mean()):.4g}: it divides by something of the "
+            "batch, as class weights or targets that are not ignored, which of one example cancels; give one loss "
+            "per example, as by reduction='none'"
+        )
 
 
 def _row(outputs: Any, row: int) -> Any:

@@ -62,7 +62,13 @@ class PerExampleMean(nn.Module):
         inner = self.inner
         if inner.weight is not None and inner.weight.dtype != outputs.dtype:  # of a model that is checked in float64
             inner = copy.deepcopy(inner).to(outputs.dtype)
-        losses = inner(outputs, targets).reshape(len(outputs), -1)
+        losses = inner(outputs, targets)
+        if losses.dim() == 0:  # a subclass may have its mean written in
+            raise ValueError(
+                f"{type(inner).__name__} must give one loss per example under reduction='none', got their mean: it "
+                "divides by the weights of a batch, which of one example cancel"
+            )
+        losses = losses.reshape(len(outputs), -1)
         if targets.is_floating_point():  # probabilities, of which none is ignored
             return losses.mean(1)
         counted = (targets != self.inner.ignore_index).reshape(len(outputs), -1).sum(1)

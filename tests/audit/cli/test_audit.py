@@ -57,16 +57,20 @@ def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
     assert all(record.claim is not None and record.claim.epsilon is None for record in records)
 
 
-def test_a_table_has_the_columns_that_a_model_names(leakbench, tmp_path):
+@pytest.mark.parametrize(
+    "named", ["feature_names = ['f0', 'f1', 'f2']", "feature_names_in_ = np.array(['f0', 'f1', 'f2'])"]
+)
+def test_a_table_has_the_columns_that_a_model_names(leakbench, tmp_path, named):
     draw = np.random.default_rng(0)
     for name in ("m", "n"):
         columns = {f"f{i}": draw.normal(size=40) for i in (1, 0, 2)}
         pd.DataFrame(columns | {"label": np.arange(40) % 2}).to_parquet(tmp_path / f"{name}.parquet")
     (tmp_path / "net.py").write_text(
+        "import numpy as np\n"
         "from torch import nn\n"
         "def build(classes=2):\n"
         "    model = nn.Sequential(nn.Linear(3, classes))\n"
-        "    model.feature_names = ['f0', 'f1', 'f2']\n"
+        f"    model.{named}\n"
         "    return model\n",
         encoding="utf-8",
     )
@@ -283,6 +287,35 @@ def test_candidates_of_a_batch_are_told_from_others(leakbench, shared, form):
     values = [one["q_value"] for one in json.loads(out)["attacks"][0]["candidates"]]
     assert sum(value <= 0.05 for value in values[:8]) >= 6
     assert sum(value <= 0.05 for value in values[8:]) <= 2
+
+
+def test_candidates_of_an_update_are_matched_with_public_examples_by_their_columns(leakbench, shared, folder, tmp_path):
+    from safetensors.torch import save_file
+    from torch import nn
+
+    from benchmarks import models
+
+    inputs, labels = shared
+    rows = inputs.flatten(1)
+    model = models.build("mlp", input_shape=(64,), classes=10, seed=0)
+    nn.functional.cross_entropy(model(rows[:2]), labels[:2]).backward()
+    gradient = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    save_file(model.state_dict(), str(tmp_path / "before.safetensors"))
+    save_file(gradient, str(tmp_path / "update.safetensors"))
+    names = [f"p{i}" for i in range(64)]
+    table = pd.DataFrame(rows.numpy(), columns=names).assign(label=labels.numpy())
+    table[20:].to_parquet(tmp_path / "public.parquet")
+    table[:8][["label", *names[::-1]]].to_parquet(tmp_path / "who.parquet")
+    table[:8].rename(columns={"p3": "other"}).to_parquet(tmp_path / "renamed.parquet")
+    asked = [str(tmp_path / "before.safetensors"), "--model", "mlp", "--update", str(tmp_path / "update.safetensors")]
+    asked += ["--batch-size", "2", "--public", str(tmp_path / "public.parquet"), "--attacks", "gradient_similarity"]
+    code, out, _ = leakbench(*asked, "--candidates", str(tmp_path / "who.parquet"), "--json")
+    told = json.loads(out)
+    assert code == 0 and any("were put into the order of" in note for note in told["notes"])
+    p_values = [one["p_value"] for one in told["attacks"][0]["candidates"]]
+    assert max(p_values[:2]) < 0.05 and sum(p_values[2:]) / 6 > 0.2
+    code, _, err = leakbench(*asked, "--candidates", str(tmp_path / "renamed.parquet"))
+    assert code == 2 and "lacks p3 and has other" in err
 
 
 def test_a_report_names_candidates_and_takes_no_other_files(leakbench, shared, tmp_path):

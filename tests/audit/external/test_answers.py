@@ -1,5 +1,6 @@
 """Answers in other forms than logits, of the audited model and of shadow models: converted, or refused."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,15 @@ import torch
 from torch import nn
 
 from attacks.core import Examples
-from audit.external.answers import answering_logits, as_logits, form_of, likeliest_factor, scores_in, unusual_factor
+from audit.external.answers import (
+    answering_logits,
+    as_logits,
+    form_of,
+    likeliest_factor,
+    refuse_rounded,
+    scores_in,
+    unusual_factor,
+)
 from audit.external.attacked import Audited
 from audit.external.audit import audit_model
 from audit.external.own_shadows import own_shadows
@@ -27,6 +36,13 @@ LOGITS = 3 * torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
         (LOGITS.softmax(1), "probabilities"),
         (LOGITS.softmax(1).half(), "probabilities"),
         (100 * LOGITS.softmax(1), "percentages"),
+        (255 * LOGITS.softmax(1), "shares"),
+        (LOGITS.softmax(1) / (1 - LOGITS.softmax(1)), "odds"),
+        (LOGITS.double().softmax(1).logit(), "logits of each class"),
+        (LOGITS[:, :1] * torch.tensor([1.0, -1.0]), "logits"),
+        (LOGITS.log_softmax(1) / math.log(2), "binary logarithms"),
+        (LOGITS.log_softmax(1) / math.log(10), "decimal logarithms"),
+        (-LOGITS.log_softmax(1), "negative logarithms"),
         (LOGITS.log_softmax(1), "logits"),
         (LOGITS.sigmoid(), "logits"),
         (LOGITS.abs(), "logits"),
@@ -38,6 +54,35 @@ LOGITS = 3 * torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
 )
 def test_a_form_is_known_by_all_answers(answers, form):
     assert form_of(answers) == form
+    if form not in ("logits", "one logit", "one probability"):
+        made = as_logits(answers.double(), form).log_softmax(1)
+        torch.testing.assert_close(
+            made, LOGITS.double().log_softmax(1), atol=0.5 if answers.dtype == torch.half else 0.02, rtol=0.02
+        )
+
+
+@pytest.mark.parametrize(
+    ("answers", "form"),
+    [
+        ((100 * LOGITS.softmax(1)).round() / 100, "probabilities"),
+        ((1000 * LOGITS.softmax(1)).round() / 1000, "probabilities"),
+        ((100 * LOGITS[:, :1].sigmoid()).round() / 100, "one probability"),
+        ((255 * LOGITS.softmax(1)).round(), "logits"),
+    ],
+)
+def test_answers_of_few_digits_are_refused(answers, form):
+    with pytest.raises(ValueError, match=f"model must answer with more digits, got {form} of"):
+        refuse_rounded(answers, form)
+    refuse_rounded(LOGITS.softmax(1).half(), "probabilities")
+    refuse_rounded(nn.functional.one_hot(LOGITS.argmax(1)).float(), "probabilities")  # labels alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_probability_that_is_rounded_to_1_is_as_near_as_its_type_can_tell(dtype):
+    z = torch.tensor([[5.0], [30.0]])
+    one = as_logits(z.sigmoid().to(dtype), "one probability")
+    assert float(one[1, 1] - one[1, 0]) == pytest.approx(-math.log(torch.finfo(dtype).eps / 2), rel=1e-3)
+    assert float(one[0, 1] - one[0, 0]) == pytest.approx(5.0, abs=0.1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
@@ -207,7 +252,8 @@ def bank_of(logits, trained_on):
     [
         (lambda o: o, None),
         (lambda o: o.log_softmax(-1), None),
-        (lambda o: 0.3 * o, None),
+        (lambda o: 0.5 * o, None),
+        (lambda o: 0.25 * o, "of the size of the audited model's"),
         (lambda o: o / 1000, "of the size of the audited model's"),
         (lambda o: nn.functional.one_hot(o.argmax(-1), CLASSES).float(), "got labels alone"),
         (lambda o: o.roll(1, dims=-1), "their classes are in another order"),

@@ -156,6 +156,68 @@ def test_a_file_that_has_the_model_twice_or_more_of_it_is_not_guessed_at():
     assert "FILE.py:FUNCTION" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda state: {k: v for k, v in state.items() if k != "2.bias"}, r"1 of its 4 .*\n  missing: 2.bias \[3\]"),
+        (lambda state: state | {"2.bias": torch.ones(7)}, r"misshapen: 2.bias \[7\] in the file, \[3\] in the model"),
+        (lambda state: state | {"5.weight": torch.ones(7)}, r"unexpected: 5.weight \[7\]"),
+    ],
+)
+def test_behind_a_prefix_the_one_tensor_that_differs_is_named_alone(changed, words):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    file = {f"model.{name}": tensor for name, tensor in changed(model.state_dict()).items()}
+    with pytest.raises(ValueError, match=words) as caught:
+        filled(model, file)
+    assert "model.0" not in str(caught.value)
+
+
+def test_names_that_differ_come_before_the_shape_of_an_answer(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.body = nn.Linear(4, 7)\n"
+        "    def forward(self, x):\n"
+        "        return self.body(x)[:, :6]\n"
+        "def build():\n"
+        "    return Net()\n",
+        encoding="utf-8",
+    )
+    file = {"head.weight": torch.ones(3, 4), "head.bias": torch.ones(3)}
+    model = fitting(f"{tmp_path / 'net.py'}:build", file, input_shape=(4,), least=3, trust_code=True)
+    with pytest.raises(ValueError, match=r"missing: body.weight"):
+        filled(model, file)
+    own = {"body.weight": torch.ones(7, 4), "body.bias": torch.ones(7)}
+    with pytest.raises(ValueError, match=r"must map \[2, 4,\] to \[2, 3\], got \(2, 6\)"):
+        fitting(f"{tmp_path / 'net.py'}:build", own, input_shape=(4,), least=3, trust_code=True)
+
+
+def test_a_network_may_answer_with_a_dictionary(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return {'loss': None, 'logits': super().forward(x)}\n"
+        "def build(input_shape, classes):\n"
+        "    return Net(4, classes)\n",
+        encoding="utf-8",
+    )
+    file = {"weight": torch.ones(3, 4), "bias": torch.ones(3)}
+    model = fitting(f"{tmp_path / 'net.py'}:build", file, input_shape=(4,), least=2, trust_code=True)
+    assert filled(model, file)(torch.ones(1, 4))["logits"].tolist() == [[5.0, 5.0, 5.0]]
+
+
+def test_labels_beyond_the_classes_of_a_file_are_said_to_be_that():
+    state = models.build("mlp", input_shape=(4,), classes=3).state_dict()
+    with pytest.raises(ValueError, match=r"labels must be below 3, .* go from 0 to 3: is one group counted from"):
+        fitting("mlp", state, input_shape=(4,), least=4, lowest=0, trust_code=False)
+    with pytest.raises(ValueError, match="go from 1 to 3 where the model answers with 3 classes; subtract 1"):
+        fitting("mlp", state, input_shape=(4,), least=4, lowest=1, trust_code=False)
+
+
 @pytest.mark.parametrize("body", ["nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))"])
 def test_a_network_with_one_output_is_found_where_two_do_not_fit(tmp_path, body):
     (tmp_path / "one.py").write_text(f"from torch import nn\ndef build():\n    return {body}\n")

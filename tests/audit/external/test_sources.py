@@ -177,6 +177,13 @@ def test_a_bad_parquet_is_refused_in_one_sentence(tmp_path, columns, told):
     assert "\n" not in str(error.value)
 
 
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1.0, 2.0]), pa.array([3.0, 4.0]), pa.array([0, 1])], ["a", "a", "label"])
+    pq.write_table(table, tmp_path / "some.parquet")
+    with pytest.raises(ValueError, match="must have each column once, got 'a' 2 times"):
+        read_examples(str(tmp_path / "some.parquet"))
+
+
 def test_a_parquet_of_one_number_a_billion_times_is_not_read(tmp_path):
     path = tmp_path / "some.parquet"
     count = 300_000

@@ -1,5 +1,6 @@
 """Losses with class weights or ignored classes, example by example; losses that divide by something of the batch."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -65,6 +66,61 @@ def test_a_loss_that_divides_by_something_of_the_batch_is_refused(loss):
         ValueError, match=r"must be the mean or the sum of its examples' losses, got .* reduction='none'"
     ):
         Engine(nn.Linear(5, 50), loss=loss).prepare(*data)
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    logits: torch.Tensor
+
+
+class Formed(nn.Linear):
+    def __init__(self, classes, form):
+        super().__init__(5, classes)
+        self.form = form
+
+    def forward(self, inputs):
+        return self.form(super().forward(inputs))
+
+
+def weighted(take_outputs=lambda o: o, take_targets=lambda t: t, classes=50):
+    weight = torch.ones(classes).index_fill(0, torch.tensor([classes - 1]), 20.0)
+    return lambda o, t: functional.cross_entropy(
+        take_outputs(o), take_targets(t), weight=weight.to(take_outputs(o).dtype)
+    )
+
+
+NUMBERS = torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "targets"),
+    [
+        (Formed(50, Slots), weighted(lambda o: o.logits), NUMBERS),
+        (Formed(50, lambda o: o[:, :, None]), weighted(lambda o: o[:, :, 0]), NUMBERS),
+        (nn.Linear(5, 50), weighted(take_targets=lambda t: t[:, 0]), NUMBERS[:, None]),
+        (nn.Linear(5, 50), weighted(take_targets=lambda t: t.long()), NUMBERS.float()),
+        (nn.Linear(5, 1500), weighted(classes=1500), NUMBERS),
+    ],
+)
+def test_weights_of_a_class_are_found_in_outputs_and_targets_of_any_form(model, loss, targets):
+    with pytest.raises(ValueError, match="must be the mean or the sum of its examples' losses"):
+        Engine(model, loss=loss).prepare(torch.randn(6, 5), targets)
+
+
+def test_a_subclass_that_has_its_mean_written_in_is_refused():
+    class Own(nn.CrossEntropyLoss):
+        def forward(self, input, target):
+            return functional.cross_entropy(input, target, weight=self.weight)
+
+    with pytest.raises(ValueError, match="Own must give one loss per example under reduction='none', got their mean"):
+        train(
+            nn.Linear(5, 3),
+            DATA,
+            clipped_sgd(clip_norm=1.0),
+            sampling=full(),
+            steps=1,
+            recipe=Recipe(loss=Own(weight=WEIGHTS)),
+        )
 
 
 @pytest.mark.parametrize(

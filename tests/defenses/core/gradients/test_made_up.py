@@ -236,3 +236,26 @@ def test_a_run_with_a_declared_domain_is_taken_up_again(tmp_path):
         ).claim(1e-5)
 
     assert claim(-3.0) == claim(-3.0)
+
+
+class Table(nn.Module):
+    """Categories from 1 in columns of floats, and the mean of the last batch kept: 0 is no category."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.table, self.out, self.kept = nn.Parameter(torch.randn(12, 4)), nn.Linear(4 * columns, 3), None
+
+    def forward(self, inputs):
+        hidden = torch.cat([self.table.index_select(0, column.long() - 1) for column in inputs.T], 1)
+        kept, self.kept = self.kept, hidden.detach().mean(0)
+        return self.out(hidden if kept is None else hidden - kept.to(hidden))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_one_lucky_example_is_no_check_of_a_model_that_fails_on_others(columns):
+    coins = torch.Generator().manual_seed(3)
+    data = torch.randint(1, 13, (N, columns), generator=coins).float(), LABELS
+    with pytest.raises(ValueError, match="a model must be checked before it is trained, and this one cannot be"):
+        trained(Table(columns), data)
+    with pytest.raises(ValueError, match="must change nothing, got another attribute 'kept'"):
+        trained(Table(columns), data, input_domain=Domain(low=1, high=12, whole=True))
