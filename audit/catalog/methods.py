@@ -166,7 +166,8 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
         CatalogError: as `find`.
     """
     if kind == "attacks":
-        return read_settings(attack(name), ignoring=BUDGETED)
+        check(kind, name)
+        return read_settings(attack(name) if foreign(kind, name) else attack_here(name), ignoring=BUDGETED)
     found = find(kind, name)
     _refuse_positional(name, found)
     return read_settings(found, ignoring=BUDGETED)
