@@ -146,7 +146,7 @@ class Attack(Generic[R]):
         return cast(R, checked(self.on_view(narrow(target, self.requires), coins, resolved)))
 
     def on_view(self, view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> object:
-        """What the method returns, unchecked.
+        """Returns the method's result, unchecked.
 
         Args:
             view: narrowed already.

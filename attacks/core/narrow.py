@@ -69,7 +69,7 @@ def view_of(kind: type[Target], shown: Mapping[str, Any], withheld: Mapping[str,
 
 
 def parts_of(view: Target) -> tuple[type[Target], dict[str, Any], dict[str, Access | Knows | Controls]]:
-    """What `view_of` makes a view of: the class of its target, values by field, and what withheld fields need."""
+    """Parts of a view, for `view_of`: the class of its target, values by field, and what withheld fields need."""
     shown = dict(vars(view))
     withheld = shown.pop("_withheld", {})
     return _plain_class(type(view)), shown, withheld

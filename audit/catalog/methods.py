@@ -144,7 +144,7 @@ def attack_here(name: str) -> Attack[Any]:
 
 
 def _version(name: str) -> tuple[Any, ...]:
-    """What changes where another code is imported under the name of an attack that is none of ours."""
+    """Version of an attack that is none of ours: another one where other code is imported under its name."""
     if plugins.is_path(name):
         return plugins.digests(name)
     points, top = entry_points("attacks")[name], module_of("attacks", name) or ""

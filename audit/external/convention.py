@@ -70,7 +70,7 @@ def named_convention(name: str | None) -> UpdateIs | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What the owner of an update says of it.
+    """Declaration of an update by its owner.
 
     Attributes:
         update_is: its convention; None where nothing is said.
@@ -99,7 +99,7 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """How an update is read.
+    """Reading of an update: its convention, and what was taken out of it.
 
     Attributes:
         words: what it is taken for.
@@ -118,7 +118,7 @@ class Convention:
     unreadable: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it; its notes stand among those of the report."""
+        """Returns the fields of a report, without the notes, which stand among the report's own."""
         return {
             "words": self.words,
             "factor": self.factor,
@@ -205,7 +205,7 @@ _ANY = ScaleRange(low=0.0, high=math.inf, sign=0)
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """What the last layer shows of an update.
+    """Evidence on an update's factor, by the last layer.
 
     Attributes:
         fits: factors that explain it.
@@ -257,7 +257,7 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
     rounding = max(digits * abs(shown).max() / 2, left * rounding)
     clipped = declared.clip_norm is not None
     fits = by_examples(layer, shown, declared.batch_size, rounding, clipped=clipped)
-    # Of clipped examples no counts are whole.
+    # Counts of clipped examples are not whole.
     fits = fits if fits or clipped else by_labels(layer, shown, declared.batch_size, rounding / abs(shown).max())
     sizes = by_size(layer, shown, declared.batch_size)
     why = "" if fits else "its last layer leaves the factor open"
@@ -303,9 +303,9 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
             factor=named[name],
             notes=() if plain else (f"The update is {_WORDS[name]}, by what its last layer shows.{unused}",),
         )
-    told = [one for one in fits if one.factor * evidence.sizes.sign >= 0 and one.by != "noise"]
-    if not hits and len(told) == 1:
-        return _by_fit(told[0], declared, weights)
+    signed = [one for one in fits if one.factor * evidence.sizes.sign >= 0 and one.by != "noise"]
+    if not hits and len(signed) == 1:
+        return _by_fit(signed[0], declared, weights)
     if weights and lr is not None and _unopposed(evidence, lr):
         return Convention(words=_WORDS["weights"], factor=lr)
     if weights and lr is None:
