@@ -38,7 +38,7 @@ from .models import filled
 from .out_folder import check_folder
 from .public_guesses import GuessComparison, beside_guesses
 from .update import UpdateFinding, attack_update, observed, read_update, with_labels
-from .update_verdict import left_words, rate_of, shown_places, verdict_of
+from .update_verdict import contradicted_labels, left_words, rate_of, shown_places, verdict_of
 
 SCHEMA = "leakbench-update/4"
 DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
@@ -169,11 +169,10 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         if isinstance(one.result, Reconstruction)
         and (comparison := beside_guesses(target, one.result, seed=asked.seed)) is not None
     }
+    read = shared.convention.unreadable or shared.convention.ambiguous
     told = {
         "schema": SCHEMA,
-        "verdict": verdict_of(
-            found, compared, names, rate, doubt=shared.convention.unreadable or shared.convention.ambiguous
-        ),
+        "verdict": verdict_of(found, compared, names, rate, doubt=read or contradicted_labels(found, labels)),
         "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
         "update": {
             "file": asked.update.name,

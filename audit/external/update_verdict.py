@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from attacks.core import LabelEstimate, Reconstruction
 
 from .public_guesses import GuessComparison
@@ -92,10 +94,13 @@ def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessCompa
     """What is better than a public guess without a proof: labels, then the inputs that explain the update best."""
     said = []
     for one in found:
-        if isinstance(one.result, LabelEstimate) and one.result.status == "ok" and len(one.result.labels):
-            labels = ", ".join(str(label) for label in one.result.labels.tolist()[:_LABELS])
-            more = ", ..." if len(one.result.labels) > _LABELS else ""
-            said.append(f"{_counted(len(one.result.labels), 'label')} recovered by {one.name}: {labels}{more}")
+        if not isinstance(one.result, LabelEstimate):
+            continue
+        # Where other counts are possible as well, those that all of them have.
+        counts = one.result.counts if one.result.status == "ok" else one.result.lower
+        if named := [label for label, count in enumerate(counts.tolist()) for _ in range(count)]:
+            labels = ", ".join(map(str, named[:_LABELS])) + (", ..." if len(named) > _LABELS else "")
+            said.append(f"{_counted(len(named), 'label')} recovered by {one.name}: {labels}")
     better = {name: one for name, one in compared.items() if one.better}
     # A proof is said already, and its attack's pictures are no better for being looked at.
     proved = {
@@ -130,6 +135,27 @@ def left_words(one: GuessComparison) -> str:
 
 def _besides(rest: Sequence[str]) -> str:
     return f" (and of {', '.join(rest)})" if rest else ""
+
+
+def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
+    """Why the labels that an owner gave cannot be those of the batch; empty where they can.
+
+    Args:
+        found: what each attack returned.
+        given: labels of the batch; None where the owner gave none.
+    """
+    for one in found:
+        if given is None or not isinstance(one.result, LabelEstimate):
+            continue
+        counts = torch.bincount(torch.tensor(list(given)), minlength=len(one.result.counts)).to(one.result.counts)
+        if len(counts) > len(one.result.counts) or bool(
+            ((counts < one.result.lower) | (counts > one.result.upper)).any()
+        ):
+            return (
+                f"--labels {', '.join(map(str, given))} cannot be those of the batch, by {one.name}, which names "
+                f"{', '.join(map(str, one.result.labels.tolist())) or 'none of them'}; attacks were given wrong labels"
+            )
+    return ""
 
 
 def rate_of(found: Sequence[UpdateFinding]) -> float:

@@ -11,7 +11,7 @@ from torch import nn
 from attacks.core import Examples, LabelEstimate, Reconstruction
 from audit.external.public_guesses import beside_guesses
 from audit.external.update import UpdateFinding, observed, read_update
-from audit.external.update_verdict import rate_of, verdict_of
+from audit.external.update_verdict import contradicted_labels, rate_of, verdict_of
 from audit.observe import World
 
 DIGITS: Any = load_digits()
@@ -157,3 +157,19 @@ def test_an_update_whose_convention_is_not_known_is_never_green():
     assert verdict["sentence"] == "What this update leaks is not known: What the update is cannot be told."
     proved = finding(found_by(INPUTS[:2], certified=torch.tensor([True, True])), name="bias_division")
     assert said(proved, doubt="What the update is cannot be told.")["word"] == "leaks"
+
+
+def test_labels_that_all_possible_counts_have_are_recovered():
+    estimate = labels_of(2, 0, 1, status="degraded")
+    open_one = replace(estimate, lower=torch.tensor([1, 0, 0]), upper=torch.tensor([3, 1, 1]))
+    verdict = said(finding(open_one, kind="labels", name="label_recovery"))
+    assert verdict["sentence"].startswith("1 label recovered by label_recovery: 0.")
+
+
+def test_labels_of_an_owner_are_held_against_those_that_the_update_shows():
+    estimate = finding(labels_of(2, 0, 1), kind="labels", name="label_recovery")
+    assert contradicted_labels([estimate], [0, 2, 0]) == contradicted_labels([estimate], None) == ""
+    why = contradicted_labels([estimate], [1, 1, 1])
+    assert why.startswith("--labels 1, 1, 1 cannot be those of the batch, by label_recovery, which names 0, 0, 2")
+    others = finding(found_by(INPUTS[OTHERS[:2]], LABELS[OTHERS[:2]]))
+    assert said(others, doubt=why)["word"] == "cannot be told"
