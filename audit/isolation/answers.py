@@ -19,8 +19,8 @@ from .sending import packed_bytes
 from .structured import changed, leaves
 
 
-class Answers:
-    """What one attack may ask about, by number; numbers are never given twice."""
+class Respondent:
+    """Answers what one attack asks, about what it was given a number for; numbers are never given twice."""
 
     _numbers = iter(range(2**62))
 

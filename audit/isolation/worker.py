@@ -39,7 +39,7 @@ import torch
 
 from attacks.core import RESULTS, AccessError, Attack, InconsistentObservation, NotApplicable, Target
 
-from .answers import Answers
+from .answers import Respondent
 from .channel import Channel, GarbledError, tensor
 from .description import declared
 from .sending import UnsendableError
@@ -126,7 +126,7 @@ class Worker:
             AttackProcessError: the process has no answer.
             RuntimeError: the attack's code cannot be imported, or another exception of the name that it has there.
         """
-        answer, _ = self._final({"ask": "describe"}, [], Answers())
+        answer, _ = self._final({"ask": "describe"}, [], Respondent())
         return answer["told"] if isinstance(answer.get("told"), dict) else self._garbled("description")
 
     def run(self, kind: str, target: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
@@ -143,7 +143,7 @@ class Worker:
             AttackProcessError: the process died, or has no answer in time.
             Exception: what the attack raised, or one of its name.
         """
-        answers = Answers()
+        answers = Respondent()
         sent = answers.packed({"target": target, "coins": coins.get_state(), "settings": dict(settings)})
         header = {
             "ask": "run",
@@ -163,7 +163,7 @@ class Worker:
         return found
 
     def _final(
-        self, header: Mapping[str, Any], blobs: list[Any], answers: Answers
+        self, header: Mapping[str, Any], blobs: list[Any], answers: Respondent
     ) -> tuple[dict[str, Any], list[bytearray]]:
         """Sends a request, answers what is asked meanwhile, and returns what comes in the end."""
         limit = left = _limit()
@@ -287,7 +287,7 @@ def isolated(
 _declared: dict[tuple[str, tuple[Any, ...]], Attack[Any]] = {}
 
 
-def _answered(answers: Answers, told: dict[str, Any], contents: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
+def _answered(answers: Respondent, told: dict[str, Any], contents: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
     """The answer to a question, or the exception that a function raised, for the attack to see."""
     try:
         return answers.answer(told, contents)
