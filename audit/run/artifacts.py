@@ -29,14 +29,14 @@ def origin_of(artifact: Artifact) -> Provenance:
     return replace(library(), third_party=third_party(*artifact.methods))
 
 
-def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: dict[str, Provenance]) -> str:
+def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Provenance) -> str:
     """Computes an artifact and writes it; one that fails is written with its error, and is computed again next time.
 
     Args:
         artifact: what is wanted.
         folder: where its file goes.
         device: where to compute.
-        origins: by name of an artifact, the code that computes it, as it was when the run began.
+        origin: the code that computes it, as it was when the run began.
 
     Returns:
         Why it failed; empty where it did not.
@@ -44,7 +44,6 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origins: di
     Raises:
         StaleError: this process read another code than the run began with.
     """
-    origin = origins[artifact.name]
     # For `leakbench cache`; a run goes by name and seal.
     about = {"words": artifact.words, "request": artifact.request}
     # Before computing: this process imported the source later than the run hashed it.

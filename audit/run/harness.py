@@ -246,34 +246,39 @@ def _computed(
 ) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
     """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
     folder, store = directory / "records", directory / "artifacts"
-    graph = _graph(todo, waiting)
-    known = origins | {name: origin_of(artifact) for name, artifact in waiting.items()}
-    work = partial(run_piece, folder=folder, store=store, device=device, origins=known)
-    yield from Local(device, jobs, folder, say).run(graph, work)
+    work = partial(run_piece, folder=folder, store=store, device=device)
+    with closing(Local(device, jobs, folder, say).run(_graph(todo, waiting, origins), work)) as executed:
+        for (piece, _), records in executed:
+            yield piece, records
 
 
-def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact]) -> Graph[Job | Artifact]:
-    """Jobs, each after those artifacts that it waits for."""
-    graph: Graph[Job | Artifact] = Graph()
+def _graph(
+    jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance]
+) -> Graph[tuple[Job | Artifact, dict[str, Provenance]]]:
+    """Jobs, each after those artifacts that it waits for, and each with the code of its own cells.
+
+    A piece is sent to a process: with the code of all cells, what is sent would grow with the square of their number.
+    """
+    graph: Graph[tuple[Job | Artifact, dict[str, Provenance]]] = Graph()
     for job in jobs:
         missing = [name for name in job.needs if name in waiting]
         for name in missing:
-            graph.add(name, waiting[name])
-        graph.add(job.name, job, missing)
+            graph.add(name, (waiting[name], {name: origin_of(waiting[name])}))
+        graph.add(job.name, (job, {cell.id: origins[cell.id] for cell in job.cells}), missing)
     return graph
 
 
 def run_piece(
-    piece: Job | Artifact, folder: Path, store: Path, device: torch.device, origins: dict[str, Provenance]
+    sourced: tuple[Job | Artifact, dict[str, Provenance]], folder: Path, store: Path, device: torch.device
 ) -> list[Record]:
     """Computes a job, or what jobs wait for; what fails is written with its error, and nothing else ends with it.
 
     Args:
-        piece: of the run's graph.
+        sourced: a piece of the run's graph, and by id of its cells or by its name as an artifact the code that computes
+            it, as it was when the run began.
         folder: where records go.
         store: where artifacts lie.
         device: where to compute.
-        origins: by id of a cell or name of an artifact, the code that computes it, as it was when the run began.
 
     Returns:
         The records of a job.
@@ -281,9 +286,10 @@ def run_piece(
     Raises:
         StaleError: this process read another code than the run began with, so no record could say which it was.
     """
+    piece, origins = sourced
     # Its error is in its file: every job that waited for it finds it there and fails with that sentence.
     if isinstance(piece, Artifact):
-        make_one(piece, store, device, origins)
+        make_one(piece, store, device, origins[piece.name])
         return []
     return run_job(piece, folder, device, origins, partial(Made, piece.needs.values(), store))
 

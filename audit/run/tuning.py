@@ -19,6 +19,7 @@ import torch
 
 from defenses.core import Execution, keyed, seeded, train
 from leaderboard.records.files import sweep
+from leaderboard.records.record import Provenance
 
 from ..observe import logits_of
 from ..plan.artifact import Artifact
@@ -104,19 +105,24 @@ def _tried(
     points = {point.name: point for point in grid}
     sweep(folder)
     there = read_kept(points, folder, recompute=recompute)
-    graph: Graph[Artifact] = Graph()
+    graph: Graph[tuple[Artifact, Provenance]] = Graph()
     for name, point in points.items():
         if name not in there:
-            graph.add(name, point)
+            graph.add(name, (point, origin_of(point)))
     done, total = len(points) - len(graph), len(points)
     report(done, total, "choosing settings on public data")
-    work = partial(make_one, folder=folder, device=device, origins={name: origin_of(p) for name, p in points.items()})
+    work = partial(_make, folder=folder, device=device)
     with closing(Local(device, jobs, folder).run(graph, work)) as executed:
-        for point, _ in executed:
+        for (point, _), _ in executed:
             done += 1
             report(done, total, point.words)
     # From the files, also for what this run computed: workers hand back no results.
     return read_made(points.values(), folder)
+
+
+def _make(sourced: tuple[Artifact, Provenance], folder: Path, device: torch.device) -> str:
+    point, origin = sourced
+    return make_one(point, folder, device, origin)
 
 
 def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[Artifact]:

@@ -21,7 +21,7 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class TrainingSettings:
     lr: float
     noise: Noise
     seed: int | None
-    sampler_key: int | None
+    sampler_key: int | None = field(repr=False)
     recipe: Recipe
     execution: Execution
     recording: Recording

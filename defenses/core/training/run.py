@@ -6,7 +6,7 @@ Guarantee:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -31,7 +31,7 @@ class Run:
         transcript: what the chosen observer saw.
         state: the method's last state.
         seed: key of the public randomness.
-        sampler_key: key of the sampler: secret, it tells who took part in which step.
+        sampler_key: key of the sampler: secret, it tells who took part in which step, so that no log shows it.
         engine: how the sums were computed.
         noise: where the noise came from; `none` when the multiplier is 0.
         public_used: whether public examples were read.
@@ -49,7 +49,7 @@ class Run:
     transcript: Transcript
     state: State
     seed: int
-    sampler_key: int
+    sampler_key: int = field(repr=False)
     engine: str
     noise: NoiseSource | Literal["none"]
     public_used: bool = False

@@ -32,7 +32,7 @@ def results(tmp_path):
     for word, one in asked.items():
         store = folder / ("tuning/points" if word == "usable" else "artifacts")
         store.mkdir(parents=True, exist_ok=True)
-        make_one(one, store, CPU, {one.name: origin_of(one)})
+        make_one(one, store, CPU, origin_of(one))
     store = folder / "artifacts"
     edited = store / f"{asked['edited'].name}.json"
     edited.write_text(edited.read_text().replace("editededited", "edITededited", 1))

@@ -134,14 +134,13 @@ def left(device: torch.device) -> dict[str, object]:
 def test_an_artifact_is_taken_under_its_own_name_alone_and_one_that_no_file_can_hold_failed(tmp_path):
     one, other = (Artifact({"x": x}, "one", partial(made, x)) for x in (1, 2))
     bad = [Artifact({"x": 3}, "bad", partial(made, math.nan)), Artifact({"x": 4}, "bad", left)]
-    origins = {artifact.name: origin_of(artifact) for artifact in (one, other, *bad)}
-    assert not make_one(one, tmp_path, CPU, origins) and read_made([one], tmp_path) == {one.name: {"value": 1}}
+    assert not make_one(one, tmp_path, CPU, origin_of(one)) and read_made([one], tmp_path) == {one.name: {"value": 1}}
     (tmp_path / f"{other.name}.json").write_bytes((tmp_path / f"{one.name}.json").read_bytes())
     with pytest.raises(StaleError, match="or is that of another"):
         read_kept({other.name: other}, tmp_path)
     with pytest.raises(RecordError, match="was edited after it was written"):
         read_made([other], tmp_path)
     for artifact in bad:
-        assert make_one(artifact, tmp_path, CPU, origins)
+        assert make_one(artifact, tmp_path, CPU, origin_of(artifact))
         with pytest.raises(RecordError, match="bad failed"):
             read_made([artifact], tmp_path)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from importlib.metadata import version
@@ -488,3 +489,22 @@ def test_a_run_on_the_gpu_has_the_same_cells(tmp_path, results):
     records = harness.run(load(tmp_path, WHOLE), tmp_path, device=pick_device("cuda"))
     assert [r.id for r in records] == [r.id for r in results[1]]
     assert {r.status for r in records} == {"ok"}
+
+
+def test_what_is_sent_to_a_process_does_not_grow_with_the_cells_of_the_run(tmp_path, monkeypatch):
+    sent: list[int] = []
+
+    class Weighing:
+        def __init__(self, *_):
+            pass
+
+        def run(self, graph, work):
+            sent.append(max(len(pickle.dumps((work, piece))) for piece in graph.items.values()))
+            return (one for one in ())
+
+    monkeypatch.setattr(harness, "Local", Weighing)
+    for seeds in (2, 40):
+        folder = tmp_path / str(seeds)
+        folder.mkdir()
+        assert not run(SUITE.replace("[0]", str(list(range(seeds)))), folder)
+    assert len(sent) == 2 and sent[1] < 1.1 * sent[0]

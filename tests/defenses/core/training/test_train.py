@@ -464,3 +464,8 @@ def test_the_divisor_may_be_any_public_constant():
     torch.testing.assert_close(less, moved / 2)
     with pytest.raises(ValueError, match="expected_batch must be a positive finite number, got 0"):
         Recipe(expected_batch=0.0)
+
+
+def test_no_text_about_a_run_shows_the_key_of_its_sampler():
+    run = train(duties.network(), duties.DATA, dp_sgd(noise_multiplier=1.0), sampling=poisson(0.2), steps=2)
+    assert "seed=" in repr(run) and str(run.sampler_key) not in repr(run)
