@@ -38,6 +38,9 @@ from .provenance import library, third_party, tuning_digest
 from .resume import kept, refuse_other_code
 from .tuning import tune
 
+Sourced = tuple[Job | Artifact, dict[str, Provenance]]
+"""A piece of work, and by id of its cells or by its own name the code that computes it, as the run began with it."""
+
 
 def pick_device(name: str) -> torch.device:
     """The device called `auto`, `cpu` or `cuda`.
@@ -118,7 +121,7 @@ def run(
 
 
 def _collected(
-    computed: Generator[tuple[Job | Artifact, list[Record]], None, None],
+    computed: Generator[tuple[Sourced, list[Record]], None, None],
     todo: Sequence[Job],
     waiting: int,
     remarks: Sequence[str],
@@ -135,7 +138,7 @@ def _collected(
     told.now(f"{told.finished} of {cells} cells are there already" if told.finished else "starting")
     # Closed on a break and on an error, too, which is what ends the workers.
     with closing(computed):
-        for piece, records in computed:
+        for (piece, _), records in computed:
             found |= {record.id: record for record in records}
             told.finished += len(records) if isinstance(piece, Job) else 1
             told.now(piece.words)
@@ -243,23 +246,19 @@ def _computed(
     jobs: int | None,
     origins: dict[str, Provenance],
     say: Listener,
-) -> Generator[tuple[Job | Artifact, list[Record]], None, None]:
+) -> Generator[tuple[Sourced, list[Record]], None, None]:
     """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
     folder, store = directory / "records", directory / "artifacts"
     work = partial(run_piece, folder=folder, store=store, device=device)
-    with closing(Local(device, jobs, folder, say).run(_graph(todo, waiting, origins), work)) as executed:
-        for (piece, _), records in executed:
-            yield piece, records
+    yield from Local(device, jobs, folder, say).run(_graph(todo, waiting, origins), work)
 
 
-def _graph(
-    jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance]
-) -> Graph[tuple[Job | Artifact, dict[str, Provenance]]]:
+def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance]) -> Graph[Sourced]:
     """Jobs, each after those artifacts that it waits for, and each with the code of its own cells.
 
     A piece is sent to a process: with the code of all cells, what is sent would grow with the square of their number.
     """
-    graph: Graph[tuple[Job | Artifact, dict[str, Provenance]]] = Graph()
+    graph: Graph[Sourced] = Graph()
     for job in jobs:
         missing = [name for name in job.needs if name in waiting]
         for name in missing:
@@ -268,14 +267,11 @@ def _graph(
     return graph
 
 
-def run_piece(
-    sourced: tuple[Job | Artifact, dict[str, Provenance]], folder: Path, store: Path, device: torch.device
-) -> list[Record]:
+def run_piece(sourced: Sourced, folder: Path, store: Path, device: torch.device) -> list[Record]:
     """Computes a job, or what jobs wait for; what fails is written with its error, and nothing else ends with it.
 
     Args:
-        sourced: a piece of the run's graph, and by id of its cells or by its name as an artifact the code that computes
-            it, as it was when the run began.
+        sourced: a piece of the run's graph.
         folder: where records go.
         store: where artifacts lie.
         device: where to compute.
