@@ -1,0 +1,106 @@
+"""Digest, number of cells and ids of every suite that comes with leakbench, as they were when they were frozen.
+
+Ids name what is on disk: a moved one computes everybody's results again. `python -m tests.golden.test_suites` writes
+the golden file anew, after a suite was changed on purpose.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from audit.catalog import methods as catalog
+from audit.plan import splits_cache
+from audit.plan.expand import plan
+from audit.suite.suite import load
+from benchmarks import data as datasets
+from benchmarks.core import Sizes, Split, Splits
+from benchmarks.core.data.dealing import pool_sizes
+
+FILE = Path(__file__).with_name("suites.json")
+GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
+SLOW = {"membership"}  # 4,191 cells
+
+# Shape of an image, examples of the training part, and default sizes of data sets that have to be downloaded.
+LARGE = {
+    "mnist": ((1, 28, 28), 60_000, (20_000, 20_000, 20_000)),
+    "fashion_mnist": ((1, 28, 28), 60_000, (20_000, 20_000, 20_000)),
+    "cifar10": ((3, 32, 32), 50_000, (20_000, 20_000, 10_000)),
+    "cifar10_jpeg": ((3, 32, 32), 50_000, (20_000, 20_000, 10_000)),
+    "svhn": ((3, 32, 32), 73_257, (25_000, 25_000, 20_000)),
+    "features:cifar10_simclrv2.npz": ((4096,), 50_000, (20_000, 20_000, 10_000)),
+}
+CONTENT = "0" * 64
+"""Digest of any of them: part of an id where data are the user's own."""
+
+KEPT = {}
+
+_load = datasets.load
+
+
+def black(name, *, seed=0, sizes=datasets.DEFAULT_SIZES):
+    """Pools of the right sizes whose images are black: no id depends on a pixel of a data set that has a name."""
+    if name not in LARGE:
+        return _load(name, seed=seed, sizes=sizes)
+    shape, train, (private, non_member, public) = LARGE[name]
+    defaults = Sizes(private=private, non_member=non_member, public=public)
+    counts = pool_sizes(sizes, defaults, available=train, name=name, tested=True)
+    ends = torch.tensor([0, *counts.values(), 10_000]).cumsum(0).tolist()
+    pools = [torch.arange(first, last) for first, last in pairwise(ends)]
+    # Of one pixel's memory each.
+    image = torch.zeros(1, *(1 for _ in shape))
+    splits = [Split(ids=ids, inputs=image.expand(len(ids), *shape), labels=ids % 10) for ids in pools]
+    return Splits(
+        name=name,
+        private=splits[0],
+        non_member=splits[1] if len(splits[1]) else splits[3],
+        public=splits[2],
+        test=splits[3],
+        input_shape=shape,
+        classes=10,
+        low=0.0,
+        high=1.0,
+        digest=CONTENT,
+        in_distribution_public=True,
+        about="black images",
+    )
+
+
+def frozen(name):
+    """What is held of a suite, in a working folder where a file of features can be made."""
+    Path("cifar10_simclrv2.npz").touch()
+    # A cache of its own: nobody else's images are black.
+    with mock.patch.object(datasets, "load", black), mock.patch.object(splits_cache, "_kept", KEPT):
+        suite = load(name)
+        cells = plan(suite).cells
+    ids = "\n".join(sorted(cell.id for cell in cells))
+    return {
+        "digest": suite.digest,
+        "cells": len(cells),
+        "skipped": sum(bool(cell.skip) for cell in cells),
+        "ids": hashlib.sha256(ids.encode()).hexdigest(),
+    }
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in GOLDEN])
+def test_a_suites_digest_and_ids_are_what_they_were(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert frozen(name) == GOLDEN[name]
+
+
+def main() -> None:
+    """Writes the golden file."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        found = {name: frozen(name) for name in catalog.names("suites")}
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
