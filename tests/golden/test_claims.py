@@ -1,0 +1,57 @@
+"""What every defense of the catalogue claims at one setting: epsilon, relation, sampling, accountant, word for word.
+
+`python -m tests.golden.test_claims` writes the golden file anew, after a claim was changed on purpose.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from audit.catalog import methods as catalog
+from defenses.core import Sampling, predicted
+
+FILE = Path(__file__).with_name("claims.json")
+GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
+
+SIGMA, RATE, STEPS, DELTA = 1.3, 0.05, 40, 1e-5
+SAMPLINGS = ("poisson", "partition")
+
+
+def claimed(name, sampling):
+    """The claim as `leakbench epsilon` computes it, as plain data."""
+    made = catalog.defense(name, {}, noise_multiplier=SIGMA)
+    claim = predicted(made, sampling=Sampling(sampling, RATE), steps=STEPS).ledger.claim(DELTA)
+    proved = math.isfinite(claim.epsilon)
+    return {
+        "epsilon": claim.epsilon if proved else None,
+        "epsilon_rdp": claim.epsilon_rdp if proved else None,
+        "as_if_poisson": claim.as_if_poisson,
+        "relation": claim.relation,
+        "sampling": claim.sampling,
+        "accountant": re.sub(r"(dp-accounting) [\d.]+", r"\1", claim.accountant),  # of any version
+        "events": list(claim.events),
+        "reason": claim.reason,
+    }
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_claim_is_what_it_was(name):
+    for sampling, golden in GOLDEN[name].items():
+        # A number to nine digits, words exactly.
+        expected = {
+            key: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for key, value in golden.items()
+        }
+        assert claimed(name, sampling) == expected, sampling
+
+
+def main() -> None:
+    """Writes the golden file."""
+    found = {name: {one: claimed(name, one) for one in SAMPLINGS} for name in catalog.names("defenses")}
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
