@@ -1,7 +1,7 @@
 """Mistakes on the command line: the exit code and the first line on stderr of each, as they were when frozen.
 
-The golden file is command line -> [code, line]: the first one, of a pre-flight the first stop. The line is null where
-its words are typer's, which differ from version to version. `python -m tests.golden.test_refusals` fills in what is an
+The golden file is command line -> [code, line], with the next one where it ends in a colon. The line is null where its
+words are typer's, which differ from version to version. `python -m tests.golden.test_refusals` fills in what is an
 empty list there, and writes the others anew.
 """
 
@@ -62,8 +62,10 @@ def refused(line):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
         cli.main(shlex.split(line))
     assert out.getvalue() == ""
-    lines = [line.strip() for line in err.getvalue().splitlines()]
-    first = next((line for line in lines if line.startswith(("error: ", "stop: "))), "nothing")
+    lines = err.getvalue().splitlines()
+    # What a pre-flight found on its way stands before the error.
+    place = next((number for number, line in enumerate(lines) if line.startswith("error: ")), 0)
+    first = " ".join(lines[place : place + (2 if lines[place].endswith(":") else 1)])
     # Another method or data set is no other refusal.
     first = re.sub(r"there are (\w+, )+\w+", "there are NAMES", first)
     return [ended.value.code, first.replace(str(Path.cwd()), "FOLDER")]
