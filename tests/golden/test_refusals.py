@@ -8,7 +8,6 @@ empty list there, and writes the others anew.
 import contextlib
 import io
 import json
-import os
 import re
 import shlex
 import tempfile
@@ -66,8 +65,9 @@ def refused(line):
     # What a pre-flight found on its way stands before the error.
     place = next((number for number, line in enumerate(lines) if line.startswith("error: ")), 0)
     first = " ".join(lines[place : place + (2 if lines[place].endswith(":") else 1)])
-    # Another method or data set is no other refusal.
+    # Another method is no other refusal, and neither is another home of a function.
     first = re.sub(r"there are (\w+, )+\w+", "there are NAMES", first)
+    first = re.sub(r"[\w.]+\.watch\b", "watch", first)
     return [ended.value.code, first.replace(str(Path.cwd()), "FOLDER")]
 
 
@@ -87,8 +87,7 @@ def test_a_mistake_has_its_code_and_its_sentence(line, folder, monkeypatch):
 
 def main() -> None:
     """Writes the golden file for the command lines that it has."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chdir(written(Path(name).resolve()))
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(written(Path(name))):
         found = {line: refused(line) for line in GOLDEN}
     for line, golden in GOLDEN.items():
         if golden[1:] == [None]:

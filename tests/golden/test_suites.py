@@ -4,9 +4,9 @@ Ids name what is on disk: a moved one computes everybody's results again. `pytho
 the golden file anew, after a suite was changed on purpose.
 """
 
+import contextlib
 import hashlib
 import json
-import os
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -96,8 +96,7 @@ def test_a_suites_digest_and_ids_are_what_they_were(name, tmp_path, monkeypatch)
 
 def main() -> None:
     """Writes the golden file."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         found = {name: frozen(name) for name in catalog.names("suites")}
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
