@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
-from .core.conjugate import Summary, fitted_prior
-from .core.shadow_statistics import compared, refuse_nobody
+from .core.membership.conjugate_prior import Summary, fitted_prior
+from .core.membership.shadow_statistics import compared, refuse_nobody
 
 
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)

@@ -36,10 +36,10 @@ from .core import (
     attack,
     granted,
 )
-from .core.explained import EXPONENT
-from .core.layer_basis import layer_basis
-from .core.own_places import OwnPlaces, explained, labelled
-from .core.rank_one import bilinear, completed, repeated, standard_errors, total_least_squares
+from .core.closed_form.acceptance import EXPONENT
+from .core.closed_form.layer_basis import layer_basis
+from .core.closed_form.rank_one import bilinear, completed, repeated, standard_errors, total_least_squares
+from .core.search.single_example_rows import OwnPlaces, explained, labelled
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3

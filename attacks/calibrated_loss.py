@@ -9,7 +9,7 @@ not shrink where all models are sure.
 import torch
 
 from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
-from .core.shadow_statistics import answered, label_log_probability, log_odds, mean_over
+from .core.membership.shadow_statistics import answered, label_log_probability, log_odds, mean_over
 
 
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)

@@ -30,9 +30,9 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from .core import Access, Knows, NotApplicable, Observation, RankDeficient, Reconstruction, attack, granted
-from .core.input_layer import InputLayer, first_linear_layer, images_of, undone
-from .core.least_squares import least_squares
-from .core.low_rank import completed, rounding_floor
+from .core.closed_form.input_layer import InputLayer, first_linear_layer, images_of, undone
+from .core.closed_form.least_squares import least_squares
+from .core.closed_form.low_rank import completed, rounding_floor
 
 PLAIN = ("input", "flatten", "identity")
 """Operations behind which a layer's inputs are still pixels."""

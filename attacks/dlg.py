@@ -13,7 +13,7 @@ paper's LeNet a normal start in pixels stopped at an MSE of 0.1.) The result is 
 import torch
 
 from .core import Access, Knows, Observation, Reconstruction, attack
-from .core.fitted_update import check_search, fitted_update
+from .core.search.fitted_update import check_search, fitted_update
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)

@@ -11,7 +11,7 @@ Deviation: the covariance is shrunk as by Ledoit & Wolf (2004), since public exa
 import torch
 
 from .core import Access, Knows, MembershipScores, NotApplicable, Observation, attack, granted
-from .core.shrunk_gaussian import ShrunkGaussian
+from .core.membership.shrunk_gaussian import ShrunkGaussian
 
 
 @attack(access=Access.UPDATE, knows=Knows.POPULATION | Knows.DEFENSE)

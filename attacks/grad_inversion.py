@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from .core import Access, Box, Knows, NotApplicable, Observation, Reconstruction, attack, granted, total_variations
-from .core.batch_statistics import statistics_mismatches
-from .core.consensus import consensus
-from .core.matching import relative_distances
-from .core.search import best, jittered_adams
+from .core.search.batch_statistics import statistics_mismatches
+from .core.search.consensus import consensus
+from .core.search.gradient_matching import relative_distances
+from .core.search.restarts import best, jittered_adams
 
 HOPELESS = 0.9
 """A share of the update's norm: where all of a search leaves more unexplained, its result is `degraded`."""

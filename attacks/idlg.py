@@ -13,8 +13,8 @@ jointly does here.
 import torch
 
 from .core import Access, Knows, NotApplicable, Observation, Reconstruction, attack, granted
-from .core.fitted_update import check_search, fitted_update
-from .core.label_counts import fixed_label
+from .core.closed_form.label_counts import fixed_label
+from .core.search.fitted_update import check_search, fitted_update
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variations
-from .core.matching import LayerWeights, direction_mismatches, layer_weights, squared_distances
-from .core.search import best, signed_adams
+from .core.search.gradient_matching import LayerWeights, direction_mismatches, layer_weights, squared_distances
+from .core.search.restarts import best, signed_adams
 
 HOPELESS = 0.9
 """A mismatch, 1 - cos, that tells nothing: where all of a search stays above, its result is `degraded`."""

@@ -36,7 +36,14 @@ from .core import (
     attack,
     granted,
 )
-from .core.label_counts import LastLayer, class_sums, largest_remainder, last_layer, normal_quantile, possible_labels
+from .core.closed_form.label_counts import (
+    LastLayer,
+    class_sums,
+    largest_remainder,
+    last_layer,
+    normal_quantile,
+    possible_labels,
+)
 
 _ROWS = 2**26
 """Numbers of public examples' contributions at a time, 256 MiB in float32."""

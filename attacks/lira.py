@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
-from .core.shadow_statistics import Normal, compared, normal
+from .core.membership.shadow_statistics import Normal, compared, normal
 
 
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)

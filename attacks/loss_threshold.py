@@ -8,7 +8,7 @@ whole curve.
 import torch
 
 from .core import Access, MembershipScores, ModelAccess, attack, granted
-from .core.answers import answers
+from .core.membership.query_scores import answers
 
 
 @attack(access=Access.BLACK_BOX)

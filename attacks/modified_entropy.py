@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
-from .core.answers import answers
+from .core.membership.query_scores import answers
 
 BORROWED = 8
 """Average examples that each class is taken to have beside its public ones."""

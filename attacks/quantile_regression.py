@@ -15,7 +15,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold, cross_val_predict
 
 from .core import Access, Examples, Knows, MembershipScores, ModelAccess, NotApplicable, attack, granted
-from .core.answers import answers, logit_gap
+from .core.membership.query_scores import answers, logit_gap
 
 FOLDS = 5
 

@@ -30,12 +30,12 @@ from .core import (
     attack,
     granted,
 )
-from .core.explained import ReleaseMatch
-from .core.network import Network
-from .core.recursion.clip_factor import identifiable, sharpest, untold
-from .core.recursion.invert import TOLERANCE, InvertedInput, inverted, layers_of
-from .core.recursion.shown import LayerGradient, shown
-from .core.recursion.walk import Solver
+from .core.closed_form.acceptance import ReleaseMatch
+from .core.closed_form.recursion.clip_factor import identifiable, sharpest, untold
+from .core.closed_form.recursion.invert import TOLERANCE, InvertedInput, inverted, layers_of
+from .core.closed_form.recursion.observed_gradients import LayerGradient, shown
+from .core.closed_form.recursion.walk import Solver
+from .core.targets.network import Network
 
 Mode = Literal["single", "combination"]
 ClipFactor = Literal["auto", "one", "unknown"]

@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from .core import Access, Knows, MembershipScores, ModelAccess, NotApplicable, attack, granted
-from .core.shadow_statistics import (
-    answered,
-    label_log_probability,
-    log_mean_over,
-    target_answers,
-)
+from .core.membership.shadow_statistics import answered, label_log_probability, log_mean_over, target_answers
 
 LEAST_POPULATION = 10
 """Public examples with which the score has any meaning at all."""

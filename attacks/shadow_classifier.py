@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from .core import Access, Knows, MembershipScores, ModelAccess, NotApplicable, attack, granted
-from .core.shadow_statistics import answered
+from .core.membership.shadow_statistics import answered
 
 TOP = 3
 """Largest probabilities that are looked at."""

@@ -15,8 +15,8 @@ certified by its own recomputed contribution, which is more than lambda = 1.
 import torch
 
 from .core import Access, Observation, Reconstruction, attack
-from .core.exact_batch import recovered_batch
-from .core.sparse_columns import kernels
+from .core.closed_form.exact_batch import recovered_batch
+from .core.closed_form.sparse_columns import kernels
 
 
 @attack(access=Access.UPDATE)

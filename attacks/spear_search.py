@@ -11,8 +11,8 @@ certificate are those of `spear`.
 import torch
 
 from .core import Access, Observation, Reconstruction, attack
-from .core.exact_batch import recovered_batch
-from .core.sparse_columns import small_on_sphere
+from .core.closed_form.exact_batch import recovered_batch
+from .core.closed_form.sparse_columns import small_on_sphere
 
 
 @attack(access=Access.UPDATE)

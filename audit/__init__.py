@@ -10,7 +10,7 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from . import import_guard  # noqa: F401 - before anything that imports `benchmarks`
-from .run.executors import lifeline  # noqa: F401 - before anything that takes long
+from .run.executors import parent_death  # noqa: F401 - before anything that takes long
 
 # A fifth of the time that PyTorch and SciPy take to import is a search for garbage among what they make for good.
 _collecting = gc.isenabled()
@@ -18,15 +18,15 @@ gc.disable()
 try:
     from .scoring.score import score
     from .scoring.truth import GroundTruth
-    from .subjects.checkpoint import refuse_other_mask, update_between
-    from .subjects.simulate import share_update
+    from .targets.checkpoint_updates import refuse_other_mask, update_between
+    from .targets.simulated_update import share_update
     from .versions import show_versions
 finally:
     if _collecting:
         gc.enable()
 
 if TYPE_CHECKING:
-    from .external.watch import watch
+    from .external.transcript.watch import watch
 
 __all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "show_versions", "update_between", "watch"]
 
@@ -34,7 +34,7 @@ __all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "show_ve
 def __getattr__(name: str) -> Any:
     """`watch` by need: who trains elsewhere wants it, and nobody else."""
     if name == "watch":
-        from .external.watch import watch
+        from .external.transcript.watch import watch
 
         return watch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

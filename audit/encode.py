@@ -29,7 +29,7 @@ from benchmarks.data.own import features as own
 from leaderboard.records.files import write_whole
 
 from .external.files.read import read_tensors
-from .external.models import filled
+from .external.model.network import filled
 from .plan.pretrain import last_linear, seen_by
 
 ENCODERS = f"{torchvision_models.PATTERN} or {user_factory.PATTERN}"

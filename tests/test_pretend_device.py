@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import audit
-from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction, conjugate
+from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
+from attacks.core.membership import conjugate_prior
 from audit.catalog import methods as catalog
 from audit.encode import write_features
 from audit.plan.build import initialised
@@ -24,10 +25,10 @@ from audit.run import harness
 from audit.scoring.reconstruction import score_reconstruction
 from audit.scoring.truth import GroundTruth
 from audit.scoring.utility import score_utility
-from audit.subjects.local_steps import LocalTraining
-from audit.subjects.prior import Prior
 from audit.suite import suite as suites
 from audit.suite.schema import PretrainTable
+from audit.targets.candidate_prior import Prior
+from audit.targets.local_steps import LocalTraining
 from benchmarks.core import Sizes
 from defenses.core import (
     Block,
@@ -44,7 +45,7 @@ from defenses.core import (
 )
 from defenses.core.gradients.choose import names
 from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.privacy.noise import CipherNoise, seeded
+from defenses.core.randomness.noise import CipherNoise, seeded
 from leaderboard.records.record import Metric, Record
 
 from . import pretend_device
@@ -462,13 +463,13 @@ def test_local_steps_are_summed_simulated_and_attacked_there_as_on_the_cpu(devic
 @pytest.mark.parametrize("searches_there", [True, False])
 def test_a_prior_is_fitted_to_many_subjects_there_and_to_few_on_the_cpu(device, monkeypatch, searches_there):
     if searches_there:
-        monkeypatch.setattr(conjugate, "_FEW", 0)
+        monkeypatch.setattr(conjugate_prior, "_FEW", 0)
     values = drawn(6, 50).double() * drawn(50, seed=1).double().exp() + drawn(50, seed=2).double()
     features = torch.stack([torch.ones(50, dtype=torch.float64), drawn(50, seed=3).double()], dim=1)
     fitted = []
     for where in (device, HERE):
-        seen = conjugate.Summary.of(values.to(where), torch.ones(6, 50, dtype=torch.bool, device=where))
-        prior = conjugate.fitted_prior(seen, features.to(where))
+        seen = conjugate_prior.Summary.of(values.to(where), torch.ones(6, 50, dtype=torch.bool, device=where))
+        prior = conjugate_prior.fitted_prior(seen, features.to(where))
         assert all(part.device == where for part in vars(prior).values())
         fitted.append(prior.predicted(seen).log_density(values[0].to(where)).cpu())
     assert torch.allclose(*fitted, rtol=1e-6)

@@ -1,15 +1,22 @@
 """Core of attacks: threat models, the targets that they grant, networks as equations, checked results, priors."""
 
-from .decorator import Attack, attack
-from .errors import InconsistentObservation, NotApplicable, RankDeficient
-from .likelihood import Evidence, log_likelihood_ratio, relative_residual, subsampled
-from .matched_filter import MatchedFilter
-from .narrow import narrow, parts_of, view_of
-from .network import Network, Operation, ReleasedPart, SharedGradient, Structure
-from .observation import Examples, LabelAccess, ModelAccess, Observation, Participation, SeenTranscript, Steps, Target
-from .priors import Box, total_variation, total_variations
-from .requires import Access, AccessError, Controls, Knows, Requirements, granted
-from .results import (
+from .membership.likelihood_ratio import Evidence, log_likelihood_ratio, relative_residual, subsampled
+from .membership.matched_filter import MatchedFilter
+from .membership.shadow_models import MOST_VIEWS, Shadows, balanced_halves, viewed
+from .search.image_priors import Box, total_variation, total_variations
+from .targets.narrow import narrow, parts_of, view_of
+from .targets.network import Network, Operation, ReleasedPart, SharedGradient, Structure
+from .targets.observation import (
+    Examples,
+    LabelAccess,
+    ModelAccess,
+    Observation,
+    Participation,
+    SeenTranscript,
+    Steps,
+    Target,
+)
+from .targets.results import (
     RESULTS,
     InclusionScores,
     LabelEstimate,
@@ -20,7 +27,9 @@ from .results import (
     checked_reconstruction,
     checked_scores,
 )
-from .shadows import MOST_VIEWS, Shadows, balanced_halves, viewed
+from .threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
+from .threat_model.decorator import Attack, attack
+from .threat_model.requires import Access, AccessError, Controls, Knows, Requirements, granted
 
 __all__ = [
     "MOST_VIEWS",

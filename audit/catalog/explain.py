@@ -13,7 +13,6 @@ from typing import Any
 from defenses.core import BoundKind, FixedBoundKind
 
 from . import plugins
-from .in_a_step import InAStep, in_a_step
 from .messages import in_one_line, no_such
 from .methods import (
     BUDGETED,
@@ -31,6 +30,7 @@ from .methods import (
     settings,
 )
 from .settings import CatalogError, Setting, read_settings
+from .step_summary import InAStep, in_a_step
 
 CALIBRATED = "calibrated to the budget"
 """What the noise multiplier of a defense is where nobody gives one."""

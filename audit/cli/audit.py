@@ -137,18 +137,19 @@ def audit(
     # What was asked for by its default says nothing more than silence does.
     usual = {name: parameter.default for name, parameter in inspect.signature(audit).parameters.items()}
     given = {name for name, value in values.items() if value != usual[name]}
-    from ..external import command, scores_command
-    from ..external.audit import AuditSettings
     from ..external.claim import StatedClaim
-    from ..external.data import Preprocess
-    from ..external.sources.raw import Reading
+    from ..external.examples.groups import Preprocess
+    from ..external.examples.sources.raw import Reading
+    from ..external.model import command
+    from ..external.model.audit import AuditSettings
+    from ..external.scores import command as scores_command
     from ..run.harness import pick_device
 
     if split not in ("random", "unknown"):
         raise ValueError(f"--split must be random or unknown, got {split!r}")
     if update is not None:
-        from ..external import update_command
-        from ..external.convention import named_convention
+        from ..external.update import command as update_command
+        from ..external.update.convention import named_convention
 
         if checkpoint is None or model is None or batch_size is None:
             raise ValueError("--update needs the checkpoint before the step, --model and --batch-size")

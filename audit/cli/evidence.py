@@ -240,7 +240,7 @@ def _table(file: Path, wanted: list[str]) -> Table:
     import numpy as np
     import pandas as pd
 
-    from ..external.score_files import read_csv
+    from ..external.scores.score_files import read_csv
 
     try:
         table: Table = read_csv(file.read_bytes(), file)

@@ -23,8 +23,8 @@ from leaderboard.records.record import MethodUsed, Record, RecordedClaim, write
 
 from ..run.arrays import write_arrays
 from ..run.provenance import library
-from .audit import ModelAudit
-from .findings import EpsilonBound
+from .model.audit import ModelAudit
+from .model.findings import EpsilonBound
 
 SCHEMA = "leakbench-audit/1"
 

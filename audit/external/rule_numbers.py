@@ -16,10 +16,10 @@ from leaderboard.records.record import Metric
 
 from ..scoring.random_split import NAME
 from ..scoring.shift import Shift
-from .attacked import AttackOutcome
-from .findings import SplitKind, Strongest, strongest
 from .gate import Rule
-from .verdict import AuditVerdict
+from .model.attacks import AttackOutcome
+from .model.findings import SplitKind, Strongest, strongest
+from .model.verdict import AuditVerdict
 
 
 def unless_proved(outcomes: Sequence[AttackOutcome], split: SplitKind, shift: Shift) -> tuple[AttackOutcome, ...]:

@@ -33,9 +33,9 @@ from defenses.core import (
 )
 
 from ..catalog import methods as catalog
+from .mislabelled_pool import without_mislabelled
 from .request import MethodAsked, Training, TrainingRequest, Update
 from .splits_cache import load_data
-from .withheld import without_mislabelled
 
 
 def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | None = None) -> Splits:

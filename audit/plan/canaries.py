@@ -33,9 +33,9 @@ from defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
 from ..selftest.canaries import CanaryKind, unit_directions
 from .build import made
 from .masks import public_masks
+from .mislabelled_pool import canary_table, withheld
 from .request import TrainingRequest, seed_of_data
 from .splits_cache import load_data
-from .withheld import canary_table, withheld
 
 GRADIENT_KINDS = get_args(CanaryKind)
 """Kinds whose gradient is chosen."""

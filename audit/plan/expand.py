@@ -24,18 +24,18 @@ from defenses.core import Sampling, predict, refuse_batch_norm, standardised
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..subjects.local_steps import LocalTraining, why_not_summed
 from ..suite.schema import ModelChoice, TaskTable
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
+from ..targets.local_steps import LocalTraining, why_not_summed
 from .artifact import Artifact
 from .build import initialised, planned, reads_public
 from .canaries import why_none
 from .cells import Cell, Plan
+from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
 from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
-from .withheld import without_mislabelled
 
 BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""

@@ -1,7 +1,7 @@
 """Threat models that suites offer: a table of what an attacker is granted, by kind of result and access.
 
 A row says which subject is attacked, what an attacker knows beside its access, and how the target is built from a run.
-Another access is another row here and its builder in `audit/observe.py`, the one place where an attacker is given
+Another access is another row here and its builder in `audit/targets/observe.py`, the one place where an attacker is given
 anything.
 """
 
@@ -13,8 +13,8 @@ from typing import Literal
 
 from attacks.core import Access, Controls, Knows, Requirements, Target
 
-from ..observe import RunView, beside_the_steps, black_box, every_step, label_only, last_update, white_box
 from ..subjects.shadow_bank import shadow_artifacts
+from ..targets.observe import RunView, beside_the_steps, black_box, every_step, label_only, last_update, white_box
 from .artifact import Artifact
 from .request import Request
 
@@ -58,7 +58,7 @@ class ThreatModel:
 
 _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
 # The informed adversary of a shared update picks among candidates. Labels of the batch would rule some of them out, so
-# that no attack may know both (`attacks.core.decorator`).
+# that no attack may know both (`attacks.core.threat_model.decorator`).
 _INFORMED = Knows.OTHERS | Knows.PRIOR
 _RUN = Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
 _FINAL = Knows.POPULATION | Knows.SHADOWS

@@ -24,7 +24,7 @@ from ..catalog import methods as catalog
 from ..plan import expand as planning
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.cells import Cell, Job, Plan
-from ..stepping import Listener
+from ..progress_events import Listener
 from ..subjects.outcome import Outcome
 from ..suite.suite import Suite
 from .arrays import write_arrays

@@ -21,7 +21,6 @@ from defenses.core import Execution, keyed, seeded, train
 from leaderboard.records.files import sweep
 from leaderboard.records.record import Provenance
 
-from ..observe import logits_of
 from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.expand import asked, budgets_of, training_of
@@ -32,6 +31,7 @@ from ..scoring.utility import score_utility
 from ..subjects.outcome import examples_of, pick
 from ..suite.schema import TuneTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
+from ..targets.observe import logits_of
 from .artifacts import make_one, origin_of, read_kept, read_made, write_document
 from .executors.local import Local
 from .graph import Graph

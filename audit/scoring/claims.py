@@ -28,7 +28,7 @@ from leaderboard.records.record import Record, RecordedClaim
 
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
-from ..subjects.local_steps import LocalTraining
+from ..targets.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
 """Relative: by how much accountants of two versions may differ."""

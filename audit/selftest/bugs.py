@@ -34,7 +34,7 @@ from defenses.core import (
 )
 from defenses.core.gradients.executor import add_noise
 from defenses.core.plan.bound import finite_rows
-from defenses.core.privacy.noise import CipherNoise
+from defenses.core.randomness.noise import CipherNoise
 from defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
 from .protocol import Trainer, TrainerTask

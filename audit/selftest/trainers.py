@@ -25,7 +25,7 @@ from defenses.core import (
     seed_from,
     train,
 )
-from defenses.core.plan.families import Whole
+from defenses.core.plan.families.single_block import Whole
 
 from ..catalog import methods as catalog
 from .protocol import ClaimedRelation, Trainer, TrainerAnswer, TrainerClaim, TrainerTask

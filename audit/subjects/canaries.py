@@ -8,14 +8,14 @@ from attacks.core import Knows, NotApplicable
 from defenses.core import Coordinates, Everything, keyed
 
 from ..catalog import methods as catalog
-from ..observe import RunView
 from ..plan.canaries import Canaries
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
 from ..scoring.canaries import NAME, held_against
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
-from .candidates import Candidates
+from ..targets.candidates import Candidates
+from ..targets.observe import RunView
 from .outcome import Finding, column
 from .trained_run import TrainedRun
 

@@ -14,17 +14,17 @@ from torch import Tensor
 from attacks.core import Examples, Knows, MembershipScores
 from defenses.core import Claim, Step, keyed
 
-from .. import stepping
+from .. import progress_events
 from ..catalog import methods as catalog
-from ..observe import RunView, participation
 from ..plan.cells import Cell
 from ..plan.request import seed_of_data
 from ..plan.threat_models import ThreatModel, threat_model
 from ..scoring import random_split
 from ..scoring.score import score
+from ..scoring.theoretical_bounds import beside_claim
 from ..scoring.truth import GroundTruth
-from ..scoring.under_claim import beside_claim
-from .candidates import Candidates, asked_alone, content_order, refuse_comparison
+from ..targets.candidates import Candidates, asked_alone, content_order, refuse_comparison
+from ..targets.observe import RunView, participation
 from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TrainedRun
@@ -76,7 +76,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         # A deep copy of the settings: an attack may write into a list of them, and the record has them, too.
         return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
 
-    with stepping.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
+    with progress_events.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
         # Without noise there is nothing to cancel: a remainder shows who took part by itself.
         steps_noisy = model.defense[0].calibrated_multiplier > 0

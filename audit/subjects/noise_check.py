@@ -10,8 +10,8 @@ from torch import Tensor
 
 from defenses.core import Step
 
-from ..observe import RunView
-from .observed import Observed
+from ..targets.observe import RunView
+from ..targets.observed_step import Observed
 
 
 def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, float]:

@@ -15,8 +15,8 @@ from benchmarks.core import Split, Splits
 from defenses.core import keyed
 from leaderboard.records.record import Metric
 
-from ..observe import World
 from ..plan.request import seed_of_data
+from ..targets.observe import World
 
 
 @dataclass

@@ -32,12 +32,12 @@ from benchmarks.core import Splits
 from defenses.core import Execution, NotTogether, from_os, keyed, seeded, train, train_together
 
 from ..catalog import methods as catalog
-from ..observe import logits_of
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.pretrain import starting_model
 from ..plan.request import Request, TrainingRequest, seed_of, seed_of_data
-from .candidates import content_order
+from ..targets.candidates import content_order
+from ..targets.observe import logits_of
 from .outcome import asked_pools, examples_of, join, pick
 
 TOGETHER = 8

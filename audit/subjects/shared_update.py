@@ -28,10 +28,10 @@ from ..scoring.images import ImageValues, summed_up
 from ..scoring.labels import LabelledBatch, label_columns, public_shares, score_labels
 from ..scoring.reconstruction import best_match, compare
 from ..scoring.robustness import bound_metric, refuted
-from .local_steps import LocalTraining
+from ..targets.candidate_prior import Prior
+from ..targets.local_steps import LocalTraining
+from ..targets.simulated_update import Shared, simulate_share
 from .outcome import Outcome, column, finite_claim, world_of
-from .prior import Prior
-from .simulate import Shared, simulate_share
 
 CROWD = 1000
 """Most images that a truth has to be told from, for identifiability; the metric states how many there were."""

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..catalog import methods as catalog
-from ..observe import RunView, logits_of
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
 from ..scoring.utility import losses, score_utility
+from ..targets.observe import RunView, logits_of
 from .canaries import canaries
 from .membership import membership
 from .noise_check import noise_found

@@ -29,7 +29,6 @@ from defenses.core import (
     keyed,
 )
 
-from ..observe import World
 from ..plan.artifact import Artifacts
 from ..plan.build import defend, load_splits, noise_for, planned, reads_public, recipe_of
 from ..plan.canaries import Canaries, drawn, with_canaries
@@ -37,10 +36,11 @@ from ..plan.pretrain import starting_model
 from ..plan.request import TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
-from .all_steps import AllSteps
-from .left_over import LeftOver
+from ..targets.all_steps import AllSteps
+from ..targets.observe import World
+from ..targets.replay import StepReplay
+from ..targets.residual_noise import LeftOver
 from .outcome import examples_of, join, pick, world_of
-from .replay import StepReplay
 
 TRANSCRIPT_MEMORY = 4 * 2**30
 """Bytes that the steps of a run may take in memory where an attack reads all of them; more are taken once more."""

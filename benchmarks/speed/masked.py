@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from defenses.core import clip
-from defenses.core.gradients.layerwise.linear import Outer
+from defenses.core.gradients.layerwise.layers.linear import Outer
 
 from . import report
 from .harness import SpeedComparison, compare

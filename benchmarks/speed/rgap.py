@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attacks.core import Network, Operation
-from attacks.core.recursion.convolution import Convolved, KernelGeometry, WeightGradient
-from attacks.core.recursion.head import HeadGradient, candidates
-from attacks.core.recursion.invert import inverted
-from attacks.core.recursion.shown import LayerGradient
+from attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
+from attacks.core.closed_form.recursion.head import HeadGradient, candidates
+from attacks.core.closed_form.recursion.invert import inverted
+from attacks.core.closed_form.recursion.observed_gradients import LayerGradient
 
 from .. import models
 from ..models.cnn6 import SLOPE

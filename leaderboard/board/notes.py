@@ -14,8 +14,8 @@ from ..records.record import Record
 from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
+from .reconstruction_summary import still_leaks
 from .rows import RANKED_BY, Row
-from .still_leaks import still_leaks
 
 
 def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:

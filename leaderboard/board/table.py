@@ -24,8 +24,8 @@ from .aggregate import BoardCell, BoardError, Estimate, over_seeds
 from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
+from .reconstruction_summary import still_leaks
 from .rows import RANKED_BY, Row, rows_from
-from .still_leaks import still_leaks
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
 

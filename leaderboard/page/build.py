@@ -18,7 +18,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ..board.content import Footnotes
-from ..board.notes import (
+from ..board.notes import (  # fmt: skip
     alarms,
     and_words,
     largest_sentence,
@@ -27,9 +27,9 @@ from ..board.notes import (
     powerless,
     shared_words,
     sizes_words,
-)  # fmt: skip
+)
+from ..board.reconstruction_summary import still_leaks
 from ..board.rows import Row
-from ..board.still_leaks import still_leaks
 from ..board.table import Board
 from ..kinds import attacked
 from ..metrics import columns

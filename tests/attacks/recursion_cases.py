@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attacks.core import Network, ReleasedPart, Structure
-from attacks.core.recursion.invert import layers_of
-from attacks.core.recursion.shown import LayerGradient, shown
-from audit.subjects.structure import structure
+from attacks.core.closed_form.recursion.invert import layers_of
+from attacks.core.closed_form.recursion.observed_gradients import LayerGradient, shown
+from audit.targets.structure import structure
 from defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
 
 

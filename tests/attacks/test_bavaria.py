@@ -10,7 +10,7 @@ from scipy import stats
 
 from attacks.bavaria import bavaria
 from attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
-from attacks.core.conjugate import ConjugatePrior, Summary, fitted_prior
+from attacks.core.membership.conjugate_prior import ConjugatePrior, Summary, fitted_prior
 from attacks.lira import lira
 from attacks.rmia import rmia
 

@@ -9,15 +9,8 @@ from torch import Tensor, nn
 
 import audit
 from attacks.bias_division import bias_division
-from attacks.core import (
-    Examples,
-    InconsistentObservation,
-    NotApplicable,
-    Observation,
-    RankDeficient,
-    ReleasedPart,
-)
-from attacks.core.rank_one import bilinear, completed, total_least_squares
+from attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient, ReleasedPart
+from attacks.core.closed_form.rank_one import bilinear, completed, total_least_squares
 from benchmarks import models
 from defenses.dp_sgd import dp_sgd
 from defenses.per_layer import per_layer

@@ -29,11 +29,11 @@ from attacks.core import (
     attack,
     checked_reconstruction,
     checked_scores,
-    narrow,
     total_variation,
 )
-from attacks.core.narrow import enabled_by, watching
-from attacks.core.requires import MEANING
+from attacks.core.targets import narrow
+from attacks.core.targets.narrow import enabled_by, watching
+from attacks.core.threat_model.requires import MEANING
 
 from . import toys, walker
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import audit
 from attacks.core import Observation, Reconstruction
-from attacks.core.matching import squared_distance
-from attacks.core.quasi_newton import quasi_newton
+from attacks.core.search.gradient_matching import squared_distance
+from attacks.core.search.quasi_newton import quasi_newton
 from attacks.dlg import dlg
 from benchmarks import data, models
 from defenses.core import Defense, seeded

@@ -9,8 +9,8 @@ from torch import nn
 
 import audit
 from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
-from attacks.core.explained import ReleaseMatch
-from attacks.core.recursion.clip_factor import sharpest
+from attacks.core.closed_form.acceptance import ReleaseMatch
+from attacks.core.closed_form.recursion.clip_factor import sharpest
 from attacks.r_gap import r_gap
 from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.covariance import ledoit_wolf
 
 from attacks.core import NotApplicable
-from attacks.core.shrunk_gaussian import ShrunkGaussian, shrinkage
+from attacks.core.membership.shrunk_gaussian import ShrunkGaussian, shrinkage
 from attacks.gaussian_others import gaussian_others
 from attacks.gradient_similarity import gradient_similarity
 from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio

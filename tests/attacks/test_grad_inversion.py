@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 import audit
 from attacks.core import NotApplicable, Observation
-from attacks.core.batch_statistics import statistics_mismatches
-from attacks.core.consensus import consensus, shifts
-from attacks.core.search import jittered_adams
+from attacks.core.search.batch_statistics import statistics_mismatches
+from attacks.core.search.consensus import consensus, shifts
+from attacks.core.search.restarts import jittered_adams
 from attacks.grad_inversion import grad_inversion
 from attacks.inverting_gradients import inverting_gradients
-from audit.external.update import observed, read_update
-from audit.observe import World
+from audit.external.update.attacks import observed, read_update
+from audit.targets.observe import World
 from benchmarks import data
 from defenses.core import cross_entropy
 from defenses.sgd import sgd

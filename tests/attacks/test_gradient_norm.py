@@ -8,7 +8,7 @@ from torch import nn
 
 from attacks.core import AccessError, Examples, ModelAccess
 from attacks.gradient_norm import gradient_norm
-from audit.subjects.gradient_norms import GradientNorms
+from audit.targets.gradient_norms import GradientNorms
 from defenses.core import cross_entropy
 
 from . import toys

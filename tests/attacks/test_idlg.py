@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import audit
 from attacks.core import InconsistentObservation, NotApplicable, Observation
-from attacks.core.label_counts import fixed_label
+from attacks.core.closed_form.label_counts import fixed_label
 from attacks.idlg import idlg
 from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacks.core import Examples, Observation
-from attacks.core.matching import direction_mismatch, squared_distances
+from attacks.core.search.gradient_matching import direction_mismatch, squared_distances
 from attacks.inverting_gradients import inverting_gradients
 
 from . import toys

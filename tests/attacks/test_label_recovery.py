@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import audit
 from attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
-from attacks.core.label_counts import LastLayer, class_sums, largest_remainder, one_label, possible_labels
+from attacks.core.closed_form.label_counts import LastLayer, class_sums, largest_remainder, one_label, possible_labels
 from attacks.label_recovery import label_recovery
 from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from attacks.core import Examples, NotApplicable, Observation
-from attacks.core.matching import direction_mismatch, direction_mismatches, layer_weights, squared_distance
+from attacks.core.search.gradient_matching import (
+    direction_mismatch,
+    direction_mismatches,
+    layer_weights,
+    squared_distance,
+)
 
 from . import toys
 

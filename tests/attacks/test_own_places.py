@@ -10,10 +10,10 @@ from torch import Tensor, nn
 import audit
 from attacks.bias_division import RELIABLE, bias_division
 from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
-from attacks.core.own_places import OwnPlaces, explained
-from attacks.core.rank_one import completed, standard_errors, total_least_squares
-from audit.external.update import UpdateFinding
-from audit.external.update_command import _told, words
+from attacks.core.closed_form.rank_one import completed, standard_errors, total_least_squares
+from attacks.core.search.single_example_rows import OwnPlaces, explained
+from audit.external.update.attacks import UpdateFinding
+from audit.external.update.command import _told, words
 from defenses.core import Defense, seeded
 from defenses.dp_sgd import dp_sgd
 from defenses.per_layer import per_layer

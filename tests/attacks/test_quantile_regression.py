@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attacks.core import Examples, ModelAccess, NotApplicable
-from attacks.core.answers import logit_gap
+from attacks.core.membership.query_scores import logit_gap
 from attacks.loss_threshold import loss_threshold
 from attacks.quantile_regression import quantile_regression
 

@@ -8,16 +8,9 @@ import torch
 from torch import nn
 
 import audit
-from attacks.core import (
-    InconsistentObservation,
-    NotApplicable,
-    Observation,
-    RankDeficient,
-    Reconstruction,
-    granted,
-)
-from attacks.core.recursion.invert import InvertedInput, inverted, layers_of
-from attacks.core.recursion.shown import shown
+from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
+from attacks.core.closed_form.recursion.invert import InvertedInput, inverted, layers_of
+from attacks.core.closed_form.recursion.observed_gradients import shown
 from attacks.r_gap import r_gap
 from benchmarks import models
 from defenses.core import Defense, seeded

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from attacks.core import InconsistentObservation, NotApplicable, RankDeficient, ReleasedPart
-from attacks.core.recursion.forward import drawn_inputs, results
-from attacks.core.recursion.invert import inverted, layers_of
-from attacks.core.recursion.ranks import rank_analysis
-from attacks.core.recursion.shown import shown
+from attacks.core.closed_form.recursion.forward import drawn_inputs, results
+from attacks.core.closed_form.recursion.invert import inverted, layers_of
+from attacks.core.closed_form.recursion.observed_gradients import shown
+from attacks.core.closed_form.recursion.ranks import rank_analysis
 from benchmarks import models
 
 from .recursion_cases import case, drawn, mse

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional
 
 from attacks.core import InconsistentObservation, NotApplicable
-from attacks.core.network import Operation
-from attacks.core.recursion.activations import invert
-from attacks.core.recursion.completion import components, spread
-from attacks.core.recursion.gaps import filled, open_features
-from attacks.core.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
-from attacks.core.recursion.invert import layers_of
+from attacks.core.closed_form.recursion.activations import invert
+from attacks.core.closed_form.recursion.completion import components, spread
+from attacks.core.closed_form.recursion.gaps import filled, open_features
+from attacks.core.closed_form.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
+from attacks.core.closed_form.recursion.invert import layers_of
+from attacks.core.targets.network import Operation
 
 from .recursion_cases import case, drawn
 

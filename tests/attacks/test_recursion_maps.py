@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from attacks.core.recursion import least_squares
-from attacks.core.recursion.convolution import Convolved, KernelGeometry, WeightGradient, pooled
-from attacks.core.recursion.joint import SumOf
-from attacks.core.recursion.least_squares import Equations, factored, solve
-from attacks.core.recursion.maps import (
+from attacks.core.closed_form.recursion import linear_systems
+from attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient, pooled
+from attacks.core.closed_form.recursion.joint import SumOf
+from attacks.core.closed_form.recursion.linear_systems import Equations, factored, solve
+from attacks.core.closed_form.recursion.maps import (
     Coefficients,
     Dense,
     Factors,
@@ -142,9 +142,9 @@ def test_many_unknowns_are_solved_by_iteration_to_the_same_solution(monkeypatch)
             Equations(map=whole, target=whole.apply(x[None])[0]),
             Equations(map=output, target=output.apply(x[None])[0], weights=weights),
         ]
-        monkeypatch.setattr(least_squares, "LARGEST_GRAM", 6000)
+        monkeypatch.setattr(linear_systems, "LARGEST_GRAM", 6000)
         exact = solve(equations)
-        monkeypatch.setattr(least_squares, "LARGEST_GRAM", 10)
+        monkeypatch.setattr(linear_systems, "LARGEST_GRAM", 10)
         found = solve(equations)
         assert found.converged and found.deficit == -1
         assert float((found.x - exact.x).abs().max()) < 1e-8

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from attacks.core import RankDeficient
-from attacks.core.recursion.convolution import Convolved, KernelGeometry, WeightGradient
-from attacks.core.recursion.forward import derivatives
-from attacks.core.recursion.invert import inverted, layers_of
-from attacks.core.recursion.ranks import random_mask, rank_analysis
+from attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
+from attacks.core.closed_form.recursion.forward import derivatives
+from attacks.core.closed_form.recursion.invert import inverted, layers_of
+from attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
 from benchmarks import models
 
 from .recursion_cases import case, described

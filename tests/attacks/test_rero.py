@@ -21,8 +21,8 @@ from attacks.core import (
     Reconstruction,
     Requirements,
     attack,
-    narrow,
 )
+from attacks.core.targets import narrow
 from attacks.rero import AT_ONCE, rero
 
 from . import toys

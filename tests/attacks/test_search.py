@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attacks.core import Access, Box, Knows, Observation, Reconstruction, attack, granted
-from attacks.core.matching import squared_distance
-from attacks.core.search import Descent, best_of, signed_adam, signed_adams
+from attacks.core.search.gradient_matching import squared_distance
+from attacks.core.search.restarts import Descent, best_of, signed_adam, signed_adams
 
 from . import toys
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import audit
 from attacks.core import Observation
-from attacks.core.matching import direction_mismatch, surrogate_mismatches
+from attacks.core.search.gradient_matching import direction_mismatch, surrogate_mismatches
 from attacks.inverting_gradients import inverting_gradients
 from attacks.sme import sme
-from audit.observe import World
-from audit.subjects.local_steps import LocalTraining
+from audit.targets.local_steps import LocalTraining
+from audit.targets.observe import World
 from benchmarks import data, models
 from defenses.dp_sgd import dp_sgd
 from defenses.random_pruning import random_pruning

@@ -19,8 +19,8 @@ from attacks.core import (
     ReleasedPart,
     Structure,
 )
-from attacks.core.keep_rate import random_update, recovered_share
-from attacks.core.low_rank import completed, factorised, rounding_floor
+from attacks.core.closed_form.keep_rate import random_update, recovered_share
+from attacks.core.closed_form.low_rank import completed, factorised, rounding_floor
 from attacks.spear import spear
 
 from . import toys

@@ -3,7 +3,7 @@
 import pytest
 
 from attacks.core import RankDeficient
-from attacks.core.keep_rate import random_update
+from attacks.core.closed_form.keep_rate import random_update
 from attacks.spear_search import spear_search
 
 from . import toys

@@ -11,7 +11,7 @@ import audit
 from attacks.core import Examples, NotApplicable, Observation
 from attacks.gradient_similarity import gradient_similarity
 from attacks.weight_updates import SHARES, weight_updates
-from audit.subjects.local_steps import LocalTraining
+from audit.targets.local_steps import LocalTraining
 from defenses.core import seeded
 from defenses.dp_sgd import dp_sgd
 

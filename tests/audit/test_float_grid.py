@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from attacks.core import Examples
 from attacks.float_grid import float_grid
-from audit.observe import RunView, World
 from audit.scoring.score import score
 from audit.scoring.truth import GroundTruth
-from audit.subjects.candidates import Candidates, refuse_comparison
+from audit.targets.candidates import Candidates, refuse_comparison
+from audit.targets.observe import RunView, World
 from defenses.core import Recording, full, keyed, secure, seeded, train
-from defenses.core.privacy.noise import CipherNoise
+from defenses.core.randomness.noise import CipherNoise
 from defenses.dp_sgd import dp_sgd
 
 SHAPE, EACH = (1, 16, 16), 40

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import audit
-from attacks.core.matching import direction_mismatch, direction_mismatches
+from attacks.core.search.gradient_matching import direction_mismatch, direction_mismatches
 from defenses.core import Block, Defense, Everything, Layout, Stateless, StepPlan, Subspace, cross_entropy, unbounded
-from defenses.core.gradients.guesses import GuessGradients, factored
+from defenses.core.gradients.candidate_gradients import GuessGradients, factored
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.random_sparsification import random_sparsification
@@ -165,7 +165,9 @@ def test_a_wrong_factor_is_found_before_anything_is_searched(monkeypatch):
     layout = Layout.of(model)
     point = layout.read(model)
     assert isinstance(factored(model, cross_entropy, layout, point, SHAPE), GuessGradients)
-    monkeypatch.setattr("defenses.core.gradients.guesses.LayerFactors._normalised", lambda self: self.entering)
+    monkeypatch.setattr(
+        "defenses.core.gradients.candidate_gradients.LayerFactors._normalised", lambda self: self.entering
+    )
     assert factored(model, cross_entropy, layout, point, SHAPE) is None
 
 

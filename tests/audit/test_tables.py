@@ -9,7 +9,6 @@ import torch
 from attacks.core import RESULTS, Access, Knows
 from audit.catalog import methods as catalog
 from audit.catalog import plugins
-from audit.observe import RunView, black_box, logits_of
 from audit.plan import threat_models
 from audit.plan.artifact import Artifact
 from audit.plan.cells import Cell
@@ -19,9 +18,10 @@ from audit.run import harness
 from audit.scoring import verify
 from audit.scoring.allowed import clopper_pearson
 from audit.subjects import table, trained_model
-from audit.subjects.candidates import Candidates
 from audit.subjects.outcome import Finding
 from audit.subjects.trained_run import TrainedRun
+from audit.targets.candidates import Candidates
+from audit.targets.observe import RunView, black_box, logits_of
 from leaderboard.board.table import Board
 from leaderboard.kinds import KINDS, KindOfResult
 from leaderboard.metrics import METRICS, BoardColumn, KnownMetric

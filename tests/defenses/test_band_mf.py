@@ -6,9 +6,9 @@ import torch
 
 from defenses.band_mf import band_mf, coefficients
 from defenses.core import Banded, Context, calibrate, cyclic, partition, poisson, predict, secure
+from defenses.core.plan.noise_correlation import prefix_errors
 from defenses.core.privacy.accounting import epsilon
 from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.strategies import prefix_errors
 from defenses.dp_sgd import dp_sgd
 
 from . import duties

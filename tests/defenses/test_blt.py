@@ -5,9 +5,9 @@ import pytest
 
 from defenses.blt import _Blt, blt
 from defenses.core import clip, partition, predict
+from defenses.core.plan.noise_correlation import prefix_errors
 from defenses.core.privacy.accounting import epsilon
 from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.strategies import prefix_errors
 
 DELTA = 1e-5
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from audit.subjects.simulate import simulate_share
+from audit.targets.simulated_update import simulate_share
 from defenses.core import Context, full, poisson, predict, train
 from defenses.dp_snip import dp_snip
 from defenses.snip import snip

@@ -23,7 +23,7 @@ from defenses.core import (
     shuffle,
 )
 from defenses.core.gradients.executor import Engine
-from defenses.core.privacy.keys import key_from
+from defenses.core.randomness.keys import key_from
 from defenses.dp_sgd import dp_sgd
 from defenses.dpsur import dpsur
 

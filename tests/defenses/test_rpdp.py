@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from defenses.core import Context, Everything, Layout, Subspace, release
-from defenses.core.plan import subspaces
-from defenses.core.plan.basis import orthonormality_error
+from defenses.core.plan.families import public_subspaces
+from defenses.core.plan.linear_algebra.basis import orthonormality_error
 from defenses.dp_sgd import dp_sgd
 from defenses.rpdp import rpdp
 
@@ -101,7 +101,7 @@ def test_settings_out_of_range_are_refused():
 @pytest.mark.parametrize(("numbers", "rank", "seeds"), [(6, 3, 2000), (40, 39, 100), (1024, 512, 5), (4000, 300, 2)])
 def test_random_directions_are_orthonormal_also_where_vectors_are_nearly_parallel_by_chance(numbers, rank, seeds):
     for seed in range(seeds):
-        basis = subspaces._random_basis(numbers, rank, torch.Generator().manual_seed(seed))
+        basis = public_subspaces._random_basis(numbers, rank, torch.Generator().manual_seed(seed))
         assert basis.shape == (numbers, rank) and orthonormality_error(basis) < 3e-6
 
 

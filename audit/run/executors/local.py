@@ -24,9 +24,9 @@ import torch
 
 from defenses.core import give_memory_back, keep_freed_memory
 
-from ...stepping import Listener, listen, told_to
+from ...progress_events import Listener, listen, told_to
 from ..graph import Graph, Item, Result
-from .lifeline import children_end_with_us, end_with_runner
+from .parent_death import children_end_with_us, end_with_runner
 
 MOST_JOBS = 8
 _LISTENED = 0.5  # seconds between two looks at what workers are doing

@@ -21,15 +21,15 @@ from ..plan.bound import normalize
 from ..plan.codec import Everything
 from ..plan.defense import Block, StepPlan
 from ..plan.layout import Layout
+from ..randomness.record_draws import entries, one_pass, record_keys, words
+from .checks.fingerprint import UnknownContent, architecture, digest
+from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes
+from .checks.synthetic_examples import NOT_DECLARED, Domains, MadeUp, classes_of, inputs_for, inputs_of
 from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
 from .engines.torch_func import TorchFunc
-from .fingerprint import UnknownContent, architecture, digest
 from .layerwise.engine import InOrder, Layerwise
-from .made_up import NOT_DECLARED, Domains, MadeUp, classes_of, inputs_for, inputs_of
-from .model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes
-from .record_draws import entries, one_pass, record_keys, words
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..plan.bound import Bound
 from ..plan.defense import StepPlan
 from ..plan.query import ExampleLosses, Gradients
-from .sums import contributions
+from .reference_sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in one sum
 _MOST_UNITS = 2.0**40  # of one example: then a sum is below 2^62, and float64 counts an example's units exactly

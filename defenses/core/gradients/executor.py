@@ -27,22 +27,22 @@ from torch import Tensor, nn
 
 from ..plan.defense import Context, Defense, NoisyPlan, State, StepPlan
 from ..plan.layout import Layout
-from ..plan.public import GradientBatch
+from ..plan.noise_correlation import NoiseMemory
+from ..plan.public_data import GradientBatch
 from ..plan.query import Gradients
-from ..privacy.noise import CipherNoise, Noise, from_generator
-from ..privacy.strategies import NoiseMemory
-from ..training.augment import Augmentation, drawn_views
+from ..randomness.noise import CipherNoise, Noise, from_generator
+from ..randomness.record_draws import entries, entry_keys
+from .augmentation import Augmentation, drawn_views
+from .checks.batch_norm import refuse_batch_norm
+from .checks.model_checks import Refused, refuse_model
+from .checks.synthetic_examples import NOT_DECLARED, Domains
 from .choose import ChosenEngine, choose, refuse_name
 from .engines.batches import Batches, reused
 from .engines.interface import PerExample
 from .exact_sums import exact_sums
-from .full_precision import ONE_PASS, full_precision, refuse_autocast
-from .made_up import NOT_DECLARED, Domains
-from .model_checks import Refused, refuse_model
-from .normalisation import refuse_batch_norm
-from .record_draws import entries, entry_keys
+from .numerics.full_precision import ONE_PASS, full_precision, refuse_autocast
 from .reference import Loss, cross_entropy, microbatches
-from .sums import added_up, totals
+from .reference_sums import added_up, totals
 
 # Bytes of activations, their derivatives and rows that may exist at a time, unless the user says otherwise.
 MEMORY_BUDGET = 2 * 2**30

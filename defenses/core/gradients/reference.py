@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ..plan.layout import Layout
+from ..randomness.record_draws import current_keys, entries, one_pass
 from .power_iteration import hooks_of
-from .record_draws import current_keys, entries, one_pass
 
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, mostly [n, classes], targets) -> one loss per example [n]; a mean over a batch of one is the same."""

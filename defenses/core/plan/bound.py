@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .lengths import lengths
+from .linear_algebra.lengths import lengths
 
 
 @dataclass(frozen=True, kw_only=True)

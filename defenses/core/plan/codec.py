@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .basis import gram, orthonormality_error
 from .bound import row_norms
-from .products import inner_products
+from .linear_algebra.basis import gram, orthonormality_error
+from .linear_algebra.products import inner_products
 from .rounding import LEAST_SHARE
 
 

@@ -26,13 +26,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ..privacy.keys import keyed, seed_from
-from ..privacy.strategies import StrategyRow
+from ..randomness.keys import keyed, seed_from
 from .bound import Bound
 from .codec import Codec, Coordinates
 from .layout import Layout
+from .noise_correlation import StrategyRow
 from .post import Post, identity
-from .public import GradientBatch, PublicRows, Rows, disjoint, draw
+from .public_data import GradientBatch, PublicRows, Rows, disjoint, draw
 from .query import ExampleLosses, Gradients, Query, gradient
 from .rounding import least_norms
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..plan.defense import NoisyPlan, checked_multiplier
-from ..training.sampling import Sampling, full, poisson
+from ..plan.noise_correlation import NoiseStrategy, StrategyRow
 from .accounting import TIME_LIMIT
 from .accounting import epsilon as proved
 from .events import Gaussian
-from .strategies import NoiseStrategy, StrategyRow
-from .streams import amplified, stream_events
+from .participation import amplified, stream_events
+from .sampling import Sampling, full, poisson
 from .tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
 
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")

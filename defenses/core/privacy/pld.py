@@ -27,8 +27,8 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from scipy import fft, signal
 
-from .allocation import divergences
 from .events import Gaussian
+from .random_allocation import divergences
 
 _TRUNCATED = 1e-15
 """Mass that a power of a distribution may lose, and counts as infinite loss; dp-accounting's own."""

@@ -18,33 +18,35 @@ from typing import Any
 
 import torch
 
-from ..plan import adapted, bound, codec, composed, defense, implicit, post, query, sketch
-from ..privacy import ledger, strategies
-from . import sampling, transcript
+from ..plan import bound, codec, composed_codecs, defense, implicit_subspace, noise_correlation, post, query
+from ..plan.families import adaptive_clip_norm
+from ..plan.linear_algebra import sketch
+from ..privacy import ledger, sampling
+from . import transcript
 
 _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"7\n"
 # What a transcript and a ledger are made of; torch's loader refuses any other class.
 _OURS = [
-    adapted.EncodedNormWithin,
+    adaptive_clip_norm.EncodedNormWithin,
     bound.Bound,
     codec.Everything,
     codec.Coordinates,
     codec.Scaled,
     codec.Subspace,
     codec.Complement,
-    composed.Within,
-    composed.Masked,
-    composed.Stacked,
-    composed.Stretched,
+    composed_codecs.Within,
+    composed_codecs.Masked,
+    composed_codecs.Stacked,
+    composed_codecs.Stretched,
     defense.Block,
     defense.StepPlan,
     defense.NoisyPlan,
     defense.Trial,
-    implicit.ImplicitSubspace,
-    implicit.OuterDirections,
-    implicit.OrderedBasis,
-    implicit.FactoredBasis,
+    implicit_subspace.ImplicitSubspace,
+    implicit_subspace.OuterDirections,
+    implicit_subspace.OrderedBasis,
+    implicit_subspace.FactoredBasis,
     sketch.SketchDirections,
     ledger.Entry,
     post.Identity,
@@ -60,11 +62,11 @@ _OURS = [
     query.LossChange,
     query.NormWithin,
     sampling.Sampling,
-    strategies.Banded,
-    strategies.BandedInverse,
-    strategies.Buffered,
-    strategies.StrategyRow,
-    strategies.Tree,
+    noise_correlation.Banded,
+    noise_correlation.BandedInverse,
+    noise_correlation.Buffered,
+    noise_correlation.StrategyRow,
+    noise_correlation.Tree,
     transcript.Step,
 ]
 

@@ -29,24 +29,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..gradients.augmentation import draws, draws_at_start, global_draws
+from ..gradients.checks.batch_norm import into_training_mode
+from ..gradients.checks.fingerprint import architecture, digest, source_digest
+from ..gradients.checks.model_checks import Untrained
+from ..gradients.checks.synthetic_examples import Domains
 from ..gradients.executor import Engine, Release
-from ..gradients.fingerprint import architecture, digest, source_digest
-from ..gradients.made_up import Domains
-from ..gradients.model_checks import Untrained
-from ..gradients.normalisation import into_training_mode
 from ..gradients.power_iteration import PowerIterations
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
-from ..plan.public import GradientBatch, PublicGradients, refuse_shared, selected
-from ..privacy.keys import global_coins, key_from, seed_from
+from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.ledger import Entry, Ledger
-from ..privacy.noise import Noise, of_one_run
-from ..privacy.verified import posts_beside, unverified
+from ..privacy.sampling import Sampling, poisson
+from ..randomness.keys import global_coins, key_from, seed_from
+from ..randomness.noise import Noise, of_one_run
 from . import checkpoint as disk
-from .augment import draws, draws_at_start, global_draws
+from .assumptions import posts_beside, unverified
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors, fitting
 from .run import Run
-from .sampling import Sampling, poisson
 from .settings import Execution, Recipe, Recording
 from .statistics import release_statistics, standardised
 from .step import Account, Stepper

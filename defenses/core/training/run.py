@@ -13,11 +13,11 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..gradients.augmentation import Augmentation, Views, draws, draws_at_start, views_of
 from ..plan.defense import State
 from ..privacy.ledger import Claim, Ledger
-from ..privacy.noise import NoiseSource
-from ..privacy.verified import assumptions
-from .augment import Augmentation, Views, draws, draws_at_start, views_of
+from ..randomness.noise import NoiseSource
+from .assumptions import assumptions
 from .transcript import Step, Transcript
 
 

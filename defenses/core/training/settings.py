@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..gradients.made_up import Domain
+from ..gradients.augmentation import Augmentation
+from ..gradients.checks.synthetic_examples import Domain
 from ..gradients.reference import Loss, cross_entropy, example_by_example
 from ..plan.layout import Layout
-from .augment import Augmentation
-from .sampling import Sampling
+from ..privacy.sampling import Sampling
 from .statistics import FeatureStatistics
 from .transcript import Observer, Transcript
 

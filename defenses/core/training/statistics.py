@@ -25,12 +25,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..gradients.checks.synthetic_examples import Domain, Domains
 from ..gradients.executor import Engine, Release
-from ..gradients.made_up import Domain, Domains
 from ..plan.bound import clip
 from ..plan.codec import Everything
 from ..plan.defense import Block, NoisyPlan, StepPlan, checked_multiplier
-from ..privacy.noise import Noise
+from ..randomness.noise import Noise
 
 
 @dataclass(frozen=True, kw_only=True)

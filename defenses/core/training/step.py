@@ -22,9 +22,9 @@ from ..plan.codec import Coordinates
 from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.post import Post
 from ..privacy.ledger import Ledger
-from ..privacy.noise import Noise, NoiseSource
-from ..privacy.verified import unverified
-from .sampling import Sampling, poisson
+from ..privacy.sampling import Sampling, poisson
+from ..randomness.noise import Noise, NoiseSource
+from .assumptions import unverified
 from .transcript import Step
 
 Execute = Callable[[NoisyPlan], Release]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from torch import nn
 
 from ..plan.defense import Defense
-from ..privacy.noise import Noise, from_os
+from ..privacy.sampling import Sampling
+from ..randomness.noise import Noise, from_os
 from .labelled import LabelledData
 from .ongoing import OngoingRun, TrainingSettings
 from .run import Run
-from .sampling import Sampling
 from .settings import Execution, Recipe, Recording
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..plan.defense import NoisyPlan
-from ..plan.implicit import ImplicitSubspace
+from ..plan.implicit_subspace import ImplicitSubspace
 from ..plan.layout import Layout
 
 Observer = Literal["final", "iterates", "updates"]

@@ -100,7 +100,7 @@ def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
 
 
 def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatch):
-    monkeypatch.setattr("audit.external.command.read_weights", lambda *_, **__: pytest.fail("the model was read"))
+    monkeypatch.setattr("audit.external.model.command.read_weights", lambda *_, **__: pytest.fail("the model was read"))
     code, out, _ = leakbench(*FILES, "--describe")
     assert code == 0
     assert "members: 600 of members.npz" in out

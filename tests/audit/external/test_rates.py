@@ -13,11 +13,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from attacks.core import Examples, LabelEstimate, Reconstruction
-from audit.external.audit import audit_model
-from audit.external.public_guesses import beside_guesses
-from audit.external.update import attack_update, observed, read_update
-from audit.external.update_verdict import rate_of, verdict_of
-from audit.observe import World
+from audit.external.model.audit import audit_model
+from audit.external.update.attacks import attack_update, observed, read_update
+from audit.external.update.public_guesses import beside_guesses
+from audit.external.update.verdict import rate_of, verdict_of
+from audit.targets.observe import World
 
 pytestmark = pytest.mark.slow
 

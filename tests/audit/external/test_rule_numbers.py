@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from attacks.core import MembershipScores
-from audit.external.attacked import AttackOutcome
-from audit.external.findings import strongest
 from audit.external.gate import rules
+from audit.external.model.attacks import AttackOutcome
+from audit.external.model.findings import strongest
+from audit.external.model.verdict import AuditVerdict
 from audit.external.rule_numbers import judged, numbers_of_rules, unless_proved
-from audit.external.verdict import AuditVerdict
 from audit.scoring.score import score
 from audit.scoring.shift import Shift
 from audit.scoring.truth import GroundTruth

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from audit import stepping
+from audit import progress_events
 from audit.plan.artifact import Artifact
 from audit.run.artifacts import make_one, origin_of, read_kept, read_made
 from audit.run.executors.local import Local
 from audit.run.graph import Graph
 from audit.run.resume import StaleError
-from defenses.core.training.heap import give_memory_back
+from defenses.core.training.malloc import give_memory_back
 from leaderboard.records.record import RecordError
 
 CPU = torch.device("cpu")
@@ -49,9 +49,9 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
 
 
 def step_by_step(piece: str) -> str:
-    with stepping.doing(piece):
+    with progress_events.doing(piece):
         for step in range(1, 4):
-            stepping.tell(step, 3)
+            progress_events.tell(step, 3)
     return piece
 
 

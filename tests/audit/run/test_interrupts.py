@@ -202,7 +202,7 @@ WITH_WORKERS = """
 import multiprocessing
 if os.environ["KERNEL"] == "lacks it":
     sys.platform = "another"
-from audit.run.executors.lifeline import children_end_with_us, end_with_runner
+from audit.run.executors.parent_death import children_end_with_us, end_with_runner
 def work(folder):
     end_with_runner()
     Path(folder, f"{os.getpid()}.ready").touch()

@@ -9,9 +9,9 @@ from attacks.rero import rero
 from audit.scoring.choice import PICKED, chosen, compare_choice, place_of
 from audit.scoring.images import summed_up
 from audit.scoring.robustness import bound_metric, gaussian_bound
-from audit.subjects.local_steps import LocalTraining
-from audit.subjects.prior import Prior
-from audit.subjects.simulate import simulate_share
+from audit.targets.candidate_prior import Prior
+from audit.targets.local_steps import LocalTraining
+from audit.targets.simulated_update import simulate_share
 from defenses.core import seeded
 from defenses.dp_sgd import dp_sgd
 from leaderboard.metrics import METRICS

@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from audit.selftest.canaries import LinearLogit, as_records, unit_directions
-from defenses.core import (
-    Coordinates,
-    Layout,
-    Subspace,
-    cross_entropy,
-    keyed,
-    per_example_gradients,
-)
+from defenses.core import Coordinates, Layout, Subspace, cross_entropy, keyed, per_example_gradients
 
 DIM = 12
 

@@ -12,10 +12,10 @@ from audit.run.job import compute
 from audit.scoring.canaries import NAME
 from audit.scoring.verify import contradiction
 from audit.subjects import trained_run
-from audit.subjects.observed import Observed
 from audit.subjects.trained_model import TrainedModel
+from audit.targets.observed_step import Observed
 from defenses.core import cross_entropy
-from defenses.core.privacy.noise import CipherNoise
+from defenses.core.randomness.noise import CipherNoise
 from leaderboard.board.table import Board
 from leaderboard.records.record import read_all
 

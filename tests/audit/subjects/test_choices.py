@@ -20,7 +20,7 @@ from audit.subjects import shared_update
 from audit.suite import suite as suites
 from audit.suite.suite import SuiteError
 from benchmarks import data
-from leaderboard.board.still_leaks import still_leaks
+from leaderboard.board.reconstruction_summary import still_leaks
 from leaderboard.board.table import Board
 from leaderboard.page.build import build
 

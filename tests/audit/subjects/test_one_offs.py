@@ -13,13 +13,13 @@ from attacks.likelihood_ratio import likelihood_ratio
 from attacks.one_off_likelihood_ratio import one_off_likelihood_ratio
 from audit.evidence.counts import gaussian
 from audit.evidence.thresholds import errors_at
-from audit.observe import RunView, beside_the_steps, every_step
-from audit.subjects.candidates import Candidates
+from audit.targets.candidates import Candidates
+from audit.targets.observe import RunView, beside_the_steps, every_step
 from defenses.core import CropAndFlip, Recipe, Recording, Run, full, seeded, train
 from defenses.dp_snip import dp_snip
 
 from ...defenses import duties
-from ..test_observe import MEMBERS, PEOPLE, WORLD, Overheard, network, some, trained, view_of
+from ..targets.test_observe import MEMBERS, PEOPLE, WORLD, Overheard, network, some, trained, view_of
 
 CLIP = 0.02  # shorter than every example's weight times gradient, so that each fills the bound
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attacks.core import Examples, NotApplicable
-from attacks.core.shadow_statistics import log_odds
+from attacks.core.membership.shadow_statistics import log_odds
 from audit.plan.artifact import Artifact
 from audit.plan.build import load_splits
 from audit.plan.cells import Cell

@@ -18,12 +18,12 @@ from audit.run.job import compute
 from audit.scoring import random_split
 from audit.scoring.allowed import gaussian_auc, largest_auc
 from audit.subjects import trained_run as trained
-from audit.subjects.candidates import Candidates, content_order
 from audit.subjects.outcome import Outcome, asked_pools, join
 from audit.subjects.trained_model import TrainedModel
 from audit.suite import suite as suites
+from audit.targets.candidates import Candidates, content_order
 from benchmarks import data
-from defenses.core.privacy.noise import CipherNoise
+from defenses.core.randomness.noise import CipherNoise
 
 from ..conftest import SUITE
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leaderboard.board.still_leaks import still_leaks
+from leaderboard.board.reconstruction_summary import still_leaks
 from leaderboard.board.table import Board
 
 from ..conftest import metric, record

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.func import vmap
 
 from ...plan.layout import Layout
-from ..record_draws import entries, one_pass
+from ...randomness.record_draws import entries, one_pass
 from ..reference import Loss
 from .interface import PerExample, Unsupported
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
-from ...plan.public import GradientBatch, Rows
+from ...plan.public_data import GradientBatch, Rows
 from ..reference import Loss, per_example_losses
-from ..sums import added_up, contributions
+from ..reference_sums import added_up, contributions
 
 _NUMBERS = 2**26
 """Of rows at a time, 256 MiB in float32, where sums and inner products allow to cut them up."""

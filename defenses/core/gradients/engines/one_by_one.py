@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...plan.defense import StepPlan
-from ..record_draws import current_keys, entries
+from ...randomness.record_draws import current_keys, entries
 from ..reference import per_example_gradients, per_example_losses
-from ..sums import added_up, totals
+from ..reference_sums import added_up, totals
 from .interface import PerExample
 
 

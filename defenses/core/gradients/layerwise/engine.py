@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.utils import parametrize
 
-from ...compiled.channel_order import MOST_CHANNELS, channels_to_the_end
+from ...kernels.channel_order import MOST_CHANNELS, channels_to_the_end
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
 from ..reference import Loss, ModelFunction
-from ..sums import added_up
-from .blocks import BatchGradients, mask_of, served
+from ..reference_sums import added_up
+from .block_sums import BatchGradients, mask_of, served
 from .buffers import BufferPool, Buffers
 from .factors import FactoredGradient, Mapped, Summed, parts
-from .layer_rules import KNOWN, refuse_settings
+from .layers.rules import KNOWN, refuse_settings
 from .masks import SpanMasks, Spans
 from .recorder import Use, record
 

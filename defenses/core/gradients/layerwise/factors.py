@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...compiled.row_squares import row_squares
+from ...kernels.row_squares import row_squares
 from ...plan.bound import row_norms
-from ...plan.lengths import lengths
-from ...plan.products import product
+from ...plan.linear_algebra.lengths import lengths
+from ...plan.linear_algebra.products import product
 from .tables import NormTable, SumTable, measurable
 
 # One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
+from ...randomness.record_draws import one_pass
+from ..checks.synthetic_examples import mapped
 from ..engines.interface import Unsupported
-from ..made_up import mapped
-from ..record_draws import one_pass
 from ..reference import Loss
 from .buffers import Buffers
 

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...compiled.bound_factors import KINDS, PART, bound_factors
-from ...compiled.weighted_rows import MATRIX, weighted_rows
+from ...kernels.bound_factors import KINDS, PART, bound_factors
+from ...kernels.weighted_rows import MATRIX, weighted_rows
 from ...plan.bound import Bound
 
 # Numbers that are added up, from which on PyTorch's sums on several threads are the faster.

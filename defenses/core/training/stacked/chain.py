@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
-from ...gradients.model_checks import Refused, refuse_model
+from ...gradients.checks.model_checks import Refused, refuse_model
 from .layers import EXAMPLE_BY_EXAMPLE, KINDS
-from .not_together import NotTogether
+from .stack_error import NotTogether
 
 
 def chain(model: nn.Module) -> list[nn.Module]:

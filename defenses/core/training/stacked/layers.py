@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...gradients.layerwise.layer_rules import padding_of
-from .not_together import NotTogether
+from ...gradients.layerwise.layers.rules import padding_of
 from .patches import KernelGrid, patches
+from .stack_error import NotTogether
 from .terms import FormedRows, OneProduct, Place, ProductSum, Term
 
 Activations = Float[Tensor, "models rows ..."]

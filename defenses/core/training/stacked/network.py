@@ -13,7 +13,7 @@ from ...plan.bound import Bound
 from ...plan.layout import Layout
 from .chain import chain, gains, has_parameters, settings_of
 from .layers import KINDS, Activations, StackedLayer
-from .not_together import NotTogether
+from .stack_error import NotTogether
 from .terms import Place, Term, norms_of
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}

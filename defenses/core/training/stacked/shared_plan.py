@@ -13,7 +13,7 @@ from ...plan.bound import Bound
 from ...plan.codec import Codec, Coordinates, Everything
 from ...plan.defense import StepPlan
 from ...plan.query import gradient
-from .not_together import NotTogether
+from .stack_error import NotTogether
 
 
 def masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "models dim"]) -> Tensor | None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from audit.external.files import FileRefused, read, read_tensors, restricted
 from audit.external.files.checks import check
-from audit.external.models import filled
+from audit.external.model.network import filled
 
 STATE = {
     "conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2),

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from defenses.core import Block, Engine, Everything, StepPlan, clip
-from defenses.core.compiled.machine_code import COMPILING
-from defenses.core.compiled.row_squares import row_squares
-from defenses.core.gradients.full_precision import full_precision
+from defenses.core.gradients.numerics.full_precision import full_precision
+from defenses.core.kernels.machine_code import COMPILING
+from defenses.core.kernels.row_squares import row_squares
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
-from defenses.core.gradients.layerwise import kept_rows
-from defenses.core.plan.basis import gram, leading_directions, leading_shares, orthonormality_error
-from defenses.core.plan.implicit import FactoredBasis, ImplicitSubspace, OrderedBasis
-from defenses.core.plan.products import inner_with
-from defenses.core.plan.subspaces import group_directions
+from defenses.core.gradients.layerwise.layers import kept_rows
+from defenses.core.plan.families.public_subspaces import group_directions
+from defenses.core.plan.implicit_subspace import FactoredBasis, ImplicitSubspace, OrderedBasis
+from defenses.core.plan.linear_algebra.basis import gram, leading_directions, leading_shares, orthonormality_error
+from defenses.core.plan.linear_algebra.products import inner_with
 from defenses.gep import gep
 from defenses.pcdp import pcdp
 from defenses.pdp import pdp

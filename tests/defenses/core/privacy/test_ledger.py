@@ -33,11 +33,11 @@ from defenses.core import (
     unbounded,
 )
 from defenses.core.gradients.executor import add_noise
+from defenses.core.plan.noise_correlation import StrategyRow, Tree
 from defenses.core.privacy.accounting import epsilon, gaussian_epsilon
-from defenses.core.privacy.discrete_gaussian import probabilities
 from defenses.core.privacy.events import Gaussian
 from defenses.core.privacy.ledger import Entry
-from defenses.core.privacy.strategies import StrategyRow, Tree
+from defenses.core.randomness.discrete_gaussian import probabilities
 from defenses.dp_sgd import dp_sgd
 from defenses.dpdr import dpdr
 from defenses.noisy_sgd import noisy_sgd

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from defenses.core import Block, Coordinates, Engine, Layout, StepPlan, clip
-from defenses.core.gradients.layerwise import convolution, linear
-from defenses.core.gradients.layerwise.convolution import Convolution
 from defenses.core.gradients.layerwise.cost import Strategy
 from defenses.core.gradients.layerwise.factors import Lookup
-from defenses.core.gradients.layerwise.linear import Outer, OuterSum
+from defenses.core.gradients.layerwise.layers import convolution, linear
+from defenses.core.gradients.layerwise.layers.convolution import Convolution
+from defenses.core.gradients.layerwise.layers.linear import Outer, OuterSum
 from defenses.core.plan.codec import Everything
 
 from .convolutions import geometry_of

@@ -7,13 +7,18 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch.nn import functional as F
 
-from defenses.core.compiled import product_norms
-from defenses.core.compiled.machine_code import Processor
-from defenses.core.gradients.layerwise import compiled_products, compiled_rows
-from defenses.core.gradients.layerwise.compiled_products import product_flops, product_kernel, product_squares, right
-from defenses.core.gradients.layerwise.convolution import Convolution
 from defenses.core.gradients.layerwise.cost import Shape, Strategy, cheapest, estimates
-from defenses.core.gradients.layerwise.linear import OuterSum
+from defenses.core.gradients.layerwise.layers import compiled_products, compiled_rows
+from defenses.core.gradients.layerwise.layers.compiled_products import (
+    product_flops,
+    product_kernel,
+    product_squares,
+    right,
+)
+from defenses.core.gradients.layerwise.layers.convolution import Convolution
+from defenses.core.gradients.layerwise.layers.linear import OuterSum
+from defenses.core.kernels import product_norms
+from defenses.core.kernels.machine_code import Processor
 
 from .convolutions import geometry_of, images, outputs
 

@@ -34,9 +34,10 @@ from defenses.core import (
 from defenses.core.gradients.choose import choose
 from defenses.core.gradients.engines.interface import Unsupported
 from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise import blocks, convolution, factors, linear, patches, recorder, tables
+from defenses.core.gradients.layerwise import block_sums, factors, recorder, tables
 from defenses.core.gradients.layerwise.cost import Strategy, Summation, estimates
 from defenses.core.gradients.layerwise.engine import Layerwise
+from defenses.core.gradients.layerwise.layers import convolution, linear, patch_rows
 from defenses.core.plan import codec, query
 
 from .architectures import NAMES, problem
@@ -172,7 +173,7 @@ def test_sums_are_the_references_under_every_plan(name):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(name, monkeypatch):
-    for module in (blocks, codec, query):  # so that ordinary rows are of that kind
+    for module in (block_sums, codec, query):  # so that ordinary rows are of that kind
         monkeypatch.setattr(module, "LEAST_SHARE", 0.9)
     made = problem(name)
     names = ("subspace", "subspaces", "complement", "three blocks", "two parts behind a mask, and without")
@@ -294,7 +295,7 @@ def test_both_layouts_give_the_same_rows(name):
 
 
 def test_many_positions_are_unfolded_by_columns_and_give_the_same(monkeypatch):
-    monkeypatch.setattr(patches, "_MANY_POSITIONS", 1)
+    monkeypatch.setattr(patch_rows, "_MANY_POSITIONS", 1)
     for name in (n for n in KNOWN if "conv" in n):
         made = problem(name)
         assert_same_rows(engine_of(made).rows(made.inputs, made.targets), by_loop(made))

@@ -6,13 +6,13 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from defenses.core import clip
-from defenses.core.gradients.layerwise import convolution
-from defenses.core.gradients.layerwise import winograd as tiles
-from defenses.core.gradients.layerwise.blocks import _doubtful
-from defenses.core.gradients.layerwise.convolution import Convolution
+from defenses.core.gradients.layerwise.block_sums import _doubtful
 from defenses.core.gradients.layerwise.cost import Shape, Strategy, Summation, summation
 from defenses.core.gradients.layerwise.factors import Squares
-from defenses.core.gradients.layerwise.geometry import Geometry
+from defenses.core.gradients.layerwise.layers import convolution
+from defenses.core.gradients.layerwise.layers import winograd as tiles
+from defenses.core.gradients.layerwise.layers.convolution import Convolution
+from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
 
 
 def piece(images, entering, leaving, size, *, padding=(1, 1, 1, 1), views=1, dtype=torch.float64, seed=0):

@@ -1,0 +1,1 @@
+"""Closed forms: what the equations of a layer determine, without a search."""

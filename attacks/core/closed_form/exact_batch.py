@@ -1,0 +1,363 @@
+"""A whole batch from the gradient of one linear layer with a ReLU behind it, and what of it is proved.
+
+From candidates for the columns of D (`sparse_columns`) to inputs: the bias gradient is the sum of the columns, which
+gives their lengths, and then the gradient D X^T gives X. Dimitrov et al., "SPEAR", NeurIPS 2024, whose score lambda is
+the share of (neuron, example) pairs in which a neuron is on exactly where its gradient is not zero.
+
+An input is certified only if all of these hold, none of which the attacker needs the batch for: what is left of the
+gradient beside so many directions is rounding; the input lies in the box of valid inputs; and the contribution that
+the defense would have made of this input, under one label, clip factor included, is the one that was taken out of the
+sum, up to rounding. The last compares hundreds of numbers with none left to choose, and holds or fails for each input
+by itself: another direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1
+is: of numbers that no other batch was seen to give, not of all batches that there could be. An input whose contribution
+fits several times over is returned as often and never certified: its neighbours may have the same sum.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..targets.observation import Observation
+from ..targets.results import Reconstruction
+from ..threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
+from ..threat_model.requires import granted
+from .input_layer import InputLayer, assembled, images_of, relu_layer, undone
+from .least_squares import least_squares
+from .low_rank import LowRank, completed, factorised
+from .sparse_columns import EXTRA, POOL, SPARSE, DirectionSource, Scales, filled, fitted, independent, merged, scales
+
+MOST_COMPLETED = 64
+"""Largest batch that is tried where only some entries of the gradient are known."""
+
+TOLD = 1e-3
+"""Smallest singular value of the known part of the directions by which a column still counts as decided: rounding is
+magnified by its inverse. Entries that a ReLU has off are known, and say nothing."""
+
+STRICT = 2048
+"""Draws after which candidates of few zeros are looked at, too."""
+
+_AT_ONCE = 2**22  # numbers of one block of candidates and of one block of swaps, 32 MiB each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmixed:
+    """A gradient taken apart: columns @ rows.
+
+    Attributes:
+        basis: [b, b], Q of D = left @ Q, unit columns.
+        columns: D [m, b].
+        rows: X^T [b, n].
+        agreement: [b], lambda of each column by itself.
+    """
+
+    basis: Tensor
+    columns: Tensor
+    rows: Tensor
+    agreement: Tensor
+
+    @property
+    def score(self) -> float:
+        """Lambda."""
+        return float(self.agreement.mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KnownPart:
+    """The rows and columns of a layer's gradient that are known, and its directions."""
+
+    layer: InputLayer
+    found: LowRank
+    sizes: Scales
+    in_rows: Tensor
+    in_columns: Tensor
+
+    @property
+    def active(self) -> Tensor:
+        """Rows of `left` that are not zero: neurons that were on for somebody."""
+        return self.found.left.norm(dim=1) > self.sizes.fine
+
+
+def recovered_batch(
+    target: Observation,
+    coins: torch.Generator,
+    source: Callable[[Tensor, Tensor], DirectionSource],
+    *,
+    budget: int,
+    block: int | None = None,
+) -> Reconstruction:
+    """Takes the gradient of a target's ReLU layer apart.
+
+    Args:
+        target: one shared update; `structure`, `released`, `contributions` and the box are read.
+        coins: chooses the held-out entries of a completion.
+        source: rows of `left` that are not zero [m, b], and these neurons' outputs for an average input [m] ->
+            candidates for columns.
+        budget: candidates drawn at most.
+        block: candidates at a time; by default what fits 32 MiB.
+
+    Returns:
+        As many inputs as the gradient has directions, with `certified`. `ok` where the contribution of each, recomputed
+        from it, is the one that was taken out of the sum, and every pixel is in some patch: where lambda alone is 1,
+        inputs may be mixtures, as of two examples for which the same neurons are on.
+
+    Raises:
+        NotApplicable: no such layer, not enough of its gradient, or more patches than it has dimensions.
+        RankDeficient: without noise, fewer directions were found than the gradient has.
+        InconsistentObservation: the gradient is noise.
+    """
+    layer = relu_layer(granted(target.structure)(), target.released, target.expected_batch)
+    eps = torch.finfo(target.released.dtype).eps
+    known = _known(layer, eps, coins)
+    best = _searched(known, source, budget, block, lambda one: _all_certified(target, known, one, eps))
+    return _result(target, known, best, eps)
+
+
+def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
+    in_rows, in_columns = layer.seen.any(dim=1), layer.seen.any(dim=0)
+    gradient, seen = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
+    if bool(seen.all()):
+        found = factorised(gradient, eps)
+    else:
+        whole = completed(gradient, seen, eps, coins, most=min(MOST_COMPLETED, min(seen.shape) - 1))
+        # What has fewer entries than there are directions is not decided by them.
+        rows, columns = seen.sum(dim=1) >= whole.rank, seen.sum(dim=0) >= whole.rank
+        found = whole.directions(eps, rows, columns)
+        if not bool((told := _told(found.left, seen[rows][:, columns])).all()):
+            columns = _narrowed(columns, told)
+            found = whole.directions(eps, rows, columns)
+        in_rows, in_columns = _narrowed(in_rows, rows), _narrowed(in_columns, columns)
+    bare = all(one.kind in ("input", "flatten", "identity") for one in layer.before)
+    if not bool(in_columns.all()) and (layer.settings or not bare):
+        raise NotApplicable(
+            f"the update must show something of every column of {layer.name}, and it shows too little of "
+            f"{int((~in_columns).sum())} of {len(in_columns)}"
+        )
+    if int((layer.bias_seen & in_rows).sum()) < found.rank:
+        raise NotApplicable(
+            f"the update must show {found.rank} entries of the bias gradient of {layer.name}, one for each direction, "
+            f"and it shows {int((layer.bias_seen & in_rows).sum())}"
+        )
+    return _KnownPart(layer=layer, found=found, sizes=scales(found), in_rows=in_rows, in_columns=in_columns)
+
+
+def _told(left: Tensor, seen: Tensor) -> Tensor:
+    """Columns [n] whose known entries decide them: enough neurons that are on for somebody, in every direction.
+
+    Args:
+        left: [m, b], orthonormal columns.
+        seen: bool [m, n].
+    """
+    rank = left.shape[1]
+    pairs = (left[:, :, None] * left[:, None]).reshape(len(left), -1)
+    systems = (seen.to(left).T @ pairs).view(-1, rank, rank)
+    return torch.linalg.eigvalsh(systems)[:, 0] > TOLD**2
+
+
+def _narrowed(chosen: Tensor, keep: Tensor) -> Tensor:
+    """The chosen of which `keep` holds, among all."""
+    result = chosen.clone()
+    result[chosen.nonzero()[:, 0]] = keep
+    return result
+
+
+def _searched(
+    known: _KnownPart,
+    source: Callable[[Tensor, Tensor], DirectionSource],
+    budget: int,
+    block: int | None,
+    proved: Callable[[Unmixed], bool],
+) -> Unmixed:
+    """Draws candidates until lambda is 1, or everything is proved, or the budget is spent."""
+    found, sizes = known.found, known.sizes
+    left, rank = found.left[known.active], found.rank
+    empty = left.new_zeros(0, rank)
+    if rank == 1:
+        return unmixed(known, left.new_ones(1, 1))
+    draw = source(left, _of_average(known)[known.active])
+    # About as many as hold one column, so that small batches stop soon; more as the search goes on.
+    fits = _AT_ONCE // (len(left) + rank * rank)
+    first = max(64, min(2 ** min(rank, 40), fits))
+    least = rank - 1 + max(1, math.ceil(SPARSE * (len(left) - rank + 1)))
+    # Where most neurons are on for all a column has fewer zeros; but so have mixtures of two, which push columns out.
+    relaxed = min(least, rank - 1 + EXTRA) if found.exact else least
+    pool, strengths = empty, left.new_zeros(0)
+    best, tried, drawn, swaps_at = None, empty, 0, 256
+    while drawn < budget:
+        count = min(block or max(first, min(drawn // 4, fits)), budget - drawn)
+        # Swaps cost as much as many draws: after each doubling, and at the end.
+        due = drawn + count >= min(2 * swaps_at, budget)
+        drawn += count
+        fresh, strong = fitted(left, draw(count), sizes, least if drawn <= STRICT else relaxed)
+        pool, strengths = merged(torch.cat([pool, fresh]), torch.cat([strengths, strong]), sizes.same)
+        pool, strengths = pool[: POOL * rank + 32], strengths[: POOL * rank + 32]
+        chosen = independent(pool, rank, sizes.apart)
+        if len(chosen) == rank and (best is None or not torch.equal(pool[chosen].T, tried)):
+            tried = pool[chosen].T
+            now = unmixed(known, tried)
+            best = now if best is None or now.score > best.score else best
+        elif not due:
+            continue
+        if best is not None and due:
+            best, swaps_at = swapped(known, best, pool), drawn
+        if best is not None and (best.score == 1 or (best.score > 0.9 and proved(best))):
+            return best
+    chosen = independent(pool, rank, sizes.apart)
+    if best is None and found.exact:
+        raise RankDeficient(
+            f"neurons that are off for some examples must single out the {rank} directions of the gradient, and those "
+            f"of {drawn} draws single out {len(chosen)}: too many neurons of {known.layer.name} are on for the whole "
+            "batch, or the draws are too few",
+            deficit=rank - len(chosen),
+        )
+    return best or unmixed(known, filled(pool[chosen], rank))
+
+
+def _of_average(known: _KnownPart) -> Tensor:
+    """Outputs [m] of the layer for an average of the batch's inputs: by least squares, G is about h x^T."""
+    layer, shown = known.layer, known.layer.bias_seen[known.in_rows]
+    shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
+    average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
+    return layer.weight[known.in_rows][:, known.in_columns] @ average + layer.bias[known.in_rows]
+
+
+def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
+    """Lengths, inputs and score of one basis."""
+    columns, rows, agreement = _solved(known, basis[None])
+    return Unmixed(basis=basis, columns=columns[0], rows=rows[0], agreement=agreement[0])
+
+
+def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
+    layer, found = known.layer, known.found
+    plain = found.left @ bases
+    shown = layer.bias_seen[known.in_rows]
+    target = layer.bias_gradient[known.in_rows][shown]
+    lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
+    # A column of no length has no input; so small a number keeps what follows finite.
+    lengths = torch.where(lengths.abs() < 1e-200, 1e-200, lengths)
+    inverse = torch.linalg.inv(bases)
+    rows = (inverse @ found.right) / lengths[..., None]
+    weight, bias = layer.weight[known.in_rows], layer.bias[known.in_rows]
+    if bool(known.in_columns.all()):
+        # W R^T is the same for all bases.
+        outputs = (inverse @ (found.right @ weight.T)) / lengths[..., None] + bias
+    else:
+        outputs = rows @ weight[:, known.in_columns].T + bias
+    on = outputs.mT > 0
+    agreement = (on == (plain.abs() > known.sizes.fine)).double().mean(dim=1)
+    return plain * lengths[:, None], rows, agreement
+
+
+def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
+    """Puts candidates in place of columns while lambda rises, each time the best pair of all."""
+    best, rank = start, len(start.basis)
+    pairs = min(len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.found.left) + known.found.right.shape[1]))))
+    candidates = pool[:pairs]
+    # At most so many rounds: without noise the greedy choice needs none once all columns are there.
+    for _ in range(rank):
+        if best.score == 1:
+            break
+        bases = best.basis.expand(rank, len(candidates), rank, rank).clone()
+        place = torch.arange(rank, device=pool.device)
+        bases[place, :, :, place] = candidates
+        bases = bases.reshape(-1, rank, rank)
+        regular = torch.linalg.svdvals(bases)[:, -1] > known.sizes.apart
+        if not bool(regular.any()):
+            break
+        bases = bases[regular]
+        scores = _solved(known, bases)[2].mean(dim=1)
+        if float(scores.max()) <= best.score:
+            break
+        best = unmixed(known, bases[int(scores.argmax())])
+    return best
+
+
+def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Network inputs [k, *input_shape] of float64, and columns [k, positions, m] and rows [k, positions, n] of each."""
+    layer = known.layer
+    full = one.rows.new_full((len(one.rows), len(known.in_columns)), (target.input_low + target.input_high) / 2)
+    full[:, known.in_columns] = one.rows
+    columns = one.columns.T
+    if layer.positions == 1:
+        full, columns = full[:, None], columns[:, None]
+    else:
+        # Pixels of one image agree as well as the equations were solved.
+        error = known.found.error * math.sqrt(len(known.found.left))
+        tolerance = max(1e-6, 100 * eps, 10 * error) * (target.input_high - target.input_low)
+        images = assembled(layer, full, tolerance)
+        if not len(images):
+            raise InconsistentObservation(
+                f"patches of {layer.name} must fit together to images of {layer.positions}, "
+                f"and the {len(full)} that were found do not"
+            )
+        full, columns = full[images], columns[images]
+    return undone(layer, images_of(layer, full)), columns, full
+
+
+def _verdicts(
+    target: Observation, known: _KnownPart, inputs: Tensor, columns: Tensor, rows: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each input whether it is proved, whether it explains its part, its likeliest label, and how often it fits."""
+    layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
+    inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
+    valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
+    seen = layer.seen & known.in_rows[:, None] & known.in_columns
+    bias_seen = layer.bias_seen & known.in_rows
+    ours = torch.cat(
+        [(columns.mT @ rows[..., known.in_columns])[:, seen[known.in_rows][:, known.in_columns]],
+         columns.sum(dim=1)[:, bias_seen[known.in_rows]]], dim=1,
+    )  # fmt: skip
+    size = ours.norm(dim=1).clamp(min=1e-300)
+    error, labels, copies = torch.full_like(size, math.inf), torch.zeros_like(size).long(), torch.ones_like(size)
+    # A loop over classes bounds memory: a contribution is as long as the release.
+    for label in range(target.classes):
+        alone = target.contributions(valid, torch.full_like(labels, label))
+        of_weight, of_bias = layer.shown(alone)
+        theirs = torch.cat([of_weight[:, seen], of_bias[:, bias_seen]], dim=1)
+        times = ((ours * theirs).sum(dim=1) / theirs.square().sum(dim=1).clamp(min=1e-300)).round().clamp(min=1)
+        off = ((ours - times[:, None] * theirs).norm(dim=1) / size).nan_to_num(nan=math.inf)
+        better = off < error
+        error, labels = torch.where(better, off, error), torch.where(better, label, labels)
+        copies = torch.where(better, times, copies)
+    whole = bool(known.in_columns.all()) and _covered(layer)
+    fits = (error <= math.sqrt(eps)) & known.found.exact
+    # Twice an input, or two inputs beside it for which the same neurons are on: where outputs hardly change between
+    # them, as where a network is sure of a wrong class, both have one sum.
+    explains = fits & (copies == 1)
+    return explains & inside & whole, explains, labels, torch.where(fits & inside & whole, copies.long(), 1)
+
+
+def _covered(layer: InputLayer) -> bool:
+    """Whether every pixel is in some patch: the update shows nothing of the others."""
+    ones = torch.ones(1, *layer.shape, dtype=torch.float64)
+    return bool((images_of(layer, layer.unfolded(ones)) == 1).all())
+
+
+def _all_certified(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> bool:
+    try:
+        inputs, columns, rows = _inputs(target, known, one, eps)
+    except InconsistentObservation:
+        return False
+    whole = len(inputs) * known.layer.positions == len(one.rows)
+    return whole and bool(_verdicts(target, known, inputs, columns, rows, eps)[0].all())
+
+
+def _result(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> Reconstruction:
+    inputs, columns, rows = _inputs(target, known, one, eps)
+    proved, explains, labels, copies = _verdicts(target, known, inputs, columns, rows, eps)
+    shown = inputs.nan_to_num().clamp(target.input_low, target.input_high).to(target.released)
+    determined = None
+    if not bool(known.in_columns.all()):
+        determined = known.in_columns.expand(len(shown), -1).reshape(shown.shape)
+    complete = len(inputs) * known.layer.positions == len(one.rows)
+    return Reconstruction(
+        inputs=shown.repeat_interleave(copies, dim=0),
+        labels=labels.repeat_interleave(copies),
+        objective=1 - one.score,
+        status="ok" if complete and _covered(known.layer) and bool(explains.all()) else "degraded",
+        certified=proved.repeat_interleave(copies),
+        determined=None if determined is None else determined.repeat_interleave(copies, dim=0),
+    )

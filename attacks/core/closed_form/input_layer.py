@@ -1,0 +1,345 @@
+"""A linear layer near the input: what an update shows of its gradient, and what its inputs were made of.
+
+The layer must be one whose inputs say what the network's inputs were: the first, or one before which every operation
+can be undone (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A
+convolution is a linear layer on patches: one row of its inputs for each position of each example.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import fold, unfold
+
+from ..targets.network import Network, Operation, Structure
+from ..threat_model.attack_errors import NotApplicable
+from .least_squares import least_squares
+
+BEFORE = ("input", "flatten", "identity", "batch_norm", "leaky_relu", "tanh", "sigmoid", "linear")
+"""Operations before the layer that can be undone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputLayer:
+    """A linear layer, and the gradient that an update shows of it.
+
+    Attributes:
+        name: of the weight, for messages.
+        weight: float64 [m, n]; of a convolution n is the size of a patch.
+        bias: float64 [m]; 0 where there is none.
+        gradient: float64 [m, n], of the undivided sums; 0 where nothing was released.
+        seen: bool [m, n].
+        bias_gradient: float64 [m].
+        bias_seen: bool [m]; nowhere if there is none.
+        before: operations whose results lead to the layer, from the input on.
+        parameters: of the network.
+        shape: of the layer's input for one example.
+        settings: of a convolution; empty for a linear layer.
+        structure: reads contributions as the gradient was read.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor
+    gradient: Tensor
+    seen: Tensor
+    bias_gradient: Tensor
+    bias_seen: Tensor
+    before: tuple[Operation, ...]
+    parameters: Mapping[str, Tensor] = field(repr=False)
+    shape: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    weight_at: Tensor = field(repr=False)
+    bias_at: Tensor = field(repr=False)
+    weight_scale: Tensor = field(repr=False)
+    bias_scale: Tensor = field(repr=False)
+
+    @property
+    def positions(self) -> int:
+        """How many rows of inputs an example has: 1 for a linear layer."""
+        return 1 if not self.settings else self.unfolded(torch.zeros(1, *self.shape)).shape[1]
+
+    def unfolded(self, inputs: Tensor) -> Tensor:
+        """Layer inputs [k, *shape] -> rows [k, positions, n]."""
+        if not self.settings:
+            return inputs.reshape(len(inputs), 1, -1)
+        return unfold(inputs, **_geometry(self.settings)).mT
+
+    def shown(self, contributions: Tensor) -> tuple[Tensor, Tensor]:
+        """Released values [k, released] of single examples -> their part of weight [k, m, n] and bias [k, m]."""
+        values = contributions.double()
+        of_weight = values[:, self.weight_at.clamp(min=0)] * self.weight_scale
+        return of_weight, self.shown_of_bias(contributions)
+
+    def shown_of_bias(self, contributions: Tensor) -> Tensor:
+        """Released values [k, released] of single examples -> their part of the bias [k, m]."""
+        return contributions[:, self.bias_at.clamp(min=0)].double() * self.bias_scale
+
+
+def relu_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
+    """The first linear layer or convolution with a ReLU behind it, if what leads to it can be undone.
+
+    Args:
+        structure: of the update.
+        released: [released], divided sums.
+        expected_batch: what they were divided by.
+
+    Raises:
+        NotApplicable: the network has none, or the update does not show its gradient.
+    """
+    at, before = _found(structure.known_network())
+    words = at.words or at.name
+    if at.bias is None:
+        raise NotApplicable(f"{words} must have a bias, whose gradient gives the scale of the inputs; it has none")
+    layer, groups = _read(structure, released, expected_batch, at, before)
+    if not bool(layer.bias_seen.any()):
+        raise NotApplicable(f"the update must show gradients of weight and bias of {words}, and it shows none of one")
+    if groups > 1:
+        raise NotApplicable(
+            f"weight and bias of {words} must be bounded together, and they lie in {groups} parts of the update: "
+            "the factors by which these shorten an example differ, and the scale of the inputs is lost"
+        )
+    return layer
+
+
+def first_linear_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
+    """The first linear layer, whatever stands behind it, if what leads to it can be undone.
+
+    Args:
+        structure: of the update.
+        released: [released], divided sums.
+        expected_batch: what they were divided by.
+
+    Returns:
+        The layer. Its bias counts as not seen where it was bounded apart from the weight, by factors of its own.
+
+    Raises:
+        NotApplicable: the network has none, or the update does not show its gradient.
+    """
+    before: list[Operation] = []
+    for one in structure.known_network().operations:
+        words = one.words or one.name
+        if before and one.inputs != (before[-1].name,):
+            raise NotApplicable(
+                f"the layers up to the first linear one must be a chain, and {words} takes "
+                f"{', '.join(one.inputs) or 'nothing'}"
+            )
+        if one.kind == "linear":
+            if len(one.shape) != 1:
+                raise NotApplicable(f"{words} must give one vector an example, got {list(one.shape)}")
+            layer, groups = _read(structure, released, expected_batch, one, tuple(before))
+            if groups == 1:
+                return layer
+            if bool((~layer.seen).any()) or groups > 2:
+                raise NotApplicable(
+                    f"the weight of {words} must be bounded as a whole, and it lies in several parts of the update"
+                )
+            return replace(layer, bias_seen=torch.zeros_like(layer.bias_seen))
+        if one.kind not in BEFORE:
+            raise NotApplicable(
+                f"a linear layer must come before {words} ({one.kind}), which cannot be undone: behind it the inputs "
+                "of the layer are no images"
+            )
+        before.append(one)
+    raise NotApplicable("a linear layer must be there to invert, and the network has none")
+
+
+def _read(
+    structure: Structure, released: Tensor, expected_batch: float, at: Operation, before: tuple[Operation, ...]
+) -> tuple[InputLayer, int]:
+    """A layer with what is shown of its gradient, and the number of parts of the update in which that was bounded."""
+    words, weight_name, bias_name = at.words or at.name, at.weight, at.bias
+    if weight_name is None:
+        raise NotApplicable(f"{words} must have a weight of its own, and it has none")
+    uses = [one for one in structure.known_network().operations if weight_name in (one.weight, one.bias)]
+    if len(uses) > 1:
+        raise NotApplicable(f"{words} must be used once in the network, and its weight is used {len(uses)} times")
+    gradients = structure.gradients(released)
+    if weight_name not in gradients or (bias_name is not None and bias_name not in gradients):
+        raise NotApplicable(f"weight and bias of {words} must be trained, and they are frozen")
+    # Positions and factors of the released numbers, read off by the very function that reads the gradient.
+    count = torch.ones_like(released, dtype=torch.float64)
+    scale, place = structure.gradients(count), structure.gradients(torch.arange(len(released)).to(count))
+    values = structure.known_network().parameters
+
+    def read(name: str) -> tuple[Tensor, Tensor]:
+        factors = scale[name].values
+        where = (place[name].values / torch.where(factors == 0, 1.0, factors)).round().long()
+        return where, factors
+
+    weight, rows = gradients[weight_name], len(values[weight_name])
+    if not bool(weight.seen.any()):
+        raise NotApplicable(f"the update must show the gradient of the weight of {words}, and it shows none of it")
+    weight_at, weight_scale = read(weight_name)
+    none = torch.zeros(rows, dtype=torch.float64, device=released.device)
+    groups = [weight.group[weight.seen]]
+    bias, bias_gradient, bias_seen, bias_at, bias_scale = none, none, none.bool(), none.long(), none
+    if bias_name is not None:
+        shown = gradients[bias_name]
+        bias, bias_gradient, bias_seen = values[bias_name].double(), shown.values.double(), shown.seen
+        bias_at, bias_scale = read(bias_name)
+        groups.append(shown.group[shown.seen])
+    layer = InputLayer(
+        name=words,
+        weight=values[weight_name].double().reshape(rows, -1),
+        bias=bias,
+        gradient=weight.values.double().reshape(rows, -1) * expected_batch,
+        seen=weight.seen.reshape(rows, -1),
+        bias_gradient=bias_gradient * expected_batch,
+        bias_seen=bias_seen,
+        before=before,
+        parameters=values,
+        shape=before[-1].shape,
+        settings=at.settings,
+        weight_at=weight_at.reshape(rows, -1),
+        bias_at=bias_at,
+        weight_scale=weight_scale.reshape(rows, -1),
+        bias_scale=bias_scale,
+    )
+    return layer, len(torch.cat(groups).unique())
+
+
+def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
+    """The first layer with a ReLU behind it, and what leads to it."""
+    by_input: dict[str, list[Operation]] = {}
+    for one in network.operations:
+        for name in one.inputs:
+            by_input.setdefault(name, []).append(one)
+    before: list[Operation] = []
+    for one in network.operations:
+        if before and one.inputs != (before[-1].name,):
+            raise NotApplicable(
+                f"the layers up to the first ReLU must be a chain, and {one.words or one.name} takes "
+                f"{', '.join(one.inputs) or 'nothing'}"
+            )
+        takers = by_input.get(one.name, [])
+        # What else looks at the layer's output would have a gradient where the ReLU has none.
+        if one.kind in ("linear", "conv2d") and [taker.kind for taker in takers] == ["relu"]:
+            if one.kind == "linear" and len(one.shape) != 1:
+                raise NotApplicable(f"{one.words or one.name} must give one vector an example, got {list(one.shape)}")
+            if one.kind == "conv2d" and one.settings.get("groups", 1) != 1:
+                raise NotApplicable(f"{one.words or one.name} must have one group, got {one.settings['groups']}")
+            return one, tuple(before)
+        if one.kind not in BEFORE:
+            raise NotApplicable(
+                f"a linear layer or convolution with a ReLU behind it must come before {one.words or one.name} "
+                f"({one.kind}), which cannot be undone"
+            )
+        before.append(one)
+    raise NotApplicable("a linear layer or convolution must have a ReLU behind it, and the network has none")
+
+
+def undone(layer: InputLayer, rows: Tensor) -> Tensor:
+    """Inputs of the network from inputs of the layer.
+
+    Args:
+        layer: what leads to it is undone, last operation first.
+        rows: float64 [k, *layer.shape].
+
+    Returns:
+        [k, *input_shape], float64; where a layer squeezed the inputs into a subspace, the nearest that fit.
+    """
+    for one, earlier in zip(reversed(layer.before), [*reversed(layer.before[:-1]), None], strict=True):
+        rows = _undo(one, layer.parameters, rows)
+        if earlier is not None:
+            rows = rows.reshape(len(rows), *earlier.shape)
+    return rows
+
+
+def _undo(one: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+    tiny = 1e-12  # keeps what noise pushed out of an activation's range inside of it
+    if one.kind == "tanh":
+        return rows.clamp(-1 + tiny, 1 - tiny).atanh()
+    if one.kind == "sigmoid":
+        return rows.clamp(tiny, 1 - tiny).logit()
+    if one.kind == "leaky_relu":
+        slope = float(one.settings["slope"])
+        if not slope > 0:
+            raise NotApplicable(f"{one.words or one.name} must have a positive slope to be undone, got {slope}")
+        return torch.where(rows < 0, rows / slope, rows)
+    if one.kind == "batch_norm":
+        by_channel = (1, -1, *[1] * (rows.ndim - 2))
+        value = {name: parameters[one.settings[name]].double() for name in ("mean", "variance")}
+        factor = (value["variance"] + one.settings["eps"]).rsqrt()
+        factor = factor if one.weight is None else factor * parameters[one.weight].double()
+        shift = factor.new_zeros(()) if one.bias is None else parameters[one.bias].double().view(by_channel)
+        if not bool(factor.all()):
+            raise NotApplicable(f"{one.words or one.name} must keep every channel to be undone, and it multiplies by 0")
+        return (rows - shift) / factor.view(by_channel) + value["mean"].view(by_channel)
+    if one.kind == "linear" and one.weight is not None:
+        weight = parameters[one.weight].double()
+        size = torch.linalg.svdvals(weight)
+        if weight.shape[0] < weight.shape[1] or float(size[-1]) < 1e-8 * float(size[0]):
+            raise NotApplicable(
+                f"{one.words or one.name} must keep all of its {weight.shape[1]} inputs to be undone, and it maps them "
+                f"to {int((size >= 1e-8 * size[0]).sum())} dimensions"
+            )
+        shifted = rows if one.bias is None else rows - parameters[one.bias].double()
+        return least_squares(weight, shifted.T).T
+    return rows
+
+
+def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
+    """Which patches make up images: overlapping pixels agree, and pixels of the padding are zero.
+
+    Every patch is tried as the top left one of an image. The image is then laid position by position, each time with
+    the patch that fits best to what is there.
+
+    Args:
+        layer: a convolution.
+        patches: float64 [k, n], in any order.
+        tolerance: of pixels that agree.
+
+    Returns:
+        int64 [images, positions]: indices of the patches of each image; images share none.
+
+    Raises:
+        NotApplicable: patches do not overlap, so that nothing says where they belong.
+    """
+    geometry = _geometry(layer.settings)
+    size = layer.shape[0] * layer.shape[1] * layer.shape[2]
+    # Pixels are counted from 1; what unfolds to 0 is padding.
+    numbers = torch.arange(1, size + 1, dtype=torch.float64).view(1, *layer.shape)
+    at = unfold(numbers, **geometry)[0].T.long().to(patches.device)  # [positions, n]
+    laid = torch.zeros(size + 1, dtype=torch.bool, device=patches.device)
+    laid[0] = True
+    canvas = patches.new_zeros(len(patches), size + 1)
+    chosen = torch.zeros(len(patches), len(at), dtype=torch.int64, device=patches.device)
+    worst = patches.new_zeros(len(patches))
+    first = torch.arange(len(patches), device=patches.device)
+    for position, pixels in enumerate(at):
+        there = laid[pixels]
+        if position and not bool((there & (pixels > 0)).any()):
+            raise NotApplicable(
+                f"patches of {layer.name} must overlap to be put together, and those of its {len(at)} positions do not"
+            )
+        off = (canvas[:, None, pixels] - patches[None]).abs() * there  # [top left, patch, n]
+        best = off.amax(dim=2)
+        miss, pick = (best.diagonal(), first) if position == 0 else best.min(dim=1)
+        chosen[:, position], worst = pick, torch.maximum(worst, miss)
+        canvas[:, pixels] = torch.where(there, canvas[:, pixels], patches[pick])
+        laid[pixels] = True
+        canvas[:, 0] = 0
+    fits = chosen[worst <= tolerance]
+    ways = [row for row in fits.unique(dim=0) if len(row.unique()) == len(row)]
+    images = torch.stack(ways) if ways else chosen[:0]
+    # A patch of two images would say that one of them is not there; neither is kept.
+    shares = torch.bincount(images.flatten(), minlength=len(patches))
+    return images[(shares[images] == 1).all(dim=1)] if len(images) else images
+
+
+def images_of(layer: InputLayer, rows: Tensor) -> Tensor:
+    """Layer inputs [k, *shape] of rows [k, positions, n]: means where patches overlap."""
+    if not layer.settings:
+        return rows.reshape(len(rows), *layer.shape)
+    geometry = _geometry(layer.settings)
+    once = torch.ones_like(rows)
+    total, count = (fold(x.mT, layer.shape[1:], **geometry) for x in (rows, once))
+    return total / count.clamp(min=1)
+
+
+def _geometry(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a convolution as `unfold` takes them."""
+    return {name: settings[name] for name in ("kernel_size", "stride", "padding", "dilation")}

@@ -1,0 +1,311 @@
+"""How often each class is in a batch, from the gradient of the last layer, whose sign tells.
+
+For a linear last layer under cross-entropy the gradient of the bias of class c is u_c = sum_i f_i (p_ic - 1[y_i = c]),
+with p_ic the model's probability and f_i the factor by which the defense shortened example i. Zhao, Mopuri & Bilen,
+"iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3.1, for one example: only the entry of
+its label is negative. For batches sum_i p_ic is guessed: n_c = B pbar_c - u_c. A logistic loss of one logit z is of
+the two logits 0 and z.
+
+Rows of the weight's gradient tell the same in units of the features: (p_c - 1[c = y]) x for one example. Behind a mask
+they tell which labels are left.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.special import ndtri
+from torch import Tensor
+
+from ..targets.network import Network, Operation, Structure
+from ..threat_model.attack_errors import InconsistentObservation, NotApplicable
+from .recursion.completion import components
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayer:
+    """What an update shows of the gradient of the layer that gives the logits, undivided.
+
+    Attributes:
+        weight: [classes, features], 0 where nothing was released.
+        weight_seen: what of it was released.
+        bias: [classes].
+        bias_seen: nothing of it where the layer has no trained bias.
+    """
+
+    weight: Float[Tensor, "classes features"]
+    weight_seen: Bool[Tensor, "classes features"]
+    bias: Float[Tensor, " classes"]
+    bias_seen: Bool[Tensor, " classes"]
+
+    @property
+    def observed(self) -> Bool[Tensor, " classes"]:
+        """Classes of which anything was released."""
+        return self.bias_seen | self.weight_seen.any(dim=1)
+
+
+def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
+    """The gradient of the last layer as far as it was released, of a model of classes.
+
+    Args:
+        structure: of the update.
+        sums: numbers in the order of the released vector, undivided; float64 is kept.
+
+    Returns:
+        With a row a class: a single logit, of two classes, is taken for the difference of two.
+
+    Raises:
+        NotApplicable: the logits are of no trained linear layer, the loss is another, or its gradient was not released.
+    """
+    network = structure.known_network()
+    one = _gives_logits(network)
+    if network.loss == "other":
+        raise NotApplicable("the loss must be cross-entropy for the last layer's gradient to show labels")
+    if one.weight not in structure.names:
+        raise NotApplicable(f"the last layer must be trained, and {one.words or one.name} is not")
+    gradients = structure.gradients(sums)
+    weight = gradients[one.weight]
+    bias = gradients.get(one.bias or "")
+    values = weight.values.new_zeros(len(weight.values)) if bias is None else bias.values
+    seen = torch.zeros_like(values, dtype=torch.bool) if bias is None else bias.seen
+    layer = LastLayer(weight=weight.values, weight_seen=weight.seen, bias=values, bias_seen=seen)
+    if not layer.observed.any():
+        raise NotApplicable("the last layer's gradient must be released, and none of it is")
+    if network.loss == "cross_entropy":
+        return layer
+    sign = values.new_tensor([-1.0, 1.0])
+    return LastLayer(
+        weight=sign[:, None] * layer.weight,
+        weight_seen=layer.weight_seen.expand(2, -1),
+        bias=sign * layer.bias,
+        bias_seen=layer.bias_seen.expand(2),
+    )
+
+
+def one_label(layer: LastLayer) -> int:
+    """The label of a batch of one, without noise: exact, whatever the features are and however it was clipped.
+
+    Raises:
+        NotApplicable: what was released leaves several, or the gradient is 0.
+        InconsistentObservation: no single example gives this gradient.
+    """
+    possible = possible_labels(layer).nonzero()[:, 0]
+    if len(possible) == 1:
+        return int(possible[0])
+    raise NotApplicable(
+        f"what was released of the last layer's {len(layer.bias)} rows must tell the label's from the others, and "
+        f"{len(possible)} may be it"
+    )
+
+
+def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
+    """Which labels a batch of one may have, without noise, whatever its features are and however it was clipped.
+
+    [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank one, and p - e_y is negative at the label alone. Signs of rows of
+    the bias's gradient are known. Where it was not released, the ratios of rows are, as far as entries connect them:
+    a row that is opposed to others is the label's, and it is the longest, since 1 - p_y is the sum of the others'
+    probabilities; rows of one sign are not, unless it is a single one. The usual argmin of the rows' sums needs
+    features that are not negative.
+
+    Raises:
+        NotApplicable: the gradient is 0, or nothing was released.
+        InconsistentObservation: no label.
+    """
+    shown = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
+    seen = torch.cat([layer.weight_seen, layer.bias_seen[:, None]], dim=1)
+    if not bool((shown * seen).any()):
+        raise NotApplicable(
+            "zero gradient of the last layer: the model is certain of the label, or nothing was released"
+        )
+    classes = len(shown)
+    possible = torch.ones(classes, dtype=torch.bool, device=shown.device)
+    for one in components(shown, seen):
+        negative, positive = one.rows & (one.left < 0), one.rows & (one.left > 0)
+        # What is 0 beside others that are not is no label's.
+        possible &= ~one.rows | negative | positive
+        if bool(one.columns[-1] & (one.right[-1] != 0)):
+            negative, positive = (negative, positive) if float(one.right[-1]) > 0 else (positive, negative)
+            possible &= ~positive
+            label = negative
+            if int(label.sum()) > 1:
+                raise InconsistentObservation(
+                    "one entry of the last bias's gradient must be negative for a batch of one, got "
+                    f"{int(label.sum())}: is the batch larger, or is there noise?"
+                )
+        elif bool(negative.any() and positive.any()):
+            # Rows of one length leave open which is the label's: those of two classes, or where others have none.
+            label = one.left.abs() > (1 - 1e-6) * one.left.abs().max()
+            same = negative if bool(negative[int(one.left.abs().argmax())]) else positive
+            if int(same.sum()) > 1 and int((label & ~same).sum()) == 0:
+                raise InconsistentObservation(
+                    "one row of the last layer's gradient must be opposed to all others for a batch of one, got "
+                    f"{int(same.sum())} of {int(one.rows.sum())}: is the batch larger, or is there noise?"
+                )
+        else:
+            if int((negative | positive).sum()) > 1:
+                possible &= ~(negative | positive)
+            continue
+        if bool(label.any()):
+            possible &= label
+    if not bool(possible.any()):
+        raise InconsistentObservation(
+            "one row of the last layer's gradient must be opposed to all others for a batch of one, got none: is the "
+            "batch larger, or is there noise?"
+        )
+    return possible
+
+
+def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Tensor, " m"], level: float) -> int:
+    """The label of a batch of one; under noise the one class whose entry is negative by more than the noise explains.
+
+    Args:
+        structure: of the update.
+        sums: numbers in the order of the released vector, undivided; float64 is kept.
+        std: of the noise on them.
+        level: chance that noise alone names a class.
+
+    Raises:
+        NotApplicable: the last layer's gradient was not released, or noise hides the label.
+        InconsistentObservation: without noise, no single example gives this gradient.
+    """
+    layer = last_layer(structure, sums)
+    if not bool(std.any()):
+        return one_label(layer)
+    noise = last_layer(structure, std).bias.abs()
+    if not bool(layer.bias_seen.all()):
+        raise NotApplicable("under noise the last bias's gradient must be released for the label to show in it")
+    quantile = float(ndtri(1 - level / len(noise)))
+    named = (layer.bias < -quantile * noise).nonzero()[:, 0]
+    if len(named) != 1:
+        raise NotApplicable(f"one label must stand out of the noise, and {len(named) or 'none'} do")
+    return int(named[0])
+
+
+def fixed_label(
+    structure: Structure, sums: Float[Tensor, " m"], noise_std: Float[Tensor, " m"], *, level: float = 0.05
+) -> int:
+    """The label of a batch of one, as `one_label`; under noise only if its sign shows above that.
+
+    Args:
+        structure: of the update. Coefficients in a square basis are as good as coordinates.
+        sums: released numbers, undivided, float64.
+        noise_std: of the noise on them.
+        level: chance that noise alone names a label, over all classes.
+
+    Raises:
+        NotApplicable: as `last_layer` and `one_label`, or the noise hides the label.
+        InconsistentObservation: no single example gives this gradient.
+    """
+    structure, sums, noise_std = _with_squares_decoded(structure, sums, noise_std)
+    layer, noise = last_layer(structure, sums), last_layer(structure, noise_std)
+    if not noise.bias.any() and not noise.weight.any():
+        return one_label(layer)
+    above = normal_quantile(level / len(layer.bias)) * noise.bias.abs()
+    named = (layer.bias_seen & (-layer.bias > above)).nonzero()[:, 0]
+    if len(named) > 1:
+        raise InconsistentObservation(
+            f"one entry of the last bias's gradient must be negative beyond noise for a batch of one, got {len(named)}"
+        )
+    if len(named) == 0:
+        raise NotApplicable(
+            "the label must show in the last bias's gradient above the noise, and none does; a search can find labels "
+            "together with inputs"
+        )
+    return int(named[0])
+
+
+def _with_squares_decoded(structure: Structure, sums: Tensor, noise_std: Tensor) -> tuple[Structure, Tensor, Tensor]:
+    """A structure whose directions are the coordinates of square bases, with its numbers; without other directions.
+
+    A square basis only rotates, as one of each parameter tensor does a small bias.
+    """
+    parts, values, stds, start = [], [], [], 0
+    for part in structure.parts:
+        shown, noise = sums[part.start : part.stop], noise_std[part.start : part.stop]
+        if part.kind == "directions":
+            bases = [basis.to(shown) for basis in part.bases]
+            widths = [basis.shape[1] for basis in bases]
+            spans = zip(part.spans, bases, shown.split(widths), noise.split(widths), strict=True)
+            square = [(span, b, s, n) for span, b, s, n in spans if b.shape[0] == b.shape[1]]
+            none = [shown.new_zeros(0)]
+            here = [torch.arange(*span, device=shown.device) for span, *_ in square]
+            shown = torch.cat([*none, *(b @ s for _, b, s, _ in square)])
+            noise = torch.cat([*none, *((b.square() @ n.square()).sqrt() for _, b, _, n in square)])
+            coordinates = torch.cat([torch.zeros(0, dtype=torch.int64, device=shown.device), *here])
+            part = replace(part, kind="coordinates", coordinates=coordinates, spans=(), bases=())
+        parts.append(replace(part, start=start, stop=start + len(shown)))
+        start += len(shown)
+        values.append(shown)
+        stds.append(noise)
+    return replace(structure, parts=tuple(parts)), torch.cat(values), torch.cat(stds)
+
+
+def normal_quantile(level: float) -> float:
+    """What a standard normal number is above with this probability."""
+    return float(math.sqrt(2) * torch.erfinv(torch.tensor(1 - 2 * level, dtype=torch.float64)))
+
+
+def class_sums(
+    layer: LastLayer, noise: LastLayer, features: Float[Tensor, " features"] | None
+) -> tuple[Float[Tensor, " classes"], Float[Tensor, " classes"], Bool[Tensor, " classes"]]:
+    """The sum u of each class, from the bias where it was released and else from the row of the weight.
+
+    A row is about u_c times the mean features of the batch, so u_c is its least squares coefficient on those of public
+    examples. Rows of all classes add up to 0, so that of a single class without any follows from the others.
+
+    Args:
+        layer: of the update.
+        noise: standard deviations in the places of its numbers.
+        features: mean features of public examples; None to go by the bias alone.
+
+    Returns:
+        u, the standard deviation of its noise, and of which classes there is one.
+    """
+    sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_seen.clone()
+    if features is not None:
+        seen = layer.weight_seen.to(features)
+        energy = seen @ features.square()
+        # By rows where there is no bias.
+        rows = ~known & (energy > 0)
+        size = energy[rows]
+        sums[rows] = (layer.weight @ features)[rows] / size
+        std[rows] = ((noise.weight * seen).square() @ features.square())[rows].sqrt() / size
+        known |= rows
+    if int((~known).sum()) == 1:
+        sums = torch.where(known, sums, -sums[known].sum())
+        std = torch.where(known, std, std[known].norm())
+        known = torch.ones_like(known)
+    return sums, std, known
+
+
+def largest_remainder(expected: Float[Tensor, " classes"], total: int) -> Int[Tensor, " classes"]:
+    """Whole numbers that add up to `total`, near to what was expected: the largest remainders are rounded up.
+
+    Args:
+        expected: any finite numbers; negative ones count as 0, and the rest is scaled to add up to `total`.
+        total: at least 0.
+    """
+    positive = expected.double().clamp(min=0)
+    size = positive.sum()
+    shares = positive * (total / size) if size > 0 else torch.full_like(positive, total / len(positive))
+    # A share of 2.9999999 is one of 3.
+    floors = (shares + 1e-9).floor()
+    missing = total - int(floors.sum())
+    order = (shares - floors).argsort(descending=True, stable=True)
+    floors[order[:missing]] += 1
+    return floors.long()
+
+
+def _gives_logits(network: Network) -> Operation:
+    by_name = {one.name: one for one in network.operations}
+    one = network.operations[-1]
+    while one.kind == "identity":
+        one = by_name[one.inputs[0]]
+    if one.kind != "linear":
+        raise NotApplicable(
+            f"the last layer must be linear for its gradient to show labels, got {one.words or one.kind}"
+        )
+    if one.weight is None:
+        raise NotApplicable("the last layer must have a weight")
+    return one

@@ -1,0 +1,261 @@
+"""Rank-one matrices from what is seen of them: rows of a linear layer's gradient are multiples of one input.
+
+For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db] = k (x, 1)^T. Functions here find
+(x, 1) from all of that matrix, from some of its entries, under noise, and from inner products with known directions.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..threat_model.attack_errors import RankDeficient
+
+
+def completed(
+    values: Float[Tensor, "rows columns"], seen: Bool[Tensor, "rows columns"]
+) -> tuple[Float[Tensor, " columns"], Bool[Tensor, " columns"]]:
+    """The right factor of a rank-one matrix whose last column has the factor 1, by least squares over rows.
+
+    First from rows whose entry in the last column is seen: x_i = sum_j k_j G_ji / sum_j k_j^2. Ratios G_ji / k_j are
+    not averaged, because the smallest k_j would decide. Then a row without that entry gets its k_j from columns that
+    are known, and gives others: a column is known if and only if it is connected to the last one in the bipartite graph
+    of entries that are seen and not 0.
+
+    Args:
+        values: of the matrix; read where they are seen.
+        seen: which entries were observed.
+
+    Returns:
+        The right factor, 0 where it is not known, and where it is.
+    """
+    shown = torch.where(seen, values, 0.0)
+    entries = seen.to(values)
+    right, known = torch.zeros_like(values[0]), torch.zeros_like(seen[0])
+    left, rows_known = torch.zeros_like(values[:, 0]), torch.zeros_like(seen[:, 0])
+    right[-1], known[-1] = 1.0, True
+    while True:
+        energy = entries @ right.square()
+        rows = (energy > 0) & ~rows_known
+        left[rows] = (shown @ right)[rows] / energy[rows]
+        rows_known |= rows
+        energy = entries.T @ left.square()
+        columns = (energy > 0) & ~known
+        if not columns.any():
+            return right, known
+        right[columns] = (shown.T @ left)[columns] / energy[columns]
+        known |= columns
+
+
+def total_least_squares(
+    values: Float[Tensor, "rows columns"],
+    seen: Bool[Tensor, "rows columns"],
+    std: Float[Tensor, "rows columns"],
+    start: Float[Tensor, " columns"],
+    iterations: int = 300,
+) -> tuple[Float[Tensor, " columns"], float]:
+    """The right factor of the rank-one matrix of the greatest likelihood, under Gaussian noise on every entry.
+
+    Errors are in all columns, in the last one as well: least squares over rows, which takes that one for exact, shrinks
+    the others towards 0. Where all entries are seen and a column has one standard deviation, it is the top right
+    singular vector of the whitened matrix; else it is found by alternating between the factors.
+
+    Args:
+        values: of the matrix; read where they are seen.
+        seen: which entries were observed.
+        std: of the noise of each entry, positive where it is seen.
+        start: of the right factor; columns that nothing determines keep it.
+        iterations: at most, where it has to alternate.
+
+    Returns:
+        The right factor, of any scale, and the norm of the whitened rank-one matrix over the largest singular value
+        that noise alone has, but once in a thousand times: at most 1 where nothing shows.
+    """
+    rows, columns = values.shape
+    # Johnstone, Annals of Statistics 2001: the largest eigenvalue of noise, up to the 99.9% point of Tracy-Widom's law.
+    edge = rows**0.5 + columns**0.5
+    edge *= (1 + 3.27 * (rows**-0.5 + columns**-0.5) ** (1 / 3) / edge) ** 0.5
+    if bool(seen.all()) and bool((std == std[:1]).all()):
+        _, singular, right = torch.linalg.svd(values / std[:1], full_matrices=False)
+        return right[0] * std[0], float(singular[0]) / edge
+    weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
+    weighted = weights * torch.where(seen, values, 0.0)
+    right, left = start.clone(), torch.zeros_like(values[:, 0])
+    for _ in range(iterations):
+        left = _ratio(weighted @ right, weights @ right.square(), left)
+        before, right = right, _ratio(weighted.T @ left, weights.T @ left.square(), right)
+        right = right * (before.norm() / right.norm().clamp(min=torch.finfo(right.dtype).tiny))
+        if float((right - before).norm()) <= 1e-12 * float(before.norm()):
+            break
+    left = _ratio(weighted @ right, weights @ right.square(), left)
+    fitted = (weights * torch.outer(left, right).square()).sum().sqrt()
+    return right, float(fitted) / edge
+
+
+def standard_errors(
+    values: Float[Tensor, "rows columns"],
+    seen: Bool[Tensor, "rows columns"],
+    std: Float[Tensor, "rows columns"],
+    right: Float[Tensor, " columns"],
+) -> tuple[Float[Tensor, " columns"], float]:
+    """Standard deviations that noise leaves of a right factor whose last entry is 1, and how well the matrix fits it.
+
+    To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 where all entries are seen under noise s: the error of
+    the last column is that of the scale. Of k the noise's own part is taken off, which else lets noise look exact.
+    Where few entries of a row are seen, its k_j has an error that this leaves out.
+
+    Args:
+        values: of the matrix; read where they are seen.
+        seen: which entries were observed.
+        std: of the noise of each entry, positive where it is seen.
+        right: the right factor, of the greatest likelihood.
+
+    Returns:
+        The standard deviations, infinite where nothing shows, and by how many of its own standard deviations the sum of
+        squares of what the matrix of rank one leaves is above its mean.
+    """
+    weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
+    shown, energy = torch.where(seen, values, 0.0), weights @ right.square()
+    left = _ratio((weights * shown) @ right, energy, torch.zeros_like(energy))
+    own_noise = _ratio(torch.ones_like(energy), energy, torch.zeros_like(energy))
+    precision = weights.T @ (left.square() - own_noise).clamp(min=0)
+    spread = torch.where(precision > 0, precision.reciprocal(), torch.inf)
+    rest = float((weights * (shown - torch.outer(left, right)).square()).sum())
+    there = weights > 0
+    free = max(1, int(there.sum() - there.any(dim=1).sum() - there.any(dim=0).sum() + 1))
+    errors = (spread + right.square() * spread[-1]).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return errors, (rest - free) / (2 * free) ** 0.5
+
+
+def bilinear(
+    coefficients: Float[Tensor, " k"],
+    weight_basis: Float[Tensor, "rows columns k"],
+    bias_basis: Float[Tensor, "rows k"],
+    starts: list[Float[Tensor, " columns"]],
+    enough: float = 1e-9,
+    iterations: int = 200,
+) -> tuple[Float[Tensor, " columns"], float, Float[Tensor, "k unknowns"]]:
+    """x, and how far it is from explaining V^T vec([k x^T | k]) = u, by alternating least squares over (k, x).
+
+    Each factor is linear given the other. What alternation leaves is removed by Gauss-Newton steps over both, which
+    converge quadratically where alternation is slow.
+
+    Args:
+        coefficients: u.
+        weight_basis: the rows of V that belong to the entries of k x^T.
+        bias_basis: those that belong to k.
+        starts: of x, in the order in which they are tried; the one with the smallest residual is returned.
+        enough: relative residual at which no other start is tried: that of rounding, or of the noise.
+        iterations: of alternation, at most, of each start.
+
+    Returns:
+        x, |u - V^T vec([k x^T | k])| / |u|, and the derivatives of the coefficients by k and then x, there.
+
+    Raises:
+        RankDeficient: there are fewer coefficients than unknowns, or they leave some of them open.
+    """
+    rows, columns, count = weight_basis.shape
+    if count < rows + columns:
+        raise RankDeficient(
+            f"{count} coefficients must be at least as many as the {rows + columns} unknowns of a layer of {columns} "
+            f"inputs and {rows} outputs",
+            deficit=rows + columns - count,
+        )
+    size = coefficients.norm().clamp(min=torch.finfo(coefficients.dtype).tiny)
+
+    def of_left(right: Tensor) -> Tensor:  # [k, rows]: coefficients as a linear map of k
+        return (torch.einsum("oik,i->ok", weight_basis, right) + bias_basis).T
+
+    def of_right(left: Tensor) -> Tensor:  # [k, columns]
+        return torch.einsum("oik,o->ki", weight_basis, left)
+
+    def missing(left: Tensor, right: Tensor) -> Tensor:
+        return coefficients - of_left(right) @ left
+
+    best: tuple[float, Tensor, Tensor] | None = None
+    for start in starts:
+        right, left, error = start, torch.zeros_like(bias_basis[:, 0]), 1.0
+        for _ in range(iterations):
+            left = _solve(of_left(right), coefficients)
+            right = _solve(of_right(left), coefficients - bias_basis.T @ left)
+            before, error = error, float(missing(left, right).norm() / size)
+            if error < 1e-3 or before - error < 1e-4 * error:
+                break
+        for _ in range(50):
+            jacobian = torch.cat([of_left(right), of_right(left)], dim=1)
+            step = _solve(jacobian, missing(left, right))
+            tried = (left + step[:rows], right + step[rows:])
+            now = float(missing(*tried).norm() / size)
+            if not now < error:
+                break
+            left, right, before, error = *tried, error, now
+            if before - error < 1e-6 * error:
+                break
+        if best is None or error < best[0]:
+            best = error, left, right
+        if best[0] <= enough:
+            break
+    if best is None:
+        raise ValueError("starts must hold at least one vector, got none")
+    error, left, right = best
+    jacobian = torch.cat([of_left(right), of_right(left)], dim=1)
+    rank = int(torch.linalg.matrix_rank(jacobian, rtol=1e-9))
+    if rank < rows + columns:
+        raise RankDeficient(
+            f"{count} coefficients must determine the {rows + columns} unknowns of the layer, and leave "
+            f"{rows + columns - rank} of them open",
+            deficit=rows + columns - rank,
+        )
+    return right, error, jacobian
+
+
+def repeated(
+    ratios: Float[Tensor, "rows columns"],
+    seen: Bool[Tensor, "rows columns"],
+    variance: Float[Tensor, "rows columns"],
+    tolerance: float,
+) -> Int[Tensor, " rows"]:
+    """Groups of rows that are equal where both are seen, but for noise and rounding.
+
+    Two rows that share fewer than three entries away from 0 are not compared: images have many zeros in common.
+
+    Args:
+        ratios: read where they are seen.
+        seen: which entries were observed.
+        variance: of the noise of each ratio; 0 without noise.
+        tolerance: relative, for rounding.
+
+    Returns:
+        The number of each row's group, which is that of one of its rows; -1 where no other row equals it.
+    """
+    shown, entries = torch.where(seen, ratios, 0.0), seen.to(ratios)
+    noise = torch.where(seen, variance, 0.0)
+    squares = shown.square() @ entries.T
+    # |a - b|^2 over common entries; what cancels is far below any tolerance that float32 updates have in float64.
+    apart = squares + squares.T - 2 * shown @ shown.T
+    together = noise @ entries.T
+    # The sum of n squares of noise is within a factor of two of its mean, for all but the smallest n.
+    allowed = 2 * (together + together.T) + tolerance**2 * torch.maximum(squares, squares.T)
+    there = (shown != 0).to(ratios)
+    sharing = there @ entries.T
+    equal = (apart <= allowed) & (torch.minimum(sharing, sharing.T) >= 3)
+    equal.fill_diagonal_(False)
+    paired = equal.any(dim=1)
+    equal.fill_diagonal_(True)
+    group = torch.arange(len(ratios), device=ratios.device)
+    if len(ratios) == 0:
+        return group
+    while True:  # the smallest number that reaches a row, a step further each time
+        spread = torch.where(equal, group, len(ratios)).amin(dim=1)
+        if torch.equal(spread, group):
+            return torch.where(paired, group, -1)
+        group = spread
+
+
+def _ratio(above: Tensor, below: Tensor, otherwise: Tensor) -> Tensor:
+    return torch.where(below > 0, above / torch.where(below > 0, below, 1.0), otherwise)
+
+
+def _solve(matrix: Tensor, values: Tensor) -> Tensor:
+    """Least squares of the smallest norm: what the matrix leaves open stays at 0."""
+    # By the pseudoinverse: least squares on CUDA takes matrices of full rank alone.
+    return torch.linalg.pinv(matrix, rtol=1e-12) @ values

@@ -1,0 +1,92 @@
+"""The clip factor of one example's gradient where the last layer does not tell it: one logit, or two, and no bias's.
+
+The factor c is then one unknown more in h = c <W, k x^T>. Where every operation in front of the logit is homogeneous,
+no equation decides it: s x gives c k(f) s / k(s f) of the gradient of x at every layer, so that all inputs s x of a
+longer gradient are clipped to the same update. Biases, tanh and sigmoid fix the scale of every result, and only the
+true factor makes a layer's two sets of equations agree. It is found where what they leave is smallest.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+from ...targets.network import Network
+from ...threat_model.attack_errors import InconsistentObservation, RankDeficient
+from .observed_gradients import LayerGradient
+from .order import LAYERS, without_identities
+
+SMALLEST = 1e-4
+"""Clip factor down to which is searched."""
+
+TRIED = 48
+"""Factors of the first round, equally far apart in logarithms."""
+
+SHARPENED = 60
+"""Steps of golden sections around one of them."""
+
+DIPS = 6
+"""Factors around which is searched, the best ones first: where activations are near their ends the dip is narrow."""
+
+ENOUGH = 1e-6
+"""What is left of the equations below which no other dip is tried."""
+
+HOMOGENEOUS = ("input", "linear", "conv2d", "avg_pool2d", "flatten", "identity", "leaky_relu", "relu", "add")
+"""Operations that, without a bias, give a multiple of their result for that multiple of their argument."""
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
+    """Whether the last layer's own gradient leaves the clip factor open."""
+    head = without_identities(network).operations[-1]
+    own = gradients[head.name]
+    shows = own.bias is not None and bool(own.bias.any())
+    return len(own.weight) <= 2 and not shows
+
+
+def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
+    """Whether the layers in front of the last one can tell a factor that it leaves open, one for all of them."""
+    *body, _ = without_identities(network).operations
+    fixed = any(one.kind not in HOMOGENEOUS or one.bias is not None for one in body)
+    groups = {own.group for own in gradients.values() if own.group >= 0}
+    return fixed and len(groups) == 1 and any(one.kind in LAYERS for one in body)
+
+
+def sharpest(residual: Callable[[float], float]) -> float:
+    """The factor in (0, 1] that leaves least of the equations.
+
+    Args:
+        residual: what a factor leaves of them; it raises `InconsistentObservation` where no example has the gradient,
+            and `RankDeficient` where that leaves a layer open, as many activations at the ends of their range do.
+    """
+
+    def left(log_factor: float) -> float:
+        try:
+            return residual(math.exp(log_factor))
+        except (InconsistentObservation, RankDeficient):  # of a wrong factor it says nothing
+            return math.inf
+
+    width = -math.log(SMALLEST) / (TRIED - 1)
+    tried = sorted((-width * number for number in range(TRIED)), key=left)
+    best = tried[0], math.inf
+    for centre in tried[:DIPS]:
+        found = _by_golden_sections(left, centre - width, min(0.0, centre + width))
+        best = min(best, found, key=lambda one: one[1])
+        if best[1] < ENOUGH:
+            break
+    return math.exp(best[0])
+
+
+def _by_golden_sections(value: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """Where a function with one dip between two ends is smallest, and its value there."""
+    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_a, at_b = value(a), value(b)
+    for _ in range(SHARPENED):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - GOLDEN * (high - low)
+            at_a = value(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + GOLDEN * (high - low)
+            at_b = value(b)
+    return (a, at_a) if at_a <= at_b else (b, at_b)

@@ -1,0 +1,218 @@
+"""A convolution as equations of its input: its output, and the gradient of its weight, which is linear in it too.
+
+(dL/dW)[f, c, a] = sum over positions o of k[f, o] x[c, p(a, o)], with k the derivatives by the output and p(a, o) the
+pixel under offset a of the kernel at position o (R-GAP, section 3.3). So the gradient's equations are one small
+matrix K0 for every input channel: K = I (x) K0. Padded pixels are no unknowns: their columns are deleted.
+
+Both normal matrices come from one map of indices p, without a matrix of equations. That of the output,
+sum over o of W[., a]^T W[., b] at (p(a, o), p(b, o)), takes one product of channels by channels for each pair of
+offsets.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...targets.network import Operation
+from .maps import Dense, LinearMap, OuterProduct
+
+
+class KernelGeometry:
+    """Stride, padding, dilation and groups of a convolution on inputs of one shape, and its map of indices.
+
+    Attributes:
+        kernel: (height, width).
+        groups: of channels.
+        shape_in: (channels, height, width).
+        shape_out: the same of the output.
+        pixel: int64 [offsets, positions], the pixel under an offset at a position; -1 on the padding.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tuple[int, ...], device: torch.device
+    ) -> None:
+        self.kernel = tuple(settings["kernel_size"])
+        self.stride, self.padding = tuple(settings["stride"]), tuple(settings["padding"])
+        self.dilation = tuple(settings.get("dilation", (1, 1)))
+        self.groups = int(settings.get("groups", 1))
+        self.shape_in, self.shape_out = tuple(shape_in), tuple(shape_out)
+        height, width = self.shape_in[1:]
+        numbers = torch.arange(1, height * width + 1, dtype=torch.float64, device=device).view(1, 1, height, width)
+        self.pixel = self.unfold(numbers)[0].round().long() - 1
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one channel of the input."""
+        return self.shape_in[1] * self.shape_in[2]
+
+    @property
+    def positions(self) -> int:
+        """Pixels of one channel of the output."""
+        return self.shape_out[1] * self.shape_out[2]
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """[b, channels, height, width] -> [b, channels * offsets, positions]."""
+        return functional.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
+
+    def fold(self, patches: Tensor) -> Tensor:
+        """The adjoint of `unfold`."""
+        return functional.fold(patches, self.shape_in[1:], self.kernel, self.dilation, self.padding, self.stride)
+
+
+class Convolved(LinearMap):
+    """The output of a convolution without its bias."""
+
+    def __init__(self, weight: Tensor, geometry: KernelGeometry, *, lossy: bool = False) -> None:
+        super().__init__(geometry.shape_in, geometry.shape_out, weight)
+        self.weight, self.geometry, self.lossy = weight, geometry, lossy
+
+    def apply(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        g = self.geometry
+        return functional.conv2d(x, self.weight, None, g.stride, g.padding, g.dilation, g.groups)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The transposed convolution; pixels that no kernel reaches are 0."""
+        g = self.geometry
+        extents = zip(self.shape_in[1:], self.shape_out[1:], g.kernel, g.stride, g.padding, g.dilation, strict=True)
+        rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in extents]
+        return functional.conv_transpose2d(y, self.weight, None, g.stride, g.padding, rest, g.groups, g.dilation)
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """W^T D W by pairs of offsets of the kernel."""
+        g, pixels, channels = self.geometry, self.geometry.pixels, self.shape_in[0]
+        width = channels // g.groups
+        kernels = self.weight.reshape(g.groups, -1, width, g.pixel.shape[0])
+        filters = kernels.shape[1]
+        diagonal = None if weights is None else weights.reshape(g.groups, filters, g.positions)
+        total = self.like.new_zeros(0)
+        if g.groups > 1:
+            total = self.like.new_zeros(channels, pixels, channels, pixels)
+        for group in range(g.groups):
+            own = kernels[group]
+            flat = own.permute(0, 2, 1).reshape(filters, -1)  # [filters, offsets * channels]
+            sums = self.like.new_zeros(pixels * pixels, width * width)
+            # By offsets, because all pairs at once may be larger than the result.
+            for a, under in enumerate(g.pixel):
+                if diagonal is None:
+                    products = (own[:, :, a].T @ flat).view(1, width, -1, width)
+                else:
+                    weighted = own[:, :, a].T[None] * diagonal[group].T[:, None, :]  # [positions, channels, filters]
+                    products = (weighted @ flat).view(g.positions, width, -1, width)
+                both = (under[None] >= 0) & (g.pixel >= 0)  # [offsets, positions]
+                offset, position = both.nonzero(as_tuple=True)
+                target = under[position] * pixels + g.pixel[offset, position]
+                chosen = products[0].permute(1, 0, 2)[offset] if diagonal is None else products[position, :, offset]
+                sums.index_add_(0, target, chosen.reshape(-1, width * width))
+            block = sums.view(pixels, pixels, width, width).permute(2, 0, 3, 1)
+            if g.groups == 1:
+                return block.reshape(self.unknowns, self.unknowns)
+            channel = slice(group * width, (group + 1) * width)
+            total[channel, :, channel] = block
+        return total.view(self.unknowns, self.unknowns)
+
+
+class WeightGradient(LinearMap):
+    """What the gradient of a convolution's weight says of its input, as far as it is seen."""
+
+    def __init__(
+        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], seen: Tensor | None
+    ) -> None:
+        """From the derivatives by the convolution's output.
+
+        Args:
+            slopes: k, in the shape of the output.
+            geometry: of the convolution.
+            filters_shape: shape of its weight.
+            seen: bool in the shape of the weight; None for all.
+        """
+        super().__init__(geometry.shape_in, filters_shape, slopes)
+        self.geometry, self.seen = geometry, seen
+        self.slopes = slopes.reshape(geometry.groups, -1, geometry.positions)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """The gradient of the weight for this input."""
+        g = self.geometry
+        patches = g.unfold(x).view(len(x), g.groups, -1, g.positions)
+        gradient = torch.einsum("gfo,bgko->bgfk", self.slopes, patches).reshape(-1, *self.shape_out)
+        return gradient if self.seen is None else gradient * self.seen
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The derivative by the input of <y, gradient of the weight>."""
+        g = self.geometry
+        y = y if self.seen is None else y * self.seen
+        patches = torch.einsum("gfo,bgfk->bgko", self.slopes, y.reshape(len(y), g.groups, self.slopes.shape[1], -1))
+        return g.fold(patches.reshape(len(y), -1, g.positions))
+
+    def channel_matrix(self) -> Tensor:
+        """K0, [groups, filters, offsets, pixels]."""
+        g = self.geometry
+        matrix = self.like.new_zeros(g.groups, self.slopes.shape[1], len(g.pixel), g.pixels)
+        offset, position = (g.pixel >= 0).nonzero(as_tuple=True)
+        # At one offset every position has a pixel of its own, so nothing is overwritten.
+        matrix[:, :, offset, g.pixel[offset, position]] = self.slopes[:, :, position]
+        return matrix
+
+    def channel_grams(self, weights: Tensor | None = None) -> Tensor:
+        """K0^T D K0 of each input channel, [channels or groups, pixels, pixels]: a group's where all are alike."""
+        g, matrix = self.geometry, self.channel_matrix()
+        if self.seen is None and weights is None:
+            rows = matrix.flatten(1, 2)
+            return rows.mT @ rows
+        diagonal = torch.ones(self.shape_out, dtype=self.like.dtype, device=self.like.device)
+        diagonal = diagonal if weights is None else diagonal * weights
+        diagonal = diagonal if self.seen is None else diagonal * self.seen
+        # [groups, filters, channels of a group, offsets]
+        by_channel = diagonal.reshape(g.groups, self.slopes.shape[1], -1, len(g.pixel))
+        grams = []
+        for c in range(by_channel.shape[2]):
+            rows = (matrix * by_channel[:, :, c, :, None]).flatten(1, 2)
+            grams.append(rows.mT @ matrix.flatten(1, 2))
+        # One group's channels lie together.
+        return torch.stack(grams, dim=1).flatten(0, 1)
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """K^T D K: a block for each channel."""
+        grams, channels = self.channel_grams(weights), self.shape_in[0]
+        total = self.like.new_zeros(channels, grams.shape[-1], channels, grams.shape[-1])
+        blocks = grams.repeat_interleave(channels // len(grams), dim=0)
+        total.diagonal(dim1=0, dim2=2).copy_(blocks.permute(1, 2, 0))
+        return total.view(self.unknowns, self.unknowns)
+
+
+def layer_maps(
+    one: Operation, below: tuple[int, ...], weight: Tensor, slopes: Tensor, seen: Tensor | None
+) -> tuple[WeightGradient | OuterProduct, LinearMap]:
+    """What the gradient of a layer's weight says of its input, and what its output does: K and W.
+
+    Args:
+        one: a linear layer or a convolution.
+        below: shape of its input.
+        weight: its weight.
+        slopes: derivatives by its output.
+        seen: bool in the shape of the weight; None for all.
+    """
+    if one.kind == "linear":
+        return OuterProduct(slopes, weight.shape[1], seen), Dense(weight, below)
+    geometry = KernelGeometry(one.settings, below, one.shape, weight.device)
+    return WeightGradient(slopes, geometry, tuple(weight.shape), seen), Convolved(weight, geometry)
+
+
+def pooled(
+    settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tuple[int, ...], like: Tensor
+) -> Convolved:
+    """Average pooling: a convolution of each channel by itself, which forgets what its windows average out.
+
+    Args:
+        settings: `kernel_size`, `stride` and `padding`.
+        shape_in: (channels, height, width).
+        shape_out: the same of the output.
+        like: any tensor on its device; float64.
+    """
+    channels, (height, width) = shape_in[0], settings["kernel_size"]
+    weight = like.new_full((channels, 1, height, width), 1.0 / (height * width))
+    geometry = KernelGeometry({**settings, "groups": channels}, shape_in, shape_out, like.device)
+    return Convolved(weight, geometry, lossy=True)

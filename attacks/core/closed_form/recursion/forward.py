@@ -1,0 +1,121 @@
+"""Forward and backward pass of a network from its description alone: what every operation gives, on any data."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...targets.network import Network, Operation
+from ...threat_model.attack_errors import NotApplicable
+
+
+def doubled(network: Network) -> dict[str, Tensor]:
+    """The parameters in float64: a single constant in float32 costs ten digits of an inversion."""
+    return {n: v.double() if v.is_floating_point() else v for n, v in network.parameters.items()}
+
+
+def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """What every operation gives.
+
+    Args:
+        network: whose operations all have a name.
+        inputs: [b, *shape], in the dtype of the parameters.
+        values: of the parameters; those of the network in float64 where None.
+
+    Raises:
+        NotApplicable: an operation is of no kind that is known.
+    """
+    values = doubled(network) if values is None else values
+    found: dict[str, Tensor] = {}
+    for one in network.operations:
+        found[one.name] = inputs if one.kind == "input" else result_of(one, [found[n] for n in one.inputs], values)
+    return found
+
+
+def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
+    """What one operation gives, [b, *its shape].
+
+    Args:
+        one: no input.
+        given: the results that it takes.
+        values: of the parameters.
+
+    Raises:
+        NotApplicable: it is of no kind that is known.
+    """
+    x, s = given[0], one.settings
+    weight = None if one.weight is None else values[one.weight]
+    bias = None if one.bias is None else values[one.bias]
+    match one.kind:
+        case "linear" if weight is not None:
+            return functional.linear(x, weight, bias)
+        case "conv2d" if weight is not None:
+            return functional.conv2d(x, weight, bias, s["stride"], s["padding"], s["dilation"], s["groups"])
+        case "avg_pool2d":
+            return functional.avg_pool2d(x, s["kernel_size"], s["stride"], s["padding"])
+        case "batch_norm":
+            mean, variance = values[s["mean"]], values[s["variance"]]
+            return functional.batch_norm(x, mean, variance, weight, bias, eps=s["eps"])
+        case "flatten":
+            return x.flatten(1)
+        case "leaky_relu":
+            return functional.leaky_relu(x, s["slope"])
+        case "relu" | "tanh" | "sigmoid":
+            return getattr(torch, one.kind)(x)
+        case "identity":
+            return x
+        case "add":
+            return given[0] + given[1]
+    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+
+
+def of_norm(one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A batch norm of evaluation: factors of its entries, and what it adds, by channel.
+
+    Args:
+        one: the operation.
+        below: shape of what it takes.
+        values: of the parameters.
+    """
+    factors = (values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
+    if one.weight is not None:
+        factors = factors * values[one.weight]
+    shift = -values[one.settings["mean"]] * factors
+    if one.bias is not None:
+        shift = shift + values[one.bias]
+    by_channel = (-1, *[1] * (len(below) - 1))
+    return factors.view(by_channel).expand(below), shift.view(by_channel)
+
+
+def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tensor]:
+    """The loss's derivative by the result of every operation, of one example.
+
+    Args:
+        network: of cross-entropy or a logistic loss.
+        inputs: [1, *shape], float64.
+        label: class number.
+    """
+    found = results(network, inputs.clone().requires_grad_())
+    logits = found[network.operations[-1].name]
+    if logits.shape[1] == 1:
+        loss = functional.softplus(logits[0, 0] * (1 - 2 * label))
+    else:
+        loss = functional.cross_entropy(logits, torch.tensor([label], device=logits.device))
+    names = list(found)
+    slopes = torch.autograd.grad(loss, [found[name] for name in names], allow_unused=True)
+    # An operation that the logits do not depend on has none.
+    return {n: torch.zeros_like(found[n][0]) if g is None else g[0] for n, g in zip(names, slopes, strict=True)}
+
+
+def drawn_inputs(shape: tuple[int, ...], count: int, low: float, high: float, like: Tensor) -> Tensor:
+    """Smooth random inputs in [low, high], [count, *shape]: where there are no public ones."""
+    coins = torch.Generator().manual_seed(0)
+    if len(shape) == 3 and min(shape[1:]) >= 4:
+        coarse = (shape[0], math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))
+        drawn = torch.rand(count, *coarse, generator=coins, dtype=torch.float64)
+        drawn = functional.interpolate(drawn, size=shape[1:], mode="bilinear")
+    else:
+        drawn = torch.rand(count, *shape, generator=coins, dtype=torch.float64)
+    return (low + (high - low) * drawn).to(like.device)

@@ -1,0 +1,307 @@
+"""What a mask left out of the last layer's gradient, where it follows: from its rank, its logits, the layer below.
+
+One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank one, so that an entry follows where
+it is connected to others. A class's row of no entry beside connected ones, or a feature that no class shows, does not.
+Two more sources are left. The logarithms of k's entries but the label's are affine in the logits, so that C classes
+are C - 1 equations of the features that are missing, of a constant, and of the scale of x where no bias shows it. And
+features come from a layer below, whose input is often determined without them: its outputs that are known, and the
+gradients of its rows or filters behind which every derivative is known. Where neither that layer nor its activation
+has an offset, x need only be known up to its scale: everything below has it too, and a sign, of which one fits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...targets.network import Network, Operation
+from ...threat_model.attack_errors import InconsistentObservation
+from ..least_squares import least_squares
+from .activations import invert
+from .completion import RankOne, spread
+from .convolution import layer_maps
+from .forward import doubled, result_of
+from .head import RANK_ONE
+from .linear_systems import LARGEST_GRAM, Equations, solve
+from .observed_gradients import LayerGradient
+from .order import ACTIVATIONS, LAYERS
+
+DECIDED = 1e-6
+"""Smallest singular value of the logits' equations, relative to the largest, that decides anything."""
+
+MAGNIFIED = 1e4
+"""The same, times the relative error of the gradient's own numbers."""
+
+COARSE = 1e-12
+"""Relative error of the gradient's own numbers above which they were not float64."""
+
+FITS = 1e-3
+"""Relative misfit of a way to close the gaps beyond which it is none; float32 stays below 1e-4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilledHead:
+    """The last layer's gradient, with what followed.
+
+    Attributes:
+        gradient: of the weight, [classes, features]; 0 in columns that stay open.
+        bias: of the bias, complete; None where nothing of it was released or it does not follow.
+        open: bool [features], of which nothing follows.
+    """
+
+    gradient: Tensor
+    bias: Tensor | None
+    open: Tensor
+
+
+def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradient], *, exact: bool) -> FilledHead:
+    """The last layer's gradient with its gaps closed.
+
+    Args:
+        network: in which the head is the last operation.
+        head: a linear layer.
+        gradients: what is shown of each layer.
+        exact: whether there is no noise. Logarithms of noisy numbers, and inverses of noisy results, are not used.
+    """
+    own, values = gradients[head.name], doubled(network)
+    weight = values[str(head.weight)].to(own.weight)
+    shift = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
+    seen = torch.ones_like(own.weight, dtype=torch.bool) if own.seen is None else own.seen
+    bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias
+    bias_seen = torch.full_like(seen[:, 0], own.bias is not None) if own.bias_seen is None else own.bias_seen
+    if bool(seen.all()) and (own.bias is None or bool(bias_seen.all())):
+        return FilledHead(gradient=own.weight, bias=own.bias, open=~seen.any(dim=0))
+    matrix = torch.cat([own.weight * seen, (bias * bias_seen)[:, None]], dim=1)
+    whole = torch.cat([seen, bias_seen[:, None]], dim=1)
+    strength = matrix[:, -1].abs() if bool(matrix[:, -1].any()) else matrix.norm(dim=1)
+    if not bool(strength.any()):
+        return FilledHead(gradient=own.weight, bias=None, open=~seen.any(dim=0))
+    found = spread(matrix, whole, int(strength.argmax()))
+    error = _misfit(matrix, whole, found)
+    if exact and error > RANK_ONE:
+        raise InconsistentObservation(
+            "the gradient of the last layer must be that of one example, and what is shown of it is of no rank of one "
+            f"(relative misfit {error:.3g}): the update is of several examples, or not what it is said to be"
+        )
+    found = _with_last_row(found)
+
+    def gaps(one: RankOne) -> bool:
+        return not bool(one.rows.all() and one.columns[:-1].all())
+
+    # The layer below is better conditioned, and the logits cost nothing: first what is exact enough.
+    coarse = error > COARSE
+    if exact and coarse and gaps(found):
+        found = _from_below(network, head, gradients, found, weight)
+    if exact and gaps(found) and network.loss == "cross_entropy" and len(weight) >= 3:
+        by_logits = _by_logits(found, weight, shift, max(DECIDED, MAGNIFIED * error))
+        size = (own.weight * seen).norm()
+        if by_logits is not None and float(((by_logits.gradient - own.weight) * seen).norm()) < FITS * float(size):
+            return by_logits
+    if exact and not coarse and gaps(found):
+        found = _from_below(network, head, gradients, found, weight)
+    columns = found.columns[:-1]
+    if not bool(found.rows.all()):
+        # Rows that follow from nothing leave derivatives open, and with them every feature.
+        columns = torch.zeros_like(columns)
+    return FilledHead(
+        gradient=found.left[:, None] * torch.where(columns, found.right[:-1], 0.0),
+        bias=found.left * found.right[-1] if bool(found.columns[-1]) else None,
+        open=~columns,
+    )
+
+
+def open_features(seen: Tensor, bias_seen: Tensor) -> int:
+    """How many features of a last layer its own gradient leaves open, for entries in general position.
+
+    Args:
+        seen: bool [classes, features], of the weight's gradient.
+        bias_seen: bool [classes], of the bias's.
+    """
+    whole = torch.cat([seen, bias_seen[:, None]], dim=1)
+    rows = bias_seen if bool(bias_seen.any()) else seen.any(dim=1)
+    if not bool(rows.any()):
+        return seen.shape[1]
+    weight = whole.sum(dim=1) * rows
+    found = _with_last_row(spread(torch.ones_like(whole, dtype=torch.float64), whole, int(weight.argmax())))
+    lost = int((~found.columns[:-1]).sum())
+    equations = int(found.rows.sum()) - 1 - 1 - (0 if bool(found.columns[-1]) else 1)
+    if len(seen) >= 3 and lost <= equations:
+        return 0
+    return lost if bool(found.rows.all()) else seen.shape[1]
+
+
+def _misfit(matrix: Tensor, seen: Tensor, found: RankOne) -> float:
+    """What the factors leave of the entries that they are about, relative to these."""
+    about = seen & found.rows[:, None] & found.columns
+    size = float((matrix * about).norm())
+    left = (matrix - torch.outer(found.left, found.right)) * about
+    return float(left.norm()) / size if size > 0 else 0.0
+
+
+def _with_last_row(found: RankOne) -> RankOne:
+    """Derivatives by logits add up to 0, so that a single one that is missing follows."""
+    if len(found.rows) < 2 or int((~found.rows).sum()) != 1:
+        return found
+    left = torch.where(found.rows, found.left, -found.left[found.rows].sum())
+    return RankOne(left=left, rows=torch.ones_like(found.rows), right=found.right, columns=found.columns)
+
+
+def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) -> FilledHead | None:
+    """All features, the scale and the label from the shares of classes; None where that is not enough."""
+    label = _label_among(found)
+    if label is None:
+        return None
+    others = found.rows & (found.left != 0)
+    others[label] = False
+    left, columns = found.left, found.columns[:-1]
+    if int(others.sum()) < 2:
+        return None
+    sign = float(left[others].sum().sign())
+    # c k_j = left_j * scale; others of k are positive.
+    known = weight[:, columns] @ found.right[:-1][columns] * sign
+    unknowns = [weight[:, ~columns], torch.ones_like(weight[:, :1])]
+    logs = (left[others].abs()).log() - shift[others]
+    if bool(found.columns[-1]):
+        # x = right / right of the bias's column.
+        known = weight[:, columns] @ (found.right[:-1][columns] / found.right[-1])
+        logs = logs - known[others]
+    else:
+        unknowns.append(known[:, None])
+    system = torch.cat(unknowns, dim=1)[others]
+    # An entry's own rounding error is relative to it, and small ones have been through more.
+    weights = left[others].abs() / left[others].abs().max()
+    system, logs = system * weights[:, None], logs * weights
+    sizes = system.norm(dim=0).clamp(min=torch.finfo(system.dtype).tiny)
+    if system.shape[0] < system.shape[1]:
+        return None
+    singular = torch.linalg.svdvals(system / sizes)
+    if not float(singular[-1]) > decided * float(singular[0]):
+        return None
+    solution = least_squares(system / sizes, logs[:, None])[:, 0] / sizes
+    x = weight.new_zeros(weight.shape[1])
+    x[~columns] = solution[: int((~columns).sum())]
+    if bool(found.columns[-1]):
+        x[columns] = found.right[:-1][columns] / found.right[-1]
+    else:
+        if not float(solution[-1]) > 0:
+            return None
+        x[columns] = solution[-1] * sign * found.right[:-1][columns]
+    slopes = (weight @ x + shift).softmax(dim=0)
+    slopes[label] = 0.0
+    slopes[label] = -slopes.sum()
+    # The clip factor, and the scale of the component.
+    known_left = torch.where(found.rows, left, 0.0)
+    over = float(known_left @ slopes / (known_left @ known_left))
+    across = found.right[:-1][columns]
+    factor = float(across @ x[columns] / x[columns].square().sum()) / over if bool(columns.any()) else 0.0
+    if not factor > 0:
+        return None
+    bias = factor * slopes if bool(found.columns[-1]) else None
+    return FilledHead(gradient=factor * slopes[:, None] * x, bias=bias, open=torch.zeros_like(columns))
+
+
+def _label_among(found: RankOne) -> int | None:
+    """The row of the one negative derivative, where it is among those that follow."""
+    negative, positive = (found.left < 0) & found.rows, (found.left > 0) & found.rows
+    if bool(found.columns[-1]):
+        # The bias's column has the factor 1 and gives the sign.
+        negative, positive = (negative, positive) if float(found.right[-1]) > 0 else (positive, negative)
+        return int(negative.nonzero()[0, 0]) if int(negative.sum()) == 1 else None
+    if not bool(negative.any() & positive.any()):
+        return None
+    # The label's is the longest: the others add up to it.
+    longest = int(found.left.abs().argmax())
+    alone = negative if bool(negative[longest]) else positive
+    return longest if int(alone.sum()) == 1 else None
+
+
+def _from_below(
+    network: Network, head: Operation, gradients: Mapping[str, LayerGradient], found: RankOne, weight: Tensor
+) -> RankOne:
+    """The columns that are open, from the layer below; as they were where that does not determine its input."""
+    chain = _chain_below(network, head)
+    if chain is None or not bool(found.rows.all()):
+        return found
+    columns, right = found.columns[:-1], found.right[:-1]
+    if bool(found.columns[-1]):
+        signs, scale = [1.0], float(found.right[-1])
+    elif all(one.bias is None and one.kind in (*LAYERS, "flatten", "leaky_relu", "relu") for one in chain):
+        signs, scale = [1.0, -1.0], 1.0
+    else:
+        return found
+    best: tuple[float, Tensor] | None = None
+    for sign in signs:
+        x, slopes = sign * right / scale, sign * scale * (weight.T @ found.left)
+        got = _through(network, chain, gradients, x, columns, slopes)
+        if got is not None and (best is None or got[0] < best[0]):
+            best = got[0], sign * scale * got[1]
+    if best is None or best[0] > FITS:
+        return found
+    new = torch.where(columns, right, best[1])
+    return RankOne(
+        left=found.left,
+        rows=found.rows,
+        right=torch.cat([new, found.right[-1:]]),
+        columns=torch.cat([torch.ones_like(columns), found.columns[-1:]]),
+    )
+
+
+def _chain_below(network: Network, head: Operation) -> list[Operation] | None:
+    """Operations from the head's input down to a layer with weights, where nothing branches."""
+    by_name, chain = {one.name: one for one in network.operations}, []
+    name = head.inputs[0]
+    while True:
+        one = by_name[name]
+        takers = [each for each in network.operations if name in each.inputs]
+        if len(takers) != 1 or one.kind not in (*LAYERS, *ACTIVATIONS, "flatten"):
+            return None
+        chain.append(one)
+        if one.kind in LAYERS:
+            return chain
+        name = one.inputs[0]
+
+
+def _through(
+    network: Network,
+    chain: list[Operation],
+    gradients: Mapping[str, LayerGradient],
+    x: Tensor,
+    known: Tensor,
+    slopes: Tensor,
+) -> tuple[float, Tensor] | None:
+    """The head's whole input by the layer below, and how well that explains what is known; None where it stays open."""
+    by_name, values = {one.name: one for one in network.operations}, doubled(network)
+    value, dark = torch.where(known, x, 0.0), torch.zeros_like(known)
+    for one in chain[:-1]:
+        if one.kind == "flatten":
+            shape = by_name[one.inputs[0]].shape
+            value, known, dark, slopes = (each.view(shape) for each in (value, known, dark, slopes))
+            continue
+        # Behind an activation whose result is open its slope is, too.
+        dark = dark | ~known
+        inverse = invert(one, value)
+        value, slopes = inverse.before, slopes * inverse.slope
+        known = known if inverse.known is None else known & inverse.known
+    layer = chain[-1]
+    weight, below = values[str(layer.weight)], by_name[layer.inputs[0]].shape
+    own = gradients[layer.name]
+    rows = ~dark if layer.kind == "linear" else ~dark.flatten(1).any(dim=1)
+    seen = rows.view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
+    seen = seen if own.seen is None else seen & own.seen
+    gradient, output = layer_maps(layer, below, weight, torch.where(dark, 0.0, slopes), seen)
+    shift = weight.new_zeros(()) if layer.bias is None else values[layer.bias]
+    shift = shift if layer.kind == "linear" or shift.ndim == 0 else shift[:, None, None]
+    weights = known.to(value)
+    sets = [Equations(map=output, target=torch.where(known, value - shift, 0.0), weights=weights)]
+    if bool(seen.any()):
+        sets.append(Equations(map=gradient, target=own.weight * seen))
+    if gradient.unknowns > LARGEST_GRAM:
+        return None
+    solution = solve(sets, shortest=False)
+    if solution.deficit:
+        return None
+    passing = solution.x.view(below)[None]
+    for one in reversed(chain):
+        passing = result_of(one, [passing], values)
+    return solution.residual, passing[0].flatten()

@@ -1,0 +1,296 @@
+"""The last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
+
+One example's gradient of the last weight is c k x^T, of rank one, with k = dL/dlogits and c the factor by which a
+defense shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two
+roots where it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but
+the label's are affine in the logits, so that one regression gives the scale of x, whatever c is; then c follows.
+
+Deviation: the authors search the scalar by 30,000 steps of Adam, and for several classes use labels that are known.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...threat_model.attack_errors import InconsistentObservation, NotApplicable
+
+TURN = 1.2784645427610738
+"""The margin at which -mu / (1 + e^mu) is smallest: 1 + e^-mu = mu."""
+
+LEAST = -0.27846454276107380
+"""Its value there."""
+
+RANK_ONE = 1e-2
+"""Relative misfit beyond which a gradient is that of no single example; float32 stays below 1e-4."""
+
+POLISHED = 1e-3
+"""How close to 1 a clip factor must be to be taken for 1, if the equations agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCandidate:
+    """One explanation of the last layer's gradient.
+
+    Attributes:
+        x: the layer's input, [n].
+        slopes: derivatives of the loss by the logits, [classes].
+        label: class number.
+        factor: by which the gradient was shortened.
+        root: which root of the scalar equation, from 0: different ones are twins.
+    """
+
+    x: Tensor
+    slopes: Tensor
+    label: int
+    factor: float = 1.0
+    root: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGradient:
+    """What is known of the last layer.
+
+    Attributes:
+        weight: [logits, n].
+        bias: [logits], 0 where it has none.
+        gradient: of the weight, [logits, n], complete.
+        bias_gradient: [logits]; None where there is none, or it was not released.
+        has_bias: whether the layer adds one.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    gradient: Tensor
+    bias_gradient: Tensor | None
+    has_bias: bool
+
+
+def margins(h: float, offset: float = 0.0) -> list[float]:
+    """Roots mu of -mu / (1 + e^(mu + offset)) = h, the one of smallest absolute value first.
+
+    Args:
+        h: <W, dL/dW> of one example.
+        offset: y b, of a layer with a bias b; mu is the margin less that.
+
+    Raises:
+        InconsistentObservation: there is none.
+    """
+    turn = _turn(offset)
+    least = _scalar(turn, offset)
+    if h < least - 1e-9 or not math.isfinite(h):
+        raise InconsistentObservation(
+            f"<W, dL/dW> of the last layer must be at least {least:.6f} for one example, got {h:.6g}: "
+            "the update is of several examples, or not at the rate, mask or parameters that it is said to be"
+        )
+    if h == 0:
+        return [0.0]
+    if h > 0:
+        return [_root(h, -h * (1 + math.exp(offset)) - 1, 0.0, offset)]  # -mu / (1 + e^offset) <= h there
+    if h <= least:
+        return [turn]
+    return [_root(h, 0.0, turn, offset), _root(h, turn, turn + 745.0 + abs(offset), offset)]
+
+
+def _turn(offset: float) -> float:
+    """Where the scalar is smallest: mu = 1 + e^-(mu + offset), of which one side rises and the other falls."""
+    if offset == 0:
+        return TURN
+    low, high = 1.0, 1.0 + math.exp(min(700.0, max(0.0, -offset)))
+    while low < (middle := low + (high - low) / 2) < high:
+        low, high = (middle, high) if middle < 1 + math.exp(min(700.0, -middle - offset)) else (low, middle)
+    return low
+
+
+def _root(h: float, low: float, high: float, offset: float) -> float:
+    """Where the scalar is h, by halving down to neighbouring floats: it is monotone between the two ends."""
+    falling = _scalar(low, offset) > h
+    while low < (middle := low + (high - low) / 2) < high:
+        low, high = (middle, high) if (_scalar(middle, offset) > h) == falling else (low, middle)
+    return low if abs(_scalar(low, offset) - h) < abs(_scalar(high, offset) - h) else high
+
+
+def _scalar(mu: float, offset: float = 0.0) -> float:
+    return -mu * _sigmoid(-mu - offset)
+
+
+def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bool = True) -> list[HeadCandidate]:
+    """Explanations of the last layer's gradient by one example.
+
+    Args:
+        head: the layer.
+        loss: `logistic` or `cross_entropy`.
+        clipped: whether the gradient was shortened by an unknown factor; None: not known.
+        check: whether a gradient of no single example is refused.
+
+    Raises:
+        InconsistentObservation: there is none.
+        NotApplicable: the loss is another one, or the clip factor cannot be told.
+    """
+    if not bool(head.gradient.any()):
+        raise InconsistentObservation("the gradient of the last layer must not vanish, and it is 0 everywhere")
+    logits = len(head.weight)
+    if loss == "logistic" and logits == 1:
+        found = _binary(head, clipped)
+    elif loss == "cross_entropy" and logits == 2:
+        # Softmax of two logits is a logistic loss of their difference.
+        difference = torch.tensor([[-1.0, 1.0]], dtype=head.weight.dtype, device=head.weight.device)
+        both = HeadGradient(
+            weight=difference @ head.weight,
+            bias=difference @ head.bias,
+            gradient=head.gradient[1:],
+            bias_gradient=None if head.bias_gradient is None else head.bias_gradient[1:],
+            has_bias=head.has_bias,
+        )
+        if check and _misfit(head.gradient.sum(dim=0), head.gradient) > RANK_ONE:
+            raise _several("the gradients of the two classes do not cancel")
+        found = [
+            HeadCandidate(
+                x=one.x, slopes=torch.cat([-one.slopes, one.slopes]), label=one.label, factor=one.factor, root=one.root
+            )
+            for one in _binary(both, clipped)
+        ]
+    elif loss == "cross_entropy" and logits >= 3:
+        found = [_without(head, check) if (shared := head.bias_gradient) is None else _with_bias(head, shared, check)]
+    else:
+        raise NotApplicable(f"the loss must be cross-entropy or that of one logit, got {loss} of {logits} logits")
+    if not check:
+        return found
+    for one in found:
+        if one.factor > 1 + POLISHED or (clipped is False and abs(one.factor - 1) > POLISHED):
+            raise InconsistentObservation(
+                "the last layer's gradient must be that of one example"
+                f"{'' if clipped is False else ', or shorter'}, and it is {one.factor:.4g} times as long: "
+                "its divisor, its learning rate or the clipping are not what they are said to be"
+            )
+    return found
+
+
+def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
+    """One logit: the bias's gradient tells all; without it there are two signs, and up to two roots of each."""
+    gradient = head.gradient[0]
+    if head.bias_gradient is not None and float(head.bias_gradient[0]) != 0:
+        shared = float(head.bias_gradient[0])
+        x, sign = gradient / shared, -math.copysign(1.0, shared)
+        margin = sign * float(head.weight[0] @ x + head.bias[0])
+        slope = -sign * _sigmoid(-margin)
+        slopes = gradient.new_tensor([slope])
+        return [HeadCandidate(x=x, slopes=slopes, label=int(sign > 0), factor=shared / slope)]
+    if clipped:
+        raise NotApplicable(
+            "the clip factor must be known for one logit whose bias shows nothing: it is not identifiable, because "
+            "data of another scale give the same update"
+        )
+    found, refused = [], None
+    for sign in (1.0, -1.0):
+        offset = sign * float(head.bias[0])
+        try:
+            roots = margins(float(head.weight[0] @ gradient), offset)
+        except InconsistentObservation as error:
+            refused = error  # of this label alone, where there is a bias
+            continue
+        for root, margin in enumerate(roots):
+            slope = -sign * _sigmoid(-margin - offset)
+            found.append(
+                HeadCandidate(x=gradient / slope, slopes=gradient.new_tensor([slope]), label=int(sign > 0), root=root)
+            )
+    if refused is not None and not found:
+        raise refused
+    # Both signs of the first root before either of the second.
+    return sorted(found, key=lambda one: one.root)
+
+
+def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate:
+    """The bias's gradient is c k."""
+    if not bool(shared.any()):
+        raise _several("the gradient of its bias vanishes, and that of its weight does not")
+    x = head.gradient.T @ shared / shared.square().sum()
+    label = int(shared.argmin())
+    slopes = _slopes(head.weight @ x + head.bias, label)
+    factor = float(shared @ slopes / slopes.square().sum())
+    misfits = (
+        _misfit(head.gradient - shared[:, None] * x, head.gradient),
+        _misfit(shared - factor * slopes, shared),
+    )
+    if check and (max(misfits) > RANK_ONE or factor <= 0):
+        raise _several(f"relative misfit {max(misfits):.3g}")
+    return HeadCandidate(x=x, slopes=slopes, label=label, factor=factor)
+
+
+def _without(head: HeadGradient, check: bool) -> HeadCandidate:
+    """Three classes or more, by the rank-one factors u s v^T: x = t v, and t follows from the ratios of u's entries."""
+    u, s, v = torch.linalg.svd(head.gradient, full_matrices=False)
+    rank_one = float(s[1:].norm() / s[0]) if len(s) > 1 else 0.0
+    u, length, v = u[:, 0], float(s[0]), v[0]
+    # k has one negative entry, the label's, and sums to 0.
+    if float(u[u.abs().argmax()]) > 0:
+        u, v = -u, -v
+    label = int(u.argmin())
+    others = u > 0
+    others[label] = False
+    wrong_sign = u.clamp(max=0)
+    wrong_sign[label] = 0.0
+    misfit = max(rank_one, abs(float(u.sum())), float(wrong_sign.norm()))
+    if check and (int(others.sum()) < 2 or misfit > RANK_ONE):
+        raise _several(f"relative misfit {misfit:.3g}")
+    slope = head.weight @ v
+    if int(others.sum()) < 2:  # noise has left nothing of the shares; the least scale that can be
+        return HeadCandidate(x=length * v, slopes=_slopes(slope * length + head.bias, label), label=label)
+    # log k_j = t <W_j, v> + b_j + a constant; an entry's own rounding error is relative to 1 / u_j.
+    weights = u[others].square() / u[others].square().sum()
+    rise, logs = slope[others], u[others].log() - head.bias[others]
+    rise, logs = rise - weights @ rise, logs - weights @ logs
+    t = float(weights @ (rise * logs) / (weights @ rise.square()))
+    if not (t > 0 and math.isfinite(t)):
+        if check:
+            raise _several("no scale of the layer's input explains the classes' shares")
+        t = length
+    factor = length / (t * float(_slopes(slope * t + head.bias, label).norm()))
+    if abs(factor - 1) < POLISHED:
+        # What the gradient lacks of rank one and of a sum of 0 says how exact its numbers are.
+        rounding = 1e-12 + 100 * max(rank_one, abs(float(u.sum())))
+        exact = _polished(t, slope, head.bias, label, u * length, rounding)
+        if exact is not None:
+            t, factor = exact, 1.0
+    slopes = _slopes(slope * t + head.bias, label)
+    misfit = _misfit(slopes / slopes.norm() - u, u)
+    if check and misfit > RANK_ONE:
+        raise _several(f"relative misfit {misfit:.3g}")
+    return HeadCandidate(x=t * v, slopes=slopes, label=label, factor=factor)
+
+
+def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor, rounding: float) -> float | None:
+    """Gauss-Newton on t k(t) = u s, all classes at once, for a factor of 1; None where that does not fit."""
+    for _ in range(20):
+        p = (slope * t + bias).softmax(dim=0)
+        k = _slopes(slope * t + bias, label)
+        left = t * k - shared
+        derivative = k + t * p * (slope - p @ slope)
+        t -= float(left @ derivative / derivative.square().sum())
+    left = t * _slopes(slope * t + bias, label) - shared
+    return t if t > 0 and _misfit(left, shared) < rounding else None
+
+
+def _slopes(logits: Tensor, label: int) -> Tensor:
+    """Softmax - one-hot, without cancellation at the label."""
+    p = logits.softmax(dim=0)
+    k = p.clone()
+    k[label] = 0.0
+    k[label] = -k.sum()
+    return k
+
+
+def _misfit(left: Tensor, whole: Tensor) -> float:
+    return float(left.norm() / whole.norm())
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))
+
+
+def _several(detail: str) -> InconsistentObservation:
+    return InconsistentObservation(
+        f"the gradient of the last layer must be that of one example, and it is not ({detail}): the update is of "
+        "several examples, noisy, or not what it is said to be"
+    )

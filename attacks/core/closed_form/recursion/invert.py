@@ -1,0 +1,276 @@
+"""Inversion of a whole network: the head's explanations, a walk for each, and the inputs that are left, best first."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...targets.network import Network, Operation
+from ...threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
+from .clip_factor import HOMOGENEOUS
+from .forward import doubled, drawn_inputs, results
+from .gaps import filled
+from .head import HeadCandidate, HeadGradient, candidates
+from .linear_systems import Solution
+from .observed_gradients import LayerGradient
+from .order import without_identities
+from .walk import Belief, Solver, Walk
+
+TOLERANCE = 0.03
+"""Relative residual of a layer above which no example explains a noise-free update; float32 stays below 1e-3."""
+
+DRAWN = 64
+"""Random inputs behind the prior of `map`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertedInput:
+    """One input that explains an update.
+
+    Attributes:
+        x: the input as it came out, [*shape], float64; it may leave the range of inputs.
+        label: class number.
+        factor: by which its gradient was shortened.
+        residual: largest relative residual of a layer.
+        solutions: by layer, in the order in which they were found.
+        degraded: why it is not exact; empty if it is.
+        determined: bool [*shape], entries that are right all the same; None for all.
+    """
+
+    x: Tensor
+    label: int
+    factor: float
+    residual: float
+    solutions: tuple[tuple[int, Solution], ...] = ()
+    degraded: tuple[str, ...] = ()
+    determined: Tensor | None = None
+
+    def is_within(self, low: float, high: float) -> bool:
+        """Whether it lies in the box of valid inputs, up to rounding."""
+        slack = 1e-6 * (high - low)
+        return bool(((self.x >= low - slack) & (self.x <= high + slack)).all())
+
+
+def layers_of(network: Network) -> tuple[Operation, ...]:
+    """Operations with parameters that the recursion solves, from the input on; the last one is the head.
+
+    Raises:
+        NotApplicable: the last operation is not a linear layer.
+    """
+    found = tuple(one for one in network.operations if one.kind in ("linear", "conv2d"))
+    last = without_identities(network).operations[-1]
+    if last.kind != "linear":
+        raise NotApplicable(f"the last operation must be a linear layer, got {last.words or last.kind}")
+    return found
+
+
+def inverted(
+    network: Network,
+    gradients: Mapping[str, LayerGradient],
+    *,
+    solver: Solver = "ls",
+    clipped: bool | None = None,
+    combination: bool = False,
+    allow_min_norm: bool = False,
+    box: tuple[float, float] = (0.0, 1.0),
+    tolerance: float = TOLERANCE,
+) -> list[InvertedInput]:
+    """Inputs that explain a gradient, best first.
+
+    Args:
+        network: which shared it.
+        gradients: what is shown of each layer, by name of the operation; sums over the batch.
+        solver: see `Walk`.
+        clipped: whether the gradient was shortened by an unknown factor; None: not known.
+        combination: whether it is of several examples, which get one input between them: nothing is refused as
+            inconsistent then.
+        allow_min_norm: see `Walk`.
+        box: (low, high) of inputs, by which twins are ordered.
+        tolerance: relative residual of a layer above which no example explains a noise-free update.
+
+    Raises:
+        NotApplicable: of the network, or of what is shown.
+        RankDeficient: the equations of a layer leave its input open.
+        InconsistentObservation: no example explains the gradient.
+    """
+    network = without_identities(network)
+    head = layers_of(network)[-1]
+    noisy = any(float(one.std.max()) > 0 for one in gradients.values())
+    if solver != "ls" and not noisy:
+        # Exact equations have no weights; a prior would only bias them.
+        solver = "ls"
+    strict = not (noisy or combination or allow_min_norm)
+    shown, uncertain = _head_gradient(
+        network,
+        head,
+        gradients,
+        exact=not (noisy or combination),
+        allow_min_norm=allow_min_norm,
+        number=len(layers_of(network)),
+    )
+    explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
+    homogeneous = _homogeneous(network)
+    # Twins of a homogeneous network are multiples of one another: one walk does for both.
+    first = [one for one in explained if one.root == 0 or not homogeneous]
+    if bool(uncertain.any()) and shown.bias_gradient is None:
+        uncertain = torch.ones_like(uncertain)  # without the bias's gradient the scale takes all features
+    kinds = {one.name: one.kind for one in network.operations}
+    if len(first) > 1 and kinds[head.inputs[0]] in ("sigmoid", "relu"):
+        # A sigmoid and a ReLU give nothing negative, which decides the sign.
+        first = [one for one in first if float(one.x.sum()) > 0] or first
+    priors = _beliefs(network, box, shown.weight) if solver == "map" else {}
+    walks: list[tuple[HeadCandidate, Walk]] = []
+    for one in first:
+        scaled = {name: g.scaled(_factor(name, g, gradients[head.name], one)) for name, g in gradients.items()}
+        walk = Walk(
+            network=network,
+            gradients=scaled,
+            solver=solver,
+            allow_min_norm=allow_min_norm,
+            priors=priors,
+            box=box,
+        )
+        if bool(uncertain.any()):
+            walk.degraded.append(
+                f"the last layer: {int(uncertain.sum())} of {len(uncertain)} entries of its input are open"
+            )
+        variance = None
+        if solver != "ls":
+            variance = float(scaled[head.name].std.square().mean() / one.slopes.square().sum())
+        walk.begin(one.x, shown.weight.T @ one.slopes, variance, uncertain)
+        walks.append((one, walk))
+    left = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
+    found = []
+    for walk in left:
+        own = next(one for one, other in walks if other is walk)
+        result = InvertedInput(
+            x=walk.input(),
+            label=own.label,
+            factor=own.factor,
+            residual=walk.largest_residual,
+            solutions=tuple(walk.solutions),
+            degraded=tuple(_complaints(walk, combination)),
+            determined=walk.determined,
+        )
+        found.append(result)
+        for twin in explained if homogeneous else ():
+            if twin.root != own.root and twin.label == own.label:
+                scale = float(own.slopes.norm() / twin.slopes.norm())
+                found.append(replace(result, x=result.x * scale, solutions=()))
+    return sorted(found, key=lambda one: _oddness(one.x, box))
+
+
+def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
+    """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
+
+    Args:
+        walks: of one network, each begun.
+        tolerance: relative residual above which an explanation is dropped, if another one fits a hundred times as well;
+            where none is below it, the update is of no example.
+
+    Returns:
+        Those that are left, best first.
+
+    Raises:
+        InconsistentObservation: all contradict one layer.
+        RankDeficient: a layer's input is not determined.
+    """
+    for one in walks[0].steps():
+        left: list[Walk] = []
+        for walk in walks:
+            try:
+                walk.step(one)
+                left.append(walk)
+            except RankDeficient:
+                # Of a wrong explanation it says nothing, so it counts only where no other is left.
+                if walk is walks[-1] and not left:
+                    raise
+        walks = left
+        best = min(walk.largest_residual for walk in walks)
+        if best > tolerance:
+            raise InconsistentObservation(
+                f"the update must be that of one example, and no input of the layer at {one.words or one.name} "
+                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise, or a "
+                "clip factor of this layer's own"
+            )
+        walks = [walk for walk in walks if walk.largest_residual <= max(100 * best, 1e-9)]
+    return sorted(walks, key=lambda walk: walk.largest_residual)
+
+
+def _head_gradient(
+    network: Network,
+    head: Operation,
+    gradients: Mapping[str, LayerGradient],
+    *,
+    exact: bool,
+    allow_min_norm: bool,
+    number: int,
+) -> tuple[HeadGradient, Tensor]:
+    """The last layer's gradient, completed where a mask left gaps, and which entries of its input stay open."""
+    own = gradients[head.name]
+    if own.directions:
+        raise NotApplicable(
+            "the last layer's gradient must be released in entries, and it is in coefficients of a basis"
+        )
+    found = filled(network, head, gradients, exact=exact)
+    lost = int(found.open.sum())
+    if lost and not allow_min_norm:
+        raise RankDeficient(
+            f"the gradient of the last layer, layer {number}, must show its input, and the mask hides {lost} of its "
+            f"{len(found.open)} entries in every class, where neither the logits nor the layer before tell them; "
+            "allow_min_norm takes 0 for them",
+            layer=number,
+            deficit=lost,
+        )
+    values = doubled(network)
+    weight = values[str(head.weight)].to(own.weight)
+    bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
+    made = HeadGradient(
+        weight=weight, bias=bias, gradient=found.gradient, bias_gradient=found.bias, has_bias=head.bias is not None
+    )
+    return made, found.open
+
+
+def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:
+    """By which factor a layer's gradient was shortened: the head's, if they were bounded together."""
+    if own.group in (-1, head.group) or abs(explained.factor - 1) < 1e-9:
+        return explained.factor
+    raise NotApplicable(
+        f"all layers must be bounded together where the gradient is clipped, and layer {name} is bounded by itself: "
+        "its clip factor is another unknown"
+    )
+
+
+def _homogeneous(network: Network) -> bool:
+    """Whether a multiple of the input gives that multiple of every result."""
+    return all(one.kind in HOMOGENEOUS and one.bias is None for one in network.operations)
+
+
+def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[str, Belief]:
+    """Mean and standard deviation of every result, on random inputs."""
+    (first,) = (one for one in network.operations if one.kind == "input")
+    drawn = drawn_inputs(first.shape, DRAWN, *box, like)
+    return {
+        name: Belief(centre=values.mean(dim=0), spread=max(float(values.std()), 1e-12))
+        for name, values in results(network, drawn).items()
+    }
+
+
+def _complaints(walk: Walk, combination: bool) -> list[str]:
+    said = list(walk.degraded)
+    if walk.clamped > 0.01 * max(1, walk.units):
+        said.append(f"{walk.clamped} of {walk.units} activations lie outside of their range")
+    if combination:
+        said.append("one input for several examples")
+    if walk.largest_residual > TOLERANCE:
+        said.append(f"the equations fit to {walk.largest_residual:.3g} only")
+    return said
+
+
+def _oddness(x: Tensor, box: tuple[float, float]) -> tuple[float, float]:
+    """Order of twins: share of entries outside of the range, then distance of the largest from its end."""
+    low, high = box
+    slack = 1e-6 * (high - low)
+    outside = float(((x < low - slack) | (x > high + slack)).double().mean())
+    return outside, abs(float(x.max()) - high) if bool(torch.isfinite(x).all()) else float("inf")

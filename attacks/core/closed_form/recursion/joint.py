@@ -1,0 +1,100 @@
+"""Equations of several tensors at once: both branches of a sum, where neither is determined by its own gradient.
+
+Behind a sum o = A h + B x the gradients of both layers are linear in their own inputs, K_A h = g_A and K_B x = g_B,
+and the sum is linear in both. Each branch alone may leave dimensions open that all three determine together. Of a
+skip by the identity nothing is shown but the sum, which gives x for whatever h is: what K_A leaves open stays open.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .linear_systems import LARGEST_GRAM, Equations
+from .maps import LinearMap
+
+
+class SumOf(LinearMap):
+    """The sum of maps of tensors that lie one behind the other among the unknowns."""
+
+    def __init__(self, pieces: Sequence[tuple[int, LinearMap]], total: int) -> None:
+        """From maps to one shape.
+
+        Args:
+            pieces: where a map's tensor begins among the unknowns, and the map; several may be of one tensor.
+            total: number of the unknowns, those of tensors without a map too.
+        """
+        super().__init__((total,), pieces[0][1].shape_out, pieces[0][1].like)
+        self.pieces = [(slice(at, at + one.unknowns), one) for at, one in pieces]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Each map of its own tensor, added up."""
+        each = [one.apply(x[:, own].reshape(-1, *one.shape_in)) for own, one in self.pieces]
+        return torch.stack(each).sum(dim=0)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Each adjoint in the place of its tensor, 0 elsewhere."""
+        x = y.new_zeros(len(y), self.unknowns)
+        for own, one in self.pieces:
+            x[:, own] += one.adjoint(y).flatten(1)
+        return x
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """The maps' own normal matrices, and products of one with another."""
+        total = self.like.new_zeros(self.unknowns, self.unknowns)
+        for number, (own, one) in enumerate(self.pieces):
+            total[own, own] += one.gram(weights)
+            for beside, other in self.pieces[number + 1 :]:
+                rows = other.columns().view(-1, *other.shape_out)
+                cross = one.adjoint(rows if weights is None else rows * weights).flatten(1)
+                total[beside, own] += cross
+                total[own, beside] += cross.T
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSum:
+    """A sum that is known while none of its summands is.
+
+    Attributes:
+        summands: (name of a tensor, linear map of it) each.
+        equations: what the maps add up to, with weights; its own map is not read.
+    """
+
+    summands: tuple[tuple[str, LinearMap], ...]
+    equations: Equations
+
+
+def joint_equations(
+    name: str, sums: Sequence[OpenSum], own: Callable[[str], Sequence[Equations]]
+) -> list[Equations] | None:
+    """Equations of a tensor and of all that it is added to, as equations of their entries one behind the other.
+
+    Args:
+        name: of the tensor, whose entries come first.
+        sums: all that are open.
+        own: name of a tensor -> equations of it alone; none of some.
+
+    Returns:
+        None where the tensor is in no open sum, or all together have too many entries for a normal matrix.
+    """
+    sizes: dict[str, int] = {name: 0}
+    reached: list[OpenSum] = []
+    while True:
+        reached = [one for one in sums if any(each in sizes for each, _ in one.summands)]
+        found = {each: linear.unknowns for one in reached for each, linear in one.summands}
+        grown = not found.keys() <= sizes.keys()
+        sizes |= found
+        if not grown:
+            break
+    total, starts = sum(sizes.values()), dict[str, int]()
+    if not reached or total > LARGEST_GRAM:
+        return None
+    for each in sizes:
+        starts[each] = sum(sizes[other] for other in starts)
+    equations = [replace(e, map=SumOf([(at, e.map)], total)) for each, at in starts.items() for e in own(each)]
+    for one in reached:
+        pieces = [(starts[each], linear) for each, linear in one.summands]
+        equations.append(replace(one.equations, map=SumOf(pieces, total)))
+    return equations

@@ -1,0 +1,149 @@
+"""What a layer says of its input: W x = z - b of its output, and K x = g of the gradient that it shared.
+
+K is linear in the derivatives k by the layer's output: k (x) . behind a linear layer, correlations with k behind a
+convolution. R-GAP calls them gradient and weight constraints (section 3.2). Entries that are known up to noise weigh by
+their variance where somebody counts it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...targets.network import Operation
+from ...threat_model.attack_errors import NotApplicable
+from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
+from .forward import of_norm
+from .linear_systems import Equations
+from .maps import Coefficients, Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped
+from .observed_gradients import LayerGradient
+
+EXACTLY = 1e-24
+"""Variance of what is known exactly, over its mean square: rounding is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of a tensor.
+
+    Attributes:
+        value: in its shape.
+        where: bool, the entries that are known; None for all.
+        variance: of each entry's error; None where nobody counts.
+    """
+
+    value: Tensor
+    where: Tensor | None = None
+    variance: Tensor | None = None
+
+
+def affine(
+    one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
+) -> tuple[LinearMap, Tensor]:
+    """The linear part of an operation, and what it adds.
+
+    Args:
+        one: the operation.
+        below: shape of its argument.
+        values: parameters by name.
+        like: for dtype and device.
+
+    Raises:
+        NotApplicable: it is not affine.
+    """
+    weight = None if one.weight is None else values[one.weight]
+    bias = None if one.bias is None else values[one.bias]
+    zero = like.new_zeros(())
+    match one.kind:
+        case "linear" if weight is not None and len(below) == 1:
+            return Dense(weight, below), zero if bias is None else bias
+        case "conv2d" if weight is not None:
+            geometry = KernelGeometry(one.settings, below, one.shape, like.device)
+            return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
+        case "avg_pool2d":
+            return pooled(one.settings, below, one.shape, like), zero
+        case "flatten":
+            return Reshaped(IdentityMap(one.shape, like), below), zero
+        case "batch_norm":
+            factors, shift = of_norm(one, below, values)
+            return Factors(factors, below), shift
+    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+
+
+def of_result(
+    linear: LinearMap, known: Known, *, source: Literal["output", "branch"], layer: int, weighted: bool
+) -> Equations:
+    """Equations of an argument whose image under a linear map is known, at the entries where it is.
+
+    Args:
+        linear: the map.
+        known: the image.
+        source: a layer's own output, or what a sum leaves of it.
+        layer: number of the layer, for errors.
+        weighted: whether entries weigh by their variance.
+    """
+    weights = None if known.where is None else known.where.to(known.value)
+    if weighted:
+        variance = torch.zeros_like(known.value) if known.variance is None else known.variance
+        precision = (variance + _floor(known.value)).reciprocal()
+        weights = precision if weights is None else weights * precision
+    value = known.value if weights is None else torch.where(weights > 0, known.value, 0.0)
+    return Equations(map=linear, target=value, weights=weights, layer=layer, source=source)
+
+
+def of_gradient(
+    own: LayerGradient, linear: LinearMap, slopes: Tensor, *, layer: int, weighted: bool
+) -> list[Equations]:
+    """Equations of a layer's input by what is shown of its weight's gradient: entries, and coefficients in bases.
+
+    Args:
+        own: what is shown.
+        linear: the layer without its bias.
+        slopes: derivatives by its output.
+        layer: its number, for errors.
+        weighted: whether entries weigh by the variance of their noise.
+    """
+    gradient = _gradient_of(linear, slopes)
+    maps: list[tuple[LinearMap, Tensor, Tensor, Tensor | None]] = []
+    if own.seen is None or bool(own.seen.any()):
+        maps.append((gradient(own.seen), own.weight, own.std, own.seen))
+    for direction in own.directions:
+        if direction.of_weight is not None:
+            shift = 0.0 if direction.of_bias is None else _in_bias(linear, slopes) @ direction.of_bias
+            coefficients = Coefficients(gradient(None), direction.of_weight)
+            maps.append((coefficients, direction.values - shift, direction.std, None))
+    made = []
+    for each, target, std, seen in maps:
+        weights = None
+        if weighted:
+            weights = (std.square() + _floor(target)).reciprocal()
+            weights = weights if seen is None else weights * seen
+        made.append(Equations(map=each, target=target, weights=weights, layer=layer, source="gradient"))
+    return made
+
+
+def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
+    """How far the gradient of a layer's bias is from the derivatives k that it sums, relative to it; 0 where unseen."""
+    if own.bias is None or not bool(own.bias.any()):
+        return 0.0
+    found = _in_bias(linear, slopes)
+    found = found if own.bias_seen is None else found * own.bias_seen
+    return float((own.bias - found).norm() / own.bias.norm())
+
+
+def _gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], LinearMap]:
+    """The map from a layer's input to the entries of its weight's gradient that are seen."""
+    if isinstance(linear, Convolved):
+        return lambda seen: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
+    return lambda seen: OuterProduct(slopes, linear.unknowns, seen)
+
+
+def _in_bias(linear: LinearMap, slopes: Tensor) -> Tensor:
+    """The gradient of a layer's bias."""
+    return slopes.flatten(1).sum(dim=1) if isinstance(linear, Convolved) else slopes
+
+
+def _floor(values: Tensor) -> float:
+    return EXACTLY * float(values.square().mean()) + 1e-30

@@ -1,0 +1,210 @@
+"""What an update shows of each layer's gradient: entries of it, or coefficients in bases of the layer's own.
+
+Coefficients of a basis that spans several layers mix them, and a recursion from layer to layer cannot use them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ...targets.network import Operation, ReleasedPart, Structure
+from ...threat_model.attack_errors import NotApplicable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """Coefficients of one layer's gradient: values = of_weight^T dL/dW + of_bias^T dL/db.
+
+    Attributes:
+        of_weight: [entries of the weight, k]; None where the basis is of the bias alone.
+        of_bias: [entries of the bias, k]; None where it is of the weight alone.
+        values: [k].
+        std: of the noise, [k].
+    """
+
+    of_weight: Tensor | None
+    of_bias: Tensor | None
+    values: Tensor
+    std: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGradient:
+    """What is shown of one layer.
+
+    Attributes:
+        weight: values in the weight's shape, 0 where unseen.
+        seen: bool in that shape; None for everywhere.
+        std: of the noise on `weight`.
+        bias: values, 0 where unseen; None where the layer has none, none is released, or they are bounded apart from
+            the weight.
+        bias_seen: bool; None for everywhere.
+        bias_std: of the noise on `bias`.
+        directions: coefficients.
+        group: number of the part that its values come from; values of one part share a clip factor. -1 without values.
+    """
+
+    weight: Tensor
+    seen: Tensor | None
+    std: Tensor
+    bias: Tensor | None
+    bias_std: Tensor | None
+    bias_seen: Tensor | None = None
+    directions: tuple[Direction, ...] = field(default=())
+    group: int = -1
+
+    def scaled(self, factor: float) -> "LayerGradient":
+        """Everything divided by a clip factor."""
+        return replace(
+            self,
+            weight=self.weight / factor,
+            std=self.std / factor,
+            bias=None if self.bias is None else self.bias / factor,
+            bias_std=None if self.bias_std is None else self.bias_std / factor,
+            directions=tuple(replace(d, values=d.values / factor, std=d.std / factor) for d in self.directions),
+        )
+
+
+def shown(
+    structure: Structure, released: Tensor, noise_std: Tensor, layers: tuple[Operation, ...]
+) -> dict[str, LayerGradient]:
+    """What an update shows, by name of the operation.
+
+    Args:
+        structure: of the update.
+        released: [m], undivided sums, float64.
+        noise_std: [m], on them.
+        layers: operations with parameters.
+
+    Raises:
+        NotApplicable: a part is neither coordinates of a gradient nor coefficients of single layers.
+        InconsistentObservation: the update has another number of entries than its parts.
+    """
+    structure.check_length(released)
+    # Parts of other kinds stay where they are, and say nothing of entries.
+    entries = tuple(replace(p, of_gradient=p.of_gradient and p.kind == "coordinates") for p in structure.parts)
+    mixed = [part for part in structure.parts if part.of_gradient and part.kind == "other"]
+    if mixed or not any(part.of_gradient for part in structure.parts):
+        # The structure's own sentence about what is released instead.
+        structure.gradients(released)
+    empty = dict.fromkeys(structure.names)
+    seen = replace(structure, parts=entries)
+    any_entries = any(part.of_gradient for part in entries)
+    values = seen.gradients(released) if any_entries else empty
+    noise = seen.gradients(noise_std) if any_entries else empty
+    found = {}
+    spans = _spans(structure)
+    directions = {one.name: _directions(structure, one, spans, released, noise_std) for one in layers}
+    _refuse_mixed(structure, layers, spans)
+    for one in layers:
+        shape = dict(zip(structure.names, structure.shapes, strict=True)).get(str(one.weight))
+        if shape is None:
+            raise NotApplicable(
+                f"every layer must be trained, and {one.words or one.name} is frozen: it shares nothing"
+            )
+        weight, std = released.new_zeros(shape), released.new_zeros(shape)
+        where: Tensor | None = torch.zeros(shape, dtype=torch.bool, device=released.device)
+        group, bias, bias_std, bias_seen = -1, None, None, None
+        own, own_noise = values.get(str(one.weight)), noise.get(str(one.weight))
+        if own is not None and own_noise is not None:
+            weight, std, where = own.values, own_noise.values, own.seen
+            groups = own.group[own.seen].unique()
+            group = int(groups[0]) if len(groups) else -1
+        shift, shift_noise = values.get(str(one.bias)), noise.get(str(one.bias))
+        if shift is not None and shift_noise is not None and bool(shift.seen.any()):
+            together = group < 0 or bool((shift.group[shift.seen] == group).all())
+            if together:
+                bias, bias_std, bias_seen = shift.values, shift_noise.values, None if shift.whole else shift.seen
+        whole, rest = [d for d in directions[one.name] if _square(d)], []
+        for d in directions[one.name]:
+            if d in whole and d.of_weight is not None:
+                # A full basis hides nothing: back to entries.
+                weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
+                where = torch.ones(shape, dtype=torch.bool, device=released.device)
+                if d.of_bias is not None:
+                    bias, bias_seen = d.of_bias @ d.values, None
+                    bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
+            elif d in whole and d.of_bias is not None:
+                bias, bias_seen = d.of_bias @ d.values, None
+                bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
+            else:
+                rest.append(d)
+        seen_all = where is not None and bool(where.all())
+        found[one.name] = LayerGradient(
+            weight=weight,
+            seen=None if seen_all else where,
+            std=std,
+            bias=bias,
+            bias_std=bias_std,
+            bias_seen=bias_seen,
+            directions=tuple(rest),
+            group=group,
+        )
+    return found
+
+
+def _square(direction: Direction) -> bool:
+    rows = sum(0 if basis is None else len(basis) for basis in (direction.of_weight, direction.of_bias))
+    return len(direction.values) == rows
+
+
+def _spans(structure: Structure) -> dict[str, tuple[int, int]]:
+    """Name -> its (first, behind the last) coordinate in the flat gradient."""
+    start, spans = 0, {}
+    for name, shape in zip(structure.names, structure.shapes, strict=True):
+        spans[name] = (start, start + math.prod(shape))
+        start += math.prod(shape)
+    return spans
+
+
+def _bases(part: ReleasedPart) -> list[tuple[int, int, Tensor, int]]:
+    """(first, behind the last, basis, where its coefficients begin in the update)."""
+    found, start = [], part.start
+    for (first, last), basis in zip(part.spans, part.bases, strict=True):
+        found.append((first, last, basis, start))
+        start += basis.shape[1]
+    return found
+
+
+def _directions(
+    structure: Structure, layer: Operation, spans: Mapping[str, tuple[int, int]], released: Tensor, noise_std: Tensor
+) -> list[Direction]:
+    """Coefficients of bases that lie inside one layer."""
+    found = []
+    for part in structure.parts:
+        if not (part.of_gradient and part.kind == "directions"):
+            continue
+        for first, last, basis, start in _bases(part):
+            inside = [name for name, (a, b) in spans.items() if first <= a and b <= last]
+            if not inside or not set(inside) <= {layer.weight, layer.bias}:
+                continue
+            basis = basis.to(released)
+            rows = {name: basis[spans[name][0] - first : spans[name][1] - first] for name in inside}
+            found.append(
+                Direction(
+                    of_weight=rows.get(layer.weight or ""),
+                    of_bias=rows.get(layer.bias or ""),
+                    values=released[start : start + basis.shape[1]],
+                    std=noise_std[start : start + basis.shape[1]],
+                )
+            )
+    return found
+
+
+def _refuse_mixed(structure: Structure, layers: tuple[Operation, ...], spans: Mapping[str, tuple[int, int]]) -> None:
+    """Refuses bases that mix layers."""
+    owner = {name: one.name for one in layers for name in (one.weight, one.bias) if name is not None}
+    edges = {edge for span in spans.values() for edge in span}
+    for part in structure.parts:
+        if not (part.of_gradient and part.kind == "directions"):
+            continue
+        for first, last, _, _ in _bases(part):
+            inside = {owner.get(name, name) for name, (a, b) in spans.items() if a < last and first < b}
+            if len(inside) > 1 or first not in edges or last not in edges:
+                raise NotApplicable(
+                    "the basis of an update must be one layer's own, and coefficients of this update mix several; "
+                    "inverting_gradients attacks any update"
+                )

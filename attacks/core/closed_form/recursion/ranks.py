@@ -1,0 +1,318 @@
+"""Rank analysis: whether a recursion from the gradient determines the input of every layer, before there are any data.
+
+A layer's equations are those of its weight's gradient, K x = g, and of its output, W x = z - b. Counting them decides
+nothing, because they depend on each other: for every pair of filters one row too many, and more. So ranks are those of
+matrices, with K from a forward and backward pass on random inputs. Under a mask K loses the rows of what was dropped,
+while W stays: weights are public.
+
+What lies behind a layer restricts its input further, where a layer has more outputs than its own input has dimensions:
+outputs lie in the range of W. The recursion does not use these virtual constraints, which are linear in the output and
+not in the input; a search for inputs does. R-GAP, section 4, calls deficits less virtual constraints RA-i.
+Caveat: no public code computes that index, and its sign and sums here are this project's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...targets.network import Network, Operation
+from ...threat_model.attack_errors import NotApplicable
+from .activations import invert
+from .convolution import WeightGradient, layer_maps, pooled
+from .forward import derivatives, doubled, of_norm, results
+from .gaps import open_features
+from .invert import layers_of
+from .joint import OpenSum, joint_equations
+from .linear_systems import Equations, condition, factored, leading_rank, normal_matrix, rank_of
+from .maps import Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
+from .order import ACTIVATIONS, without_identities
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What the equations of one layer determine of its input.
+
+    Attributes:
+        layer: counted from 1 at the input.
+        words: what it is in the model's own words.
+        unknowns: dimensions of its input.
+        outputs: equations of its output. Before a sum with another layer's: by how many dimensions these, and the
+            other's gradient, raise the rank, where the layer's own gradient is not enough.
+        rank_outputs: their rank.
+        gradients: equations of its weight's gradient that the release shows.
+        rank_gradients: their rank.
+        rank: of both together.
+        condition: condition number of both, each scaled to a mean square of 1; None where the rank is not full.
+        deficit: unknowns less rank.
+        virtual: outputs beyond their rank: virtual constraints on inputs of later layers.
+        index: deficit less the virtual constraints of all layers before (RA-i): positive where no attack on these
+            equations can succeed.
+    """
+
+    layer: int
+    words: str
+    unknowns: int
+    outputs: int
+    rank_outputs: int
+    gradients: int
+    rank_gradients: int
+    rank: int
+    condition: float | None
+    deficit: int
+    virtual: int
+    index: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, Tensor]:
+    """A uniformly random set of the layers' coordinates of a fixed size, by name of the parameter: True is released.
+
+    Args:
+        network: of which all layers are trained.
+        sparsity: fraction dropped.
+        seed: of the draw.
+    """
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
+    names = [name for one in layers_of(network) for name in (one.weight, one.bias) if name is not None]
+    sizes = [network.parameters[name].numel() for name in names]
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    kept = torch.zeros(sum(sizes), dtype=torch.bool)
+    kept[order[int(sparsity * sum(sizes)) :]] = True
+    pieces = zip(names, kept.split(sizes), strict=True)
+    return {name: piece.view(network.parameters[name].shape) for name, piece in pieces}
+
+
+def rank_analysis(
+    network: Network,
+    seen: Mapping[str, Tensor] | None = None,
+    *,
+    seed: int = 0,
+    like: Sequence[RankReport] = (),
+) -> list[RankReport]:
+    """A report for every layer, from the input to the last one.
+
+    Args:
+        network: with at most one input.
+        seen: name of a parameter -> bool in its shape, what is released of its gradient; None: everything.
+        seed: of the random input behind K, a normal one.
+        like: reports of the same network and seed under another mask, whose ranks of outputs are the same.
+
+    Raises:
+        NotApplicable: an operation is of no kind that is known, or the last one is no linear layer.
+    """
+    network = without_identities(network)
+    layers = layers_of(network)
+    by_name = {one.name: one for one in network.operations}
+    (first,) = (one for one in network.operations if one.kind == "input")
+    values = doubled(network)
+    coins = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
+    found, slopes = results(network, inputs), derivatives(network, inputs, label=0)
+    reports, virtual = [], 0
+    shows = {one.name: None if seen is None else seen[str(one.weight)].to(inputs.device) for one in layers}
+    maps = {
+        one.name: layer_maps(
+            one, by_name[one.inputs[0]].shape, values[str(one.weight)], slopes[one.name], shows[one.name]
+        )
+        for one in layers
+    }
+    for number, one in enumerate(layers, start=1):
+        shown, (gradient, output) = shows[one.name], maps[one.name]
+        if one is layers[-1]:
+            report = _head(
+                one, number, gradient, values, shown, None if seen is None else seen.get(one.bias or ""), virtual
+            )
+        else:
+            behind, weights = _behind(network, one, output, found)
+            known = like[number - 1].rank_outputs if like else None
+            report = _report(number, one, gradient, behind, weights, virtual, known)
+            if report.deficit and (equations := _with_branch(network, one, maps, values, found)):
+                report = _together(report, equations)
+        virtual += report.virtual
+        reports.append(report)
+    return reports
+
+
+def _behind(
+    network: Network, one: Operation, output: LinearMap, found: Mapping[str, Tensor]
+) -> tuple[LinearMap | None, Tensor | None]:
+    """What of a layer's output the recursion knows: the map to it, and which entries; None before a sum."""
+    while True:
+        takers = [each for each in network.operations if one.name in each.inputs]
+        if len(takers) != 1 or takers[0].kind == "add":
+            return None, None
+        (taker,) = takers
+        if taker.kind in ACTIVATIONS:
+            known = invert(taker, found[taker.name][0]).known
+            return output, None if known is None else known.to(output.like).view(output.shape_out)
+        if taker.kind == "avg_pool2d":
+            output = Then(output, pooled(taker.settings, one.shape, taker.shape, output.like))
+        elif taker.kind == "flatten":
+            output = Then(output, Reshaped(Dense(torch.eye(taker.shape[0]).to(output.like), taker.shape), one.shape))
+        elif taker.kind in ("linear", "conv2d"):
+            return output, None  # its input is solved for
+        elif taker.kind != "batch_norm":
+            raise NotApplicable(f"every layer must be one that can be inverted, and {taker.words or taker.name} is not")
+        one = taker
+
+
+def _with_branch(
+    network: Network,
+    one: Operation,
+    maps: Mapping[str, tuple[WeightGradient | OuterProduct, LinearMap]],
+    values: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+) -> list[Equations] | None:
+    """Equations of the inputs of both layers that are added, this one's first; None where only one is added."""
+    by_name = {each.name: each for each in network.operations}
+
+    def added(name: str) -> tuple[Operation, LinearMap] | None:
+        """The layer that a summand comes from, and the map of the layer's input."""
+        last, norms = by_name[name], []
+        while last.kind == "batch_norm":
+            below = by_name[last.inputs[0]].shape
+            norms.append(Factors(of_norm(last, below, values)[0], below))
+            last = by_name[last.inputs[0]]
+        if last.name not in maps:
+            return None
+        whole = maps[last.name][1]
+        for norm in reversed(norms):
+            whole = Then(whole, norm)
+        return last, whole
+
+    for whole in network.operations:
+        summands = [added(name) for name in whole.inputs] if whole.kind == "add" else []
+        both = [each for each in summands if each is not None]
+        if len(both) < 2 or one.name not in (each.name for each, _ in both):
+            continue
+        behind, weights = _behind(network, whole, IdentityMap(whole.shape, both[0][1].like), found)
+        if behind is None:
+            continue
+        nothing = behind.like.new_zeros(())
+        posed = Equations(map=behind, target=nothing, weights=weights)
+        layers = tuple((layer.inputs[0], Then(linear, behind)) for layer, linear in both)
+
+        def own(name: str, of: list[tuple[Operation, LinearMap]] = both) -> list[Equations]:
+            gradients = [maps[layer.name][0] for layer, _ in of if layer.inputs[0] == name]
+            return [Equations(map=_in_shape(m, by_name[name].shape), target=m.like.new_zeros(())) for m in gradients]
+
+        return joint_equations(one.inputs[0], [OpenSum(summands=layers, equations=posed)], own)
+    return None
+
+
+def _in_shape(inner: LinearMap, shape: tuple[int, ...]) -> LinearMap:
+    return inner if inner.shape_in == tuple(shape) else Reshaped(inner, shape)
+
+
+def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
+    """The report of a layer that is solved for together with the one that it is added to."""
+    gram, _ = normal_matrix(equations)
+    rank = leading_rank(gram, alone.unknowns)
+    gained, deficit = rank - alone.rank, alone.unknowns - rank
+    made = factored(gram)
+    return replace(
+        alone,
+        outputs=gained,
+        rank_outputs=gained,
+        rank=rank,
+        deficit=deficit,
+        index=alone.index - alone.deficit + deficit,
+        condition=None if made.factor is None else condition(gram, made.factor),
+    )
+
+
+def _report(
+    number: int,
+    one: Operation,
+    gradient: WeightGradient | OuterProduct,
+    behind: LinearMap | None,
+    weights: Tensor | None,
+    virtual: int,
+    rank_outputs: int | None,
+) -> RankReport:
+    nothing = gradient.like.new_zeros(())
+    sets = [Equations(map=gradient, target=nothing)]
+    if behind is not None:
+        sets.append(Equations(map=behind, target=nothing, weights=weights))
+    if rank_outputs is None:
+        rank_outputs = 0 if behind is None else _rank(behind, weights)
+    size = gradient.unknowns
+    gram, _ = normal_matrix(sets)
+    made = factored(gram)
+    count = 0 if behind is None else int(torch.Size(behind.shape_out).numel() if weights is None else weights.sum())
+    deficit = size - made.rank
+    return RankReport(
+        layer=number,
+        words=one.words or one.name,
+        unknowns=size,
+        outputs=count,
+        rank_outputs=rank_outputs,
+        gradients=_rows(gradient),
+        rank_gradients=_rank_of_gradient(gradient),
+        rank=made.rank,
+        condition=None if made.factor is None else condition(gram, made.factor),
+        deficit=deficit,
+        virtual=count - rank_outputs,
+        index=deficit - virtual,
+    )
+
+
+def _head(
+    one: Operation,
+    number: int,
+    gradient: WeightGradient | OuterProduct,
+    values: Mapping[str, Tensor],
+    seen: Tensor | None,
+    bias_seen: Tensor | None,
+    virtual: int,
+) -> RankReport:
+    """The last layer: k is unknown, and the input follows from the rank of one, and from the logits."""
+    weight = values[str(one.weight)]
+    follows = weight.shape[1]
+    if seen is not None:
+        shown = torch.zeros_like(seen[:, 0]) if bias_seen is None else bias_seen.to(seen.device)
+        follows -= open_features(seen, shown)
+    return RankReport(
+        layer=number,
+        words=one.words or one.name,
+        unknowns=weight.shape[1],
+        outputs=len(weight),
+        rank_outputs=rank_of(weight @ weight.T),
+        gradients=_rows(gradient),
+        rank_gradients=follows,
+        rank=follows,
+        condition=None,
+        deficit=weight.shape[1] - follows,
+        virtual=0,
+        index=weight.shape[1] - follows - virtual,
+    )
+
+
+def _rows(gradient: WeightGradient | OuterProduct) -> int:
+    return int(torch.Size(gradient.shape_out).numel() if gradient.seen is None else gradient.seen.sum())
+
+
+def _rank_of_gradient(gradient: WeightGradient | OuterProduct) -> int:
+    if isinstance(gradient, OuterProduct):
+        return int((gradient.squares() > 0).sum())
+    grams = gradient.channel_grams()
+    # Without a mask all channels of a group have the same equations.
+    return sum(rank_of(gram) for gram in grams) * (gradient.shape_in[0] // len(grams))
+
+
+def _rank(output: LinearMap, weights: Tensor | None) -> int:
+    """Rank of a map, by the smaller of its two normal matrices."""
+    rows = torch.Size(output.shape_out).numel()
+    if rows >= output.unknowns:
+        return factored(output.gram(weights)).rank
+    units = torch.eye(rows, dtype=output.like.dtype, device=output.like.device)
+    units = units if weights is None else units * weights.flatten()
+    images = output.adjoint(units.view(rows, *output.shape_out)).flatten(1)
+    return factored(images @ images.T).rank

@@ -1,0 +1,373 @@
+"""The recursion: from the result of the last operation to the input, one operation after another, backwards.
+
+For every tensor of the network the walk collects equations from the layers that take it: their output, once that is
+known, and the gradient of their weight, which needs only the derivatives k behind them. It solves them when all takers
+have been seen. At a sum, one summand is found by its own layer's gradient, and the other is the rest (skip
+connections whose activation follows the sum); where that gradient leaves something open, both layers' equations are
+solved together with the sum. R-GAP, Algorithm 1, for graphs; K = k (x) . and the recursion k <- (W^T k) * phi' are the
+paper's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...targets.network import Network, Operation
+from ...threat_model.attack_errors import NotApplicable, RankDeficient
+from .activations import invert
+from .forward import doubled, of_norm
+from .joint import OpenSum, joint_equations
+from .layer_equations import Known, affine, bias_misfit, of_gradient, of_result
+from .linear_systems import Equations, Solution, boxed, solve, with_prior
+from .maps import IdentityMap, LinearMap, Reshaped, Then
+from .observed_gradients import LayerGradient
+from .order import ACTIVATIONS, LAYERS, backwards, without_identities
+
+Solver = Literal["ls", "gls", "map"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belief:
+    """A Gaussian prior on the entries of one tensor.
+
+    Attributes:
+        centre: mean, in the tensor's shape.
+        spread: standard deviation of an entry.
+    """
+
+    centre: Tensor
+    spread: float
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """One walk from the head to the input, for one explanation of the head.
+
+    Attributes:
+        network: of which every operation has an inverse.
+        gradients: what is shown of each layer, in units of one example's gradient.
+        solver: `ls`: least squares; `gls`: weighted by the noise and by the errors of the layer behind; `map`: with a
+            Gaussian prior on every tensor, and a box around the input.
+        allow_min_norm: whether undetermined tensors get the shortest solution instead of an error.
+        priors: by name of the operation whose result they are about, for `map`.
+        box: (low, high) of the input, for `map`.
+        solutions: by layer, in the order in which they were found.
+        largest_residual: of them.
+        degraded: why the result is no exact one; empty if it is.
+        determined: bool, in the shape of the input: entries that are right all the same; None for all.
+        units: how many results of activations were inverted.
+        clamped: how many of them lay outside of the activation's range.
+    """
+
+    network: Network
+    gradients: Mapping[str, LayerGradient]
+    solver: Solver = "ls"
+    allow_min_norm: bool = False
+    priors: Mapping[str, Belief] = field(default_factory=dict)
+    box: tuple[float, float] = (0.0, 1.0)
+    solutions: list[tuple[int, Solution]] = field(default_factory=list)
+    largest_residual: float = 0.0
+    degraded: list[str] = field(default_factory=list)
+    determined: Tensor | None = None
+    units: int = 0
+    clamped: int = 0
+
+    def __post_init__(self) -> None:
+        self.network = without_identities(self.network)
+        self.values = doubled(self.network)
+        self.by_name = {one.name: one for one in self.network.operations}
+        layers = [one for one in self.network.operations if one.kind in LAYERS]
+        self.layer = {one.name: number for number, one in enumerate(layers, start=1)}
+        self.known: dict[str, Known] = {}
+        self.slopes: dict[str, Tensor] = {}
+        self.equations: dict[str, list[Equations]] = {}
+        self.passed: set[str] = set()
+        self.sums: dict[str, Known] = {}
+
+    def begin(self, x: Tensor, slopes: Tensor, variance: float | None = None, unknown: Tensor | None = None) -> None:
+        """Starts below the head: its input and the derivatives by it are known, but for entries that are 0 instead."""
+        (below,) = self.network.operations[-1].inputs
+        shape = self.by_name[below].shape
+        if unknown is not None and bool(unknown.any()):
+            source = self.by_name[below]
+            while source.kind == "flatten":
+                source = self.by_name[source.inputs[0]]
+            self._restrict(source, ~unknown.view(source.shape))
+        spread = None if variance is None else torch.full(shape, variance, dtype=x.dtype, device=x.device)
+        self._learn(below, Known(value=x.view(shape), variance=spread))
+        self.slopes[below] = slopes.view(shape)
+
+    def steps(self) -> list[Operation]:
+        """The operations that are still to be passed, in order."""
+        return backwards(self.network)
+
+    def step(self, one: Operation) -> None:
+        """Passes one operation.
+
+        Raises:
+            NotApplicable: it has no inverse.
+            RankDeficient: the tensor in front of it is not determined.
+        """
+        if one.name not in self.slopes and one.name not in self.known:
+            return  # the logits do not depend on it
+        self._find(one)
+        self.passed.add(one.name)
+        if one.kind == "input":
+            return
+        if one.kind == "add":
+            self._pass_sum(one)
+        elif one.kind in ACTIVATIONS:
+            self._pass_activation(one)
+        else:
+            self._pass_linear(one)
+
+    def input(self) -> Tensor:
+        """The network's input, when all operations are passed."""
+        (first,) = (one.name for one in self.network.operations if one.kind == "input")
+        if first not in self.known:
+            raise NotApplicable("the logits must depend on the input")
+        return self.known[first].value
+
+    # --- what is known of a tensor
+
+    def _find(self, one: Operation) -> None:
+        """Solves for an operation's result, unless its equations are better passed on."""
+        equations = self.equations.get(one.name, [])
+        if one.name in self.known or not equations:
+            return
+        linear = one.kind not in (*ACTIVATIONS, "input", "add")
+        if one.kind == "flatten" or (linear and any(e.map.lossy for e in equations)):
+            return
+        self._learn(one.name, self._solved(one, self._equations_of(one.name)))
+
+    def _solved(self, one: Operation, equations: list[Equations]) -> Known:
+        found = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
+        number = equations[0].layer
+        if found.deficit > 0 or self.solver != "ls":
+            # Alone first: it is exact wherever it can be, of fewer unknowns.
+            together = self._with_branches(one)
+            found = together if together is not None and together.deficit <= found.deficit else found
+        if found.deficit > 0:
+            if not self.allow_min_norm:
+                raise RankDeficient(
+                    f"the equations of layer {number} must determine its input, and they leave {found.deficit} of its "
+                    f"{equations[0].map.unknowns} dimensions open; allow_min_norm takes the shortest input",
+                    layer=number,
+                    deficit=found.deficit,
+                )
+            self._restrict(one, found.determined)
+            self.degraded.append(f"layer {number}: {found.deficit} dimensions are open")
+        if not found.converged:
+            self.degraded.append(f"layer {number}: the iteration did not converge")
+        x = found.x
+        if self.solver == "map" and one.kind == "input":
+            x = boxed(equations, x, *self.box)
+        self.solutions.append((number, replace(found, x=x)))
+        self.largest_residual = max(self.largest_residual, found.residual)
+        variance = None if found.variance is None else torch.full_like(x, found.variance)
+        return Known(value=x, variance=variance)
+
+    def _restrict(self, one: Operation, determined: Tensor | None) -> None:
+        """Only these entries of a result are right: of the input just they, and behind any layer nothing."""
+        (first,) = (each for each in self.network.operations if each.kind == "input")
+        if one is not first or determined is None or self.determined is not None:
+            determined = torch.zeros(first.shape, dtype=torch.bool, device=next(iter(self.values.values())).device)
+        self.determined = determined
+
+    def _with_branches(self, one: Operation) -> Solution | None:
+        """A tensor from its own equations, those of what it is added to, and the sum."""
+        sums = []
+        for name, whole in self.sums.items():
+            inputs = self.by_name[name].inputs
+            # Of which one summand is known, it has given the other one already.
+            if any(each in self.known for each in inputs):
+                continue
+            (first, a, shift), (second, b, other) = map(self._argument, inputs)
+            left = replace(whole, value=whole.value - shift - other)
+            equations = self._as_equations(a, left, "branch", self._number(one))
+            sums.append(OpenSum(summands=((first, a), (second, b)), equations=equations))
+        equations = joint_equations(one.name, sums, self._equations_of)
+        if equations is None:
+            return None
+        size = math.prod(one.shape)
+        found = solve(equations, weighted=self.solver != "ls", leading=size)
+        determined = None if found.determined is None else found.determined[:size].view(one.shape)
+        return replace(found, x=found.x[:size].view(one.shape), determined=determined)
+
+    def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
+        """The tensor that a result is an affine function of, as far as it is passed: its name, the map, the shift."""
+        one = self.by_name[name]
+        like = next(iter(self.slopes.values()))
+        if name not in self.passed or one.kind not in (*LAYERS, "batch_norm"):
+            return name, IdentityMap(one.shape, like), like.new_zeros(one.shape)
+        linear, shift = self._linear(one)
+        argument, before, start = self._argument(one.inputs[0])
+        whole = linear if isinstance(before, IdentityMap) else Then(before, linear)
+        return argument, whole, linear.apply(start[None])[0] + shift
+
+    def _equations_of(self, name: str) -> list[Equations]:
+        equations = self.equations.get(name, [])
+        if self.solver == "map" and name in self.priors:
+            prior = self.priors[name]
+            equations = with_prior(equations, prior.centre, prior.spread)
+        return equations
+
+    def _learn(self, name: str, known: Known) -> None:
+        """Takes down a result; operations that were passed without it have something to say now."""
+        self.known[name] = known
+        if name in self.passed:
+            one = self.by_name[name]
+            if one.kind in LAYERS:
+                self._pose_output(one, known)
+            elif one.kind == "batch_norm":
+                self._learn(one.inputs[0], self._before_norm(one, known))
+            else:
+                raise NotApplicable(f"a summand must be a layer's output, and {one.words or name} is none")
+        # Whoever takes it and was passed with an unknown result has that now.
+        for taker in self.network.operations:
+            if name in taker.inputs and taker.name in self.passed and taker.name not in self.known:
+                self._forward(taker)
+
+    def _forward(self, one: Operation) -> None:
+        """Computes the result of an operation that was passed before its input was known, up to the sum behind it."""
+        if one.kind not in (*LAYERS, "batch_norm"):
+            return
+        given = self.known[one.inputs[0]].value
+        linear, shift = self._linear(one)
+        self._learn_summand(one.name, linear.apply(given[None])[0] + shift)
+
+    def _learn_summand(self, name: str, value: Tensor) -> None:
+        # Not `_learn`: its own equations would say nothing that is not known.
+        self.known[name] = Known(value=value)
+        for taker in self.network.operations:
+            if name not in taker.inputs or taker.name not in self.passed:
+                continue
+            if taker.name in self.sums:
+                whole, other = self.sums[taker.name], next(n for n in taker.inputs if n != name)
+                if other not in self.known:
+                    self._learn_rest(other, replace(whole, value=whole.value - value))
+            elif taker.name not in self.known:
+                self._forward(taker)
+
+    def _learn_rest(self, name: str, rest: Known) -> None:
+        """What is left of a sum is the other summand."""
+        if name in self.passed:
+            self._learn(name, rest)
+            return
+        # The tensor of an identity skip has other takers, whose equations join.
+        shape = tuple(rest.value.shape)
+        self._pose(name, IdentityMap(shape, rest.value), rest, source="branch", layer=self._below(name))
+
+    # --- passing operations
+
+    def _pass_activation(self, one: Operation) -> None:
+        if one.name not in self.known:
+            raise NotApplicable(
+                f"a sum must come before its activation, and {one.words or one.name} is a summand of unknown value"
+            )
+        known = self.known[one.name]
+        found = invert(one, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
+        self.units += known.value.numel()
+        self.clamped += found.clamped
+        if known.where is not None and found.known is not None:
+            raise NotApplicable(f"one ReLU must not follow another directly, as {one.words or one.name} does")
+        where = known.where if found.known is None else found.known
+        variance = None if known.variance is None else known.variance * found.slope_of_inverse.square()
+        self._add_slope(one.inputs[0], self.slopes[one.name] * found.slope)
+        self._learn(one.inputs[0], Known(value=found.before, where=where, variance=variance))
+
+    def _pass_sum(self, one: Operation) -> None:
+        if one.name not in self.known or len(set(one.inputs)) != 2:
+            raise NotApplicable("a sum must be of two tensors, with an activation or a layer behind it")
+        self.sums[one.name] = self.known[one.name]
+        for name in one.inputs:
+            self._add_slope(name, self.slopes[one.name])
+
+    def _pass_linear(self, one: Operation) -> None:
+        linear, _ = self._linear(one)
+        below, slopes = one.inputs[0], self.slopes[one.name]
+        known = self.known.get(one.name)
+        if one.kind in LAYERS:
+            self._pose_gradient(one, linear, slopes)
+        self._add_slope(below, linear.adjoint(slopes[None])[0])
+        if known is None:
+            for equations in self.equations.get(one.name, []):
+                self._pass_on(one, linear, equations)
+        elif one.kind == "batch_norm":
+            self._learn(below, self._before_norm(one, known))
+        elif one.kind == "flatten":
+            shape = self.by_name[below].shape
+            self._learn(
+                below,
+                Known(
+                    value=known.value.view(shape),
+                    where=None if known.where is None else known.where.view(shape),
+                    variance=None if known.variance is None else known.variance.view(shape),
+                ),
+            )
+        else:
+            self._pose_output(one, known)
+
+    def _pass_on(self, one: Operation, linear: LinearMap, equations: Equations) -> None:
+        """Equations of a linear operation's result are equations of its argument."""
+        _, shift = self._linear(one)
+        if one.kind == "flatten":
+            own: LinearMap = Reshaped(equations.map, linear.shape_in)
+        else:
+            own = Then(linear, equations.map)
+        target = equations.target - equations.map.apply(shift.expand(equations.map.shape_in)[None])[0]
+        self.equations.setdefault(one.inputs[0], []).append(replace(equations, map=own, target=target))
+
+    def _pose_output(self, one: Operation, known: Known) -> None:
+        """W x = z - b."""
+        linear, shift = self._linear(one)
+        self._pose(one.inputs[0], linear, replace(known, value=known.value - shift), "output", self._number(one))
+
+    def _pose(
+        self, name: str, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
+    ) -> None:
+        self.equations.setdefault(name, []).append(self._as_equations(linear, known, source, layer))
+
+    def _as_equations(
+        self, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
+    ) -> Equations:
+        return of_result(linear, known, source=source, layer=layer, weighted=self.solver != "ls")
+
+    def _pose_gradient(self, one: Operation, linear: LinearMap, slopes: Tensor) -> None:
+        """K x = g, and the bias's gradient as a check of k."""
+        own, weighted = self.gradients[one.name], self.solver != "ls"
+        made = of_gradient(own, linear, slopes, layer=self._number(one), weighted=weighted)
+        if made:
+            self.equations.setdefault(one.inputs[0], []).extend(made)
+        if not weighted:
+            self.largest_residual = max(self.largest_residual, bias_misfit(own, linear, slopes))
+
+    def _before_norm(self, one: Operation, known: Known) -> Known:
+        factors, shift = of_norm(one, self.by_name[one.inputs[0]].shape, self.values)
+        if not bool((factors != 0).all()):
+            raise NotApplicable(f"the weights of {one.words or one.name} must not be 0: they hide what comes in")
+        variance = None if known.variance is None else known.variance / factors.square()
+        return replace(known, value=(known.value - shift) / factors, variance=variance)
+
+    # --- small things
+
+    def _add_slope(self, name: str, slope: Tensor) -> None:
+        self.slopes[name] = self.slopes[name] + slope if name in self.slopes else slope
+
+    def _number(self, one: Operation) -> int:
+        """Number of a layer; of an operation between layers, that of the next one."""
+        after = self.network.operations[[each.name for each in self.network.operations].index(one.name) :]
+        return min((self.layer[each.name] for each in after if each.name in self.layer), default=0)
+
+    def _below(self, name: str) -> int:
+        """Number of the first layer that takes a tensor."""
+        takers = (one.name for one in self.network.operations if name in one.inputs)
+        return min((self.layer[taker] for taker in takers if taker in self.layer), default=0)
+
+    def _linear(self, one: Operation) -> tuple[LinearMap, Tensor]:
+        """The linear part of an operation, and what it adds."""
+        return affine(one, self.by_name[one.inputs[0]].shape, self.values, next(iter(self.slopes.values())))

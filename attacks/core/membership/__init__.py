@@ -1,0 +1,1 @@
+"""Membership inference: likelihood ratios, shadow models and their statistics."""

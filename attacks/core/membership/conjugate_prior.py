@@ -1,0 +1,244 @@
+"""Normal values whose mean and variance vary from one subject to another: a conjugate prior, fitted to all of them.
+
+Of each subject there are a few values. Mean mu and variance v are drawn from a normal-inverse-gamma prior: v from an
+inverse gamma distribution of shape `alpha` and scale `beta`, and mu from N(location, v / kappa). The prior is that of
+the largest marginal likelihood (empirical Bayes), and the next value of a subject has a Student t distribution then
+(Murphy, "Conjugate Bayesian analysis of the Gaussian distribution", 2007, Section 6). With many values of a subject it
+becomes their normal distribution; with few, variances borrow from one another by as much as they are alike.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from scipy.optimize import brentq
+from scipy.special import digamma, polygamma
+from torch import Tensor
+
+from ..closed_form.least_squares import least_squares
+from ..threat_model.attack_errors import NotApplicable
+
+LEAST_VARIANCE = 1e-6
+"""Of each value, in units of the variance that those of one subject typically have: values that are the same for a
+subject would have a likelihood without bound, and where many are, as answers of an API that caps its confidences, one
+with a maximum for each of them."""
+
+_FARTHEST, _NEAREST = 20.0, 30.0  # of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
+_MOST_DESCENTS = 20
+_IMPROVED = 1e-12  # of a mean log likelihood: a descent that gains less is the last
+# Subjects up to which a search is the CPU's: it asks hundreds of times for a few sums of so many numbers, one after
+# another, and each time a GPU takes longer to begin than to add up. Where the CPU is overtaken was not measured.
+_FEW = 2**15
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a normal model reads of the values of each subject.
+
+    Attributes:
+        count: of values.
+        mean: of values.
+        squares: sum of squared deviations from the mean, and the least variance times the count.
+    """
+
+    count: Float[Tensor, " n"]
+    mean: Float[Tensor, " n"]
+    squares: Float[Tensor, " n"]
+
+    @classmethod
+    def of(
+        cls, values: Float[Tensor, "models n"], chosen: Bool[Tensor, "models n"], *, least: float = LEAST_VARIANCE
+    ) -> "Summary":
+        """Of those values that are chosen for each subject.
+
+        Args:
+            values: one a model and subject.
+            chosen: which of them count.
+            least: added to the variance of each value.
+        """
+        weight = chosen.to(values)
+        count = weight.sum(0)
+        mean = (weight * values).sum(0) / count.clamp(min=1)
+        squares = (weight * (values - mean).square()).sum(0) + count * least
+        return cls(count, mean, squares)
+
+    def to(self, device: torch.device) -> "Summary":
+        """The same on a device."""
+        return Summary(self.count.to(device), self.mean.to(device), self.squares.to(device))
+
+    def nothing(self) -> "Summary":
+        """Of as many subjects of whom nothing is known."""
+        zero = torch.zeros_like(self.mean)
+        return Summary(zero, zero, zero)
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """A distribution of the next value of each subject.
+
+    Attributes:
+        location: its middle.
+        scale: its width.
+        freedom: degrees of freedom.
+    """
+
+    location: Float[Tensor, " n"]
+    scale: Float[Tensor, " n"]
+    freedom: Float[Tensor, " n"]
+
+    def log_density(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Of one value of each subject."""
+        half = self.freedom / 2
+        constant = torch.lgamma(half + 0.5) - torch.lgamma(half) - (math.pi * self.freedom).log() / 2
+        away = (values - self.location) / self.scale
+        return constant - self.scale.log() - (half + 0.5) * torch.log1p(away.square() / self.freedom)
+
+
+@dataclass(frozen=True)
+class ConjugatePrior:
+    """A normal-inverse-gamma distribution of each subject's mean and variance.
+
+    Attributes:
+        location: of the mean, for each subject.
+        kappa: values that the location is worth.
+        alpha: shape of the variance, half the values that its prior is worth.
+        beta: scale of the variance.
+    """
+
+    location: Float[Tensor, " n"]
+    kappa: Float[Tensor, ""]
+    alpha: Float[Tensor, ""]
+    beta: Float[Tensor, ""]
+
+    def to(self, device: torch.device) -> "ConjugatePrior":
+        """The same on a device."""
+        return ConjugatePrior(
+            self.location.to(device), self.kappa.to(device), self.alpha.to(device), self.beta.to(device)
+        )
+
+    def after(self, seen: Summary) -> "ConjugatePrior":
+        """The posterior of each subject; `kappa`, `alpha` and `beta` are one a subject then."""
+        kappa = self.kappa + seen.count
+        away = self.kappa * seen.count * (seen.mean - self.location).square() / (2 * kappa)
+        return ConjugatePrior(
+            location=(self.kappa * self.location + seen.count * seen.mean) / kappa,
+            kappa=kappa,
+            alpha=self.alpha + seen.count / 2,
+            beta=self.beta + seen.squares / 2 + away,
+        )
+
+    def log_marginal(self, seen: Summary) -> Float[Tensor, " n"]:
+        """Log likelihood of the values of each subject, with its mean and variance integrated out."""
+        then = self.after(seen)
+        ratio = torch.lgamma(then.alpha) - torch.lgamma(self.alpha) + (self.kappa.log() - then.kappa.log()) / 2
+        powers = self.alpha * self.beta.log() - then.alpha * then.beta.log()
+        return ratio + powers - seen.count / 2 * math.log(2 * math.pi)
+
+    def predicted(self, seen: Summary) -> StudentT:
+        """The distribution of the next value of each subject."""
+        then = self.after(seen)
+        scale = (then.beta * (then.kappa + 1) / (then.alpha * then.kappa)).sqrt()
+        return StudentT(then.location, scale, (2 * then.alpha).expand_as(then.location))
+
+
+def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> ConjugatePrior:
+    """The prior under which the values of all subjects are most likely.
+
+    Of values that vary by about 1 for a subject: its limits, and `LEAST_VARIANCE`, are numbers.
+
+    Args:
+        seen: of at least two values of some subjects.
+        features: whose best linear combination is the location of each subject's mean; a column of ones for one
+            location of all.
+
+    Raises:
+        NotApplicable: no subject has two values, so that its variance cannot be told from that of the means.
+    """
+    if (seen.count - 1).clamp(min=0).sum() < 1:
+        raise NotApplicable("a prior of variances must have candidates with two models of a kind, take more shadows")
+    there = seen.mean.device
+    if len(seen.mean) <= _FEW:
+        seen, features = seen.to(torch.device("cpu")), features.cpu()
+    # Powers of large values are nearly dependent; orthonormal columns have the same combinations.
+    basis = torch.linalg.qr(features).Q
+    weight = seen.count.sqrt()[:, None]
+    middle = least_squares(basis * weight, seen.mean[:, None] * weight)[:, 0]
+
+    def prior(at: Tensor) -> ConjugatePrior:
+        kappa, alpha, beta = _bounded(at[len(middle) :]).exp()
+        return ConjugatePrior(basis @ at[: len(middle)], kappa, alpha, beta)
+
+    best: tuple[float, ConjugatePrior] | None = None
+    # Where some variances are nearly 0 and others are not, there are several maxima.
+    for hyper in _starts(seen, seen.mean - basis @ middle):
+        point = torch.cat([middle, hyper.clamp(-_NEAREST, _FARTHEST - 1)]).detach().requires_grad_()
+        reached = -_descend(lambda point=point: -prior(point).log_marginal(seen).mean(), point)
+        found = prior(point.detach())
+        finite = all(value.isfinite().all() for value in (found.location, found.kappa, found.alpha, found.beta))
+        if finite and (best is None or reached > best[0]):
+            best = reached, found
+    if best is None:
+        raise NotApplicable("no prior of means and variances fits the answers of the shadow models")
+    return best[1].to(there)
+
+
+def _bounded(logarithms: Tensor) -> Tensor:
+    """Logarithms within their limits, smoothly: at an edge that the search has overstepped it would see no slope."""
+    middle, half = (_FARTHEST - _NEAREST) / 2, (_FARTHEST + _NEAREST) / 2
+    return middle + half * ((logarithms - middle) / half).tanh()
+
+
+def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"]]:
+    """Logarithms of kappa, alpha and beta, from which a search may begin.
+
+    Args:
+        seen: of the subjects.
+        away: of each subject's mean from what is expected of it.
+    """
+    told = seen.count > 1
+    half = (seen.count[told] - 1) / 2
+    variances = seen.squares[told] / (2 * half)
+    within, between = seen.squares.sum() / (2 * half.sum()), away.square().mean().clamp(min=LEAST_VARIANCE)
+    # A prior of the variance worth four values, of the pooled variance.
+    pooled = torch.stack([(within / between).log(), torch.full_like(within, 2.0).log(), (2 * within).log()])
+    # By moments of the logarithms of variances, each the variance times a chi-squared number over its freedom.
+    logs = variances.log()
+    spread = float(logs.var(correction=0) - torch.polygamma(1, half).mean())
+    shape: Any = brentq(lambda a: polygamma(1, a) - min(max(spread, 1e-6), 1e6), 1e-4, 1e7)
+    scale = logs.mean() + digamma(shape) - (torch.digamma(half) - half.log()).mean()
+    ratios = (away[told].square() / variances - 1 / seen.count[told]).clamp(min=1e-6)  # of 1 / kappa each
+    alpha = torch.full_like(scale, math.log(shape))
+    kappas = -ratios.median().log(), torch.zeros_like(scale)
+    return [pooled, *(torch.stack([kappa, alpha, scale]) for kappa in kappas)]
+
+
+def _descend(objective: Callable[[], Tensor], point: Tensor) -> float:
+    """Moves the point to where the objective is least, and returns that."""
+    # Where a variance is the same for all, alpha and beta grow without end, on a plateau: what the search has learnt of
+    # curvature is of no use there, and it stops short of the best kappa. Begun anew it goes on.
+    before = math.inf
+    for _ in range(_MOST_DESCENTS):
+        _descend_once(objective, point)
+        with torch.no_grad():
+            found = float(objective())
+        if not found < before - _IMPROVED:  # true for NaN, too
+            return found
+        before = found
+    return before
+
+
+def _descend_once(objective: Callable[[], Tensor], point: Tensor) -> None:
+    settings = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-13}
+    search = torch.optim.LBFGS([point], line_search_fn="strong_wolfe", **settings)
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        with torch.enable_grad():
+            value = objective()
+        value.backward()
+        return value
+
+    search.step(closure)  # pyright: ignore[reportArgumentType] - its stub wants a float, its code a tensor

@@ -1,0 +1,185 @@
+"""Statistics over shadow models: log odds of the label, and their mean and spread with a candidate in and out.
+
+Carlini et al., S&P 2022, section V: over trainings, the log odds of a label are about normal. Few models give a poor
+variance for each candidate, so it is then pooled over candidates. It is pooled over *residuals*: raw log odds of
+different candidates differ by how hard these are, which two public codes take for spread over trainings.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..targets.observation import Examples, ModelAccess
+from ..threat_model.attack_errors import NotApplicable
+from ..threat_model.requires import granted
+from .query_scores import logit_gap
+from .shadow_models import viewed
+
+ENOUGH = 64
+"""Shadow models from which on each candidate has a variance of its own (half of them in, half out)."""
+
+LEAST_DEVIATION = 1e-6
+"""Of log odds: a smaller one is rounding, and would make a certain member of who lies by rounding above a mean."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A normal distribution of log odds for each candidate and view.
+
+    Attributes:
+        mean: [candidates, views].
+        deviation: [candidates, views], at least `LEAST_DEVIATION`.
+        count: [candidates], of the models that it was estimated from.
+    """
+
+    mean: Float[Tensor, "n views"]
+    deviation: Float[Tensor, "n views"]
+    count: Float[Tensor, " n"]
+
+
+def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size: int) -> Float[Tensor, "n views k"]:
+    """Logits of the target about some examples under several views, float64.
+
+    Args:
+        target: answering with logits.
+        asked: whom to ask about.
+        views: of each, as `viewed` has them.
+        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+
+    Raises:
+        ValueError: batch_size below 1, answers that are not finite, or as `viewed`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    inputs = viewed(asked.inputs, views).flatten(0, 1)
+    with torch.no_grad():
+        found = torch.cat([target.logits(some).double() for some in inputs.split(batch_size)])
+    if not found.isfinite().all():
+        raise ValueError("logits of the target must be finite, got NaN or infinity: its training diverged")
+    return found.unflatten(0, (len(asked), views))
+
+
+def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:
+    """Log odds of the label under each view, `logit_gap`, in float64.
+
+    Args:
+        logits: of one model or of several.
+        labels: of the candidates [n].
+    """
+    own = labels[:, None].expand(logits.shape[:-1])
+    # Differences of logits are those of log probabilities, so nothing is normalised first.
+    return logit_gap(logits.double().flatten(0, -2), own.flatten()).reshape(logits.shape[:-1])
+
+
+def label_log_probability(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:
+    """Log probability of the label under each view, minus its loss, in float64.
+
+    Args:
+        logits: of one model or of several.
+        labels: of the candidates [n].
+    """
+    own = labels[:, None].expand(logits.shape[:-1])
+    return logits.double().log_softmax(-1).gather(-1, own[..., None])[..., 0]
+
+
+def answered(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of the target [n, views, k] and of shadow models [models, n, views, k], and `trained_on` [models, n].
+
+    Args:
+        target: with candidates and shadow models.
+        shadows: models to use.
+        views: of each candidate, at most as many as the shadow models were asked about.
+        batch_size: inputs asked at a time.
+
+    Raises:
+        NotApplicable: fewer models, or views, than that.
+    """
+    asked, bank = granted(target.candidates), granted(target.shadows).first(shadows)
+    if views > bank.logits.shape[2]:
+        raise NotApplicable(f"{views} views are asked for, and shadow models were asked about {bank.logits.shape[2]}")
+    return target_answers(target, asked, views, batch_size), bank.logits[:, :, :views], bank.trained_on
+
+
+def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log odds of candidates by target [n, views] and shadow models [models, n, views], and `trained_on` [models, n].
+
+    As `answered`, whose arguments and errors it has.
+    """
+    own, others, trained_on = answered(target, shadows, views, batch_size)
+    labels = granted(target.candidates).labels
+    return log_odds(own, labels), log_odds(others, labels), trained_on
+
+
+def mean_over(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"]) -> Float[Tensor, "n views"]:
+    """The mean of each candidate over those models that are chosen for it.
+
+    Args:
+        values: of each model and view.
+        chosen: models by candidate, as those that were not trained on it.
+
+    Raises:
+        NotApplicable: a candidate without a model.
+    """
+    refuse_nobody(chosen)
+    weight = chosen.to(values)[..., None]
+    return (weight * values).sum(0) / weight.sum(0)
+
+
+def log_mean_over(logs: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"]) -> Float[Tensor, "n views"]:
+    """The logarithm of the mean of exp(logs) of each candidate over those models that are chosen for it.
+
+    Args:
+        logs: as log probabilities, of each model and view.
+        chosen: as for `mean_over`.
+
+    Raises:
+        NotApplicable: a candidate without a model.
+    """
+    refuse_nobody(chosen)
+    return logs.masked_fill(~chosen[..., None], -torch.inf).logsumexp(0) - chosen.sum(0).to(logs).log()[:, None]
+
+
+def refuse_nobody(chosen: Bool[Tensor, "models n"], least: int = 1) -> None:
+    """Refuses candidates with too few shadow models of a kind.
+
+    Raises:
+        NotApplicable: a candidate has fewer than `least`.
+    """
+    if int(chosen.sum(0).min()) < least:
+        raise NotApplicable(
+            f"every candidate must have at least {least} shadow models of a kind, trained on it or not, "
+            f"got {int(chosen.sum(0).min())}; take more"
+        )
+
+
+def normal(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"], variance: str = "auto") -> Normal:
+    """The normal distribution of log odds over those models that are chosen for each candidate.
+
+    Args:
+        values: log odds.
+        chosen: models by candidate, as those that were trained on it.
+        variance: of each candidate, pooled over all of them, or decided by the number of models.
+
+    Raises:
+        ValueError: another rule.
+        NotApplicable: a candidate without a model, or a variance of each candidate from fewer than two.
+    """
+    if variance not in ("auto", "per_example", "pooled"):
+        raise ValueError(f"variance must be auto, per_example or pooled, got {variance!r}")
+    own = variance == "per_example" or (variance == "auto" and len(values) >= ENOUGH)
+    weight = chosen.double()[..., None]
+    count = weight.sum(0)
+    refuse_nobody(chosen, 2 if own else 1)
+    mean = (weight * values).sum(0) / count
+    squares = (weight * (values - mean).square()).sum(0)
+    if own:
+        spread = squares / (count - 1)
+    else:
+        # Residuals of n models have n - 1 degrees of freedom for each candidate.
+        freedom = (count - 1).sum()
+        if freedom < 1:
+            raise NotApplicable("a pooled variance must have candidates with two models of a kind, take more shadows")
+        spread = (squares.sum(0) / freedom).expand_as(squares)
+    return Normal(mean, spread.sqrt().clamp(min=LEAST_DEVIATION), count[:, 0])

@@ -1,0 +1,1 @@
+"""Search for inputs: gradient matching, priors of images, descent and restarts."""

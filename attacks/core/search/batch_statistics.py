@@ -1,0 +1,64 @@
+"""Batch norms as a prior: their running statistics say what activations private data had, on average.
+
+Yin, Molchanov, Li & others, "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, Eq. 4,
+which gradient inversion took over. The statistics are those of the model that the server sent; a batch has others, the
+further from them the smaller it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..closed_form.recursion.forward import results
+from ..targets.network import Network
+from ..threat_model.attack_errors import NotApplicable
+
+
+def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], Float[Tensor, " r"]]:
+    """Function of inputs [r, b, *input_shape] -> how far the activations of each of r batches are from the statistics.
+
+    The sum over batch norms of |mean - running mean| + |variance - running variance|, norms over channels, where mean
+    and variance, without correction, are over the examples and pixels of one batch.
+
+    Args:
+        network: at the step that is attacked.
+        like: a tensor of the dtype and on the device of the inputs.
+
+    Raises:
+        NotApplicable: there is no batch norm, or something before one is of no kind that is known.
+    """
+    norms = [one for one in network.operations if one.kind == "batch_norm"]
+    if not norms:
+        raise NotApplicable(
+            "the network must have batch norms with running statistics, and it has none: a model of private training "
+            "has none"
+        )
+    # What follows the last batch norm, pooling of any kind, need not be known.
+    last = network.operations.index(norms[-1])
+    front = replace(network, operations=network.operations[:last])
+    values = {name: v.to(like) if v.is_floating_point() else v for name, v in network.parameters.items()}
+    # Refused at once, and not in the first step of a search.
+    with torch.no_grad():
+        results(front, like.new_zeros(1, *network.operations[0].shape), values)
+
+    def mismatches(inputs: Tensor) -> Tensor:
+        r, b = inputs.shape[:2]
+        found = results(front, inputs.flatten(0, 1), values)
+        total = inputs.new_zeros(r)
+        for one in norms:
+            # [r, channels, b and pixels]
+            entering = found[one.inputs[0]].unflatten(0, (r, b)).flatten(3).movedim(2, 1).flatten(2)
+            mean, variance = values[one.settings["mean"]], values[one.settings["variance"]]
+            total = total + _norms(entering.mean(dim=2) - mean)
+            total = total + _norms(entering.var(dim=2, correction=0) - variance)
+        return total
+
+    return mismatches
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    # clamp: the root has no derivative at 0.
+    return vectors.square().sum(dim=1).clamp(min=torch.finfo(vectors.dtype).tiny).sqrt()

@@ -1,0 +1,120 @@
+"""Inputs whose update is the one that was shared, by least squares: over inputs, and over labels where none are given.
+
+Under Gaussian noise the whitened squared distance is twice the negative log-likelihood of the guess, so its minimum is
+the maximum likelihood estimate. At the private inputs it is chi-square with a degree of freedom a noisy number: below
+its expectation a search fits the noise, and ends.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..targets.observation import Observation
+from ..targets.results import Reconstruction
+from ..threat_model.requires import granted
+from .gradient_matching import expected_distance, squared_distance
+from .image_priors import Box
+from .quasi_newton import quasi_newton
+from .restarts import Descent, best_of
+
+HOPELESS = 0.5
+"""A share of the update's squared norm: where more is left unexplained, a result is `degraded`."""
+
+SPREAD = 0.1
+"""Standard deviation of a start around the middle of the box of valid inputs, in units in which that is [-2, 2]."""
+
+KINKED = ("relu", "leaky_relu")
+"""Activations without second derivatives, which the descent goes by."""
+
+
+def check_search(iterations: int, restarts: int, lr: float) -> None:
+    """Refuses settings of `fitted_update` out of range, before anything is computed."""
+    for name, value in (("iterations", iterations), ("restarts", restarts)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not (lr > 0 and math.isfinite(lr)):
+        raise ValueError(f"lr must be positive and finite, got {lr}")
+
+
+def fitted_update(
+    target: Observation,
+    coins: torch.Generator,
+    *,
+    labels: Tensor | None,
+    iterations: int,
+    restarts: int,
+    lr: float,
+) -> Reconstruction:
+    """Minimises the squared distance from the released update by L-BFGS.
+
+    Args:
+        target: one shared update; the size of its batch and its noise are read.
+        coins: source of the starts.
+        labels: of the batch, int64 [b], kept fixed; None to search for class probabilities, too.
+        iterations: L-BFGS steps of each start.
+        restarts: independent starts, of which the one with the smallest distance is returned.
+        lr: first length along each direction, in steps of Newton's method.
+
+    Returns:
+        The last iterate of the best start, moved into the box; the distance there, by its expectation under noise where
+        there is any. `degraded` where most of the update is left unexplained, where any inputs explain it, and
+        behind ReLUs; `failed` where no start went down.
+    """
+    batch_size, noise_std = granted(target.batch_size), granted(target.noise_std)
+    box, distance = Box(target.input_low, target.input_high), squared_distance(target)
+    with torch.no_grad():
+        # Relative to an update of zeros: line searches are in absolute numbers, and updates of all sizes.
+        unit = distance_of_nothing(target)
+        expected = expected_distance(target, noise_std)
+
+    def guess(point: Tensor, *logits: Tensor) -> tuple[Tensor, Tensor]:
+        return box.inputs(point), labels if labels is not None else logits[0].softmax(dim=1)
+
+    def objective(*unknowns: Tensor) -> tuple[Tensor, Tensor]:
+        value = distance(*guess(*unknowns)) / unit
+        return value, value
+
+    def start() -> list[Tensor]:
+        # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(batch_size, *shape, generator=coins, dtype=torch.float64).to(target.released)
+
+        point = SPREAD * drawn(*target.input_shape)
+        return [point] if labels is not None else [point, drawn(target.classes)]
+
+    enough = expected / unit if expected > 0 else 0.0
+
+    def descend() -> Descent:
+        return quasi_newton(objective, start, iterations=iterations, lr=lr, enough=enough)
+
+    found = best_of(restarts, descend, hopeless=HOPELESS)
+    inputs, probabilities = guess(*found.unknowns)
+    inputs = box.clamp(inputs)
+    with torch.no_grad():
+        reached = float(distance(inputs, probabilities))
+    status = found.status
+    if not math.isfinite(reached):
+        status = "failed"
+    elif status == "ok" and (found.history[:, 0].min() <= enough or _is_kinked(target)):
+        status = "degraded"
+    return Reconstruction(
+        inputs=inputs,
+        labels=labels if labels is not None else probabilities.argmax(dim=1),
+        objective=reached,
+        restarts=restarts,
+        history=found.history,
+        status=status,
+        residual_ratio=reached / expected if expected > 0 and status != "failed" else None,
+    )
+
+
+def distance_of_nothing(target: Observation) -> float:
+    """The squared distance of an update of zeros; 1 where the released one is of zeros, too."""
+    return float(target.residual(torch.zeros_like(target.released)).square().sum()) or 1.0
+
+
+def _is_kinked(target: Observation) -> bool:
+    """Whether the network is known to have an activation without a second derivative."""
+    network = None if target.structure is None else target.structure().network
+    return network is not None and any(one.kind in KINKED for one in network.operations)

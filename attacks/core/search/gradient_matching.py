@@ -1,0 +1,217 @@
+"""Gradient matching: how far the update that guessed data would give is from the one that was released.
+
+What an attack minimises is a function of guessed inputs and labels. Both objectives here compare in the released space,
+whitened by the noise, so the same lines serve dense, masked, projected and two-part updates; and each simulated example
+passes the bound of the defense by itself, as each real one did. `squared_distance` is that of Zhu, Liu & Han, "Deep
+Leakage from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et al., "Inverting Gradients", NeurIPS 2020.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..targets.observation import Observation
+from ..threat_model.attack_errors import NotApplicable
+
+LayerWeights = Literal["equal", "linear", "exp"]
+"""How much layers count in a comparison, from the input on: all alike, or less and less."""
+
+
+def squared_distance(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
+    """Function (inputs, labels) -> |simulated - released|^2, whitened; differentiable in both.
+
+    Args:
+        target: one shared update; `residual` and `simulate` are read.
+
+    Returns:
+        Takes inputs [b, *input_shape] and labels, int64 [b] or class probabilities [b, classes]. In units of the
+        noise's variance; where there is no noise, of the update squared.
+    """
+    # In float64: under much noise the data are in digits that a sum in float32 has not got.
+    return lambda inputs, labels: target.residual(target.simulate(inputs, labels)).double().square().sum()
+
+
+def expected_distance(target: Observation, noise_std: Float[Tensor, " m"]) -> float:
+    """What `squared_distance` is on average at the private data: one for each noisy number that rows can reach.
+
+    Args:
+        target: one shared update; `residual` is read.
+        noise_std: of the noise on its undivided sums.
+
+    Returns:
+        0 where there is no noise. The residual leaves out what no row can reach, which one draw of random signs counts:
+        exactly for single coordinates, and up to the root of twice their number for k directions.
+    """
+    signs = torch.randint(2, noise_std.shape, generator=torch.Generator().manual_seed(0)).to(noise_std) * 2 - 1
+    noise = signs * noise_std / target.expected_batch
+    # Affine, and whitened: the difference is that of the noise alone, with entries of 1 and -1.
+    return float((target.residual(torch.zeros_like(noise)) - target.residual(noise)).square().sum())
+
+
+def direction_mismatch(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
+    """Function (inputs, labels) -> 1 - cos(simulated, released), both whitened; differentiable in both.
+
+    Args:
+        target: one shared update; `residual`, `released` and `simulate` are read.
+
+    Returns:
+        Takes inputs and labels as `squared_distance` does. In [0, 2]; the size of the update, which depends on clipping
+        and on the expected batch, does not count.
+    """
+    between = _directions(target, None)
+    return lambda inputs, labels: between(target.simulate(inputs, labels))
+
+
+def relative_distances(target: Observation) -> Callable[[Tensor, Tensor], Float[Tensor, " r"]]:
+    """|simulated - released| / |released| of several guesses at once, whitened: (inputs [r, b, ...], labels) -> [r].
+
+    Args:
+        target: one shared update; `residual` and `simulate_many` are read, or `simulate`.
+    """
+    length = _norm(target.residual(torch.zeros_like(target.released)))
+    return lambda inputs, labels: (_norm(target.residual(simulated_many(target, inputs, labels))) / length)[:, 0]
+
+
+def direction_mismatches(
+    target: Observation, weights: Tensor | None = None
+) -> Callable[[Tensor, Tensor], Float[Tensor, " r"]]:
+    """As `direction_mismatch`, of several guesses at once: (inputs [r, b, *input_shape], labels) -> [r].
+
+    Args:
+        target: one shared update; what it offers for several guesses is taken where it is there.
+        weights: [m], by which squares and products of released numbers count; None for all alike.
+    """
+    compare, between = target.compare_many, _directions(target, weights)
+    if compare is None or weights is not None:
+        return lambda inputs, labels: between(simulated_many(target, inputs, labels))
+    length = _norm(target.residual(torch.zeros_like(target.released)))
+
+    def mismatches(inputs: Tensor, labels: Tensor) -> Tensor:
+        inner, squares = compare(inputs, labels)
+        # A difference of numbers near 1: below the rounding of its parts nothing is smaller than anything else.
+        return 1 - inner / (squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt() * length[0])
+
+    return mismatches
+
+
+def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """|simulated - released|^2 / (2 |released|^2) and 1 - cos, whitened, of several guesses at once.
+
+    The first is the negative logarithm of the likelihood of the guess under Gaussian noise, over |released|^2 and up to
+    a constant. Close to a match it is the second, which the size of the simulated update does not change.
+
+    Args:
+        target: one shared update; what it offers for several guesses is taken where it is there.
+
+    Returns:
+        Takes inputs [r, b, *input_shape] and labels. Distances are float64: under much noise what the data change of
+        them is in digits that float32 has not got.
+    """
+    compare, between = target.compare_many, _directions(target, None)
+    tiny = torch.finfo(torch.float64).tiny
+    total = target.residual(torch.zeros_like(target.released)).double().square().sum().clamp(min=tiny)
+
+    def distances(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if compare is None:
+            simulated = simulated_many(target, inputs, labels)
+            squares = target.residual(simulated).double().square().sum(dim=-1)
+            return squares / (2 * total), between(simulated)
+        inner, squares = (part.double() for part in compare(inputs, labels))
+        # |a|^2 - 2 a b + |b|^2 cancels down to the rounding of its parts, as 1 - cos of the same two numbers does.
+        return (squares - 2 * inner + total) / (2 * total), 1 - inner / (squares.clamp(min=tiny) * total).sqrt()
+
+    return distances
+
+
+def surrogate_mismatches(target: Observation) -> Callable[..., Float[Tensor, " r"]]:
+    """As `direction_mismatches`, of an update of several local steps, all of them taken at one point on their way.
+
+    Args:
+        target: one shared update with a `surrogate`.
+
+    Returns:
+        Function (inputs [r, b, *input_shape], labels of all, shares [r] of the way) -> [r]; differentiable in inputs
+        and shares.
+
+    Raises:
+        NotApplicable: it is a single step.
+    """
+    surrogate, between = target.surrogate, _directions(target, None)
+    if surrogate is None:
+        raise NotApplicable("a surrogate is for updates of several local steps, and this is one step")
+    return lambda inputs, labels, shares: between(
+        torch.stack([surrogate(x, labels, share) for x, share in zip(inputs, shares, strict=True)])
+    )
+
+
+def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"] | None:
+    """By how much each released number counts, by the parameter tensor that it is of; None for all alike.
+
+    Args:
+        target: `structure` is read, unless all count alike.
+        kind: of the l-th of L parameter tensors, l from 0 at the input: 1, 1 - l / L or exp(-l).
+
+    Raises:
+        NotApplicable: what was released is not coordinates of one gradient.
+    """
+    if kind == "equal":
+        return None
+    if target.structure is None:
+        raise NotApplicable(f"weighting '{kind}' needs the structure of the update; set 'equal'")
+    structure = target.structure()
+    sizes = torch.tensor([torch.Size(shape).numel() for shape in structure.shapes])
+    depth = torch.arange(len(sizes), dtype=torch.float64)
+    by_tensor = 1 - depth / len(sizes) if kind == "linear" else torch.exp(-depth)
+    by_coordinate = by_tensor.repeat_interleave(sizes).to(target.released)
+    found = []
+    for part in structure.parts:
+        if part.kind != "coordinates" or part.coordinates is None or not part.of_gradient:
+            raise NotApplicable(
+                f"weighting '{kind}' needs released coordinates of one gradient, got {part.words or part.kind}; "
+                "set 'equal'"
+            )
+        found.append(by_coordinate[part.coordinates.to(by_coordinate.device)])
+    return torch.cat(found)
+
+
+def simulated_many(target: Observation, inputs: Tensor, labels: Tensor) -> Float[Tensor, "r m"]:
+    """The releases that several guesses would give, in one pass where the target offers that."""
+    if target.simulate_many is not None:
+        return target.simulate_many(inputs, labels)
+    own = labels.ndim == 3 or (labels.ndim == 2 and labels.dtype == torch.int64)
+    each = labels if own else labels.expand(len(inputs), *labels.shape)
+    return torch.stack([target.simulate(x, y) for x, y in zip(inputs, each, strict=True)])
+
+
+def _directions(target: Observation, weights: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Function simulated [..., m] -> 1 - cos between it and the release, both whitened and weighted [...]."""
+    # residual(p) = W (released - p) with W the whitening, so W p = residual(0) - residual(p) for every kind of release.
+    shared = target.residual(torch.zeros_like(target.released))
+    root = None if weights is None else weights.sqrt()
+    compared = shared if root is None else root * shared
+    direction = compared / _norm(compared)
+
+    def between(simulated: Tensor) -> Tensor:
+        white = shared - target.residual(simulated)
+        white = white if root is None else root * white
+        # |a - b|^2 / 2 = 1 - cos(a, b) for unit vectors, without the cancellation near 0.
+        apart = (white / _norm(white) - direction).square().sum(dim=-1) / 2
+        # Zeros have no direction, and match nothing: each that is no unit vector lacks a half.
+        return apart + _directionless(compared) / 2 + _directionless(white) / 2
+
+    return between
+
+
+def _directionless(vectors: Tensor) -> Tensor:
+    """1 for each of the vectors [..., m] that has no direction, else 0."""
+    return (vectors.detach() == 0).all(dim=-1).to(vectors)
+
+
+def _norm(vectors: Tensor) -> Float[Tensor, "*r 1"]:
+    """Norms of vectors [..., m], not below the root of the smallest number: an update of zeros has no direction."""
+    # PyTorch's norm adds up in order: it was off by 7e-4 at 11 million float32 numbers, where sums by halves are exact
+    # to 1e-7. clamp: 0 / tiny is 0 where 0 / 0 is NaN, and the root has no derivative at 0.
+    return vectors.square().sum(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny).sqrt()

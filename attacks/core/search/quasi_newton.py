@@ -1,0 +1,115 @@
+"""Descent by L-BFGS from one start: few, accurate steps where an objective is smooth, and no step length to tune.
+
+A search along each direction by the strong Wolfe conditions never goes up, so the last iterate is the best one. What it
+does not survive is an objective without finite values: then there is another start.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .restarts import Descent, Objective
+
+RESEEDS = 10
+"""Most starts that are tried beside the first one, where a descent diverges."""
+
+DIVERGED = 10.0
+"""A value so many times that of the start is divergence."""
+
+HISTORY = 100
+"""Steps from which the curvature is estimated."""
+
+TRIALS = 25
+"""Most lengths that are tried along a direction."""
+
+START = 1e10
+"""What the start's value is scaled to. PyTorch's L-BFGS learns nothing from a step over which gradients change by less
+than 1e-10, in the objective's own units: unscaled, a search stops learning long before it arrives."""
+
+
+def quasi_newton(
+    objective: Objective,
+    start: Callable[[], Sequence[Tensor]],
+    *,
+    iterations: int,
+    lr: float,
+    enough: float = -math.inf,
+) -> Descent:
+    """Descends from one start; from another one where values are not finite, or ten times that of the start.
+
+    Args:
+        objective: of as many unknowns as `start` gives.
+        start: draws the first iterate.
+        iterations: steps, at least 1, each along one direction.
+        lr: what a first step along a direction is, in steps of Newton's method.
+        enough: a value at which the descent ends, after one step at least.
+
+    Returns:
+        The last iterate, with an infinite objective where it is still the start, which must not pass for a find. The
+        history goes on at its last value where the descent ended early, because no step went down or `enough` was.
+    """
+    found = _descended(objective, start(), iterations, lr, enough)
+    for _ in range(RESEEDS):
+        if math.isfinite(found.objective):
+            break
+        found = _descended(objective, start(), iterations, lr, enough)
+    return found
+
+
+def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, lr: float, enough: float) -> Descent:
+    unknowns = [unknown.detach().clone().requires_grad_() for unknown in start]
+    # One iteration a call, so that it can end after any; curvature is kept between calls. Without tolerances: it ends
+    # where nothing goes down.
+    optimizer = torch.optim.LBFGS(
+        unknowns,
+        lr=lr,
+        max_iter=1,
+        max_eval=TRIALS,
+        history_size=HISTORY,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+    )
+    with torch.no_grad():
+        value, mismatch = objective(*unknowns)
+        first = float(value)
+    if not math.isfinite(first):
+        return Descent(unknowns=tuple(start), objective=math.inf, history=_padded([mismatch], iterations))
+    scale = START / max(abs(first), torch.finfo(unknowns[0].dtype).tiny * START)
+    last: list[tuple[list[Tensor], Tensor, Tensor, Sequence[Tensor]]] = []
+
+    def evaluated() -> tuple[Tensor, Tensor]:
+        # A call begins where the one before ended, mostly at the point that was evaluated last.
+        if not last or not all(torch.equal(u, v) for u, v in zip(unknowns, last[0][0], strict=True)):
+            value, mismatch = objective(*unknowns)
+            gradients = torch.autograd.grad(scale * value, unknowns)
+            last[:] = [([u.detach().clone() for u in unknowns], value.detach(), mismatch.detach(), gradients)]
+        _, value, mismatch, gradients = last[0]
+        for unknown, gradient in zip(unknowns, gradients, strict=True):
+            unknown.grad = gradient.clone()
+        return value, mismatch
+
+    reached, history = first, [evaluated()[1]]
+    for _ in range(iterations):
+        before = reached
+        optimizer.step(lambda: scale * evaluated()[0])
+        value, mismatch = evaluated()
+        reached = float(value)
+        if not math.isfinite(reached) or reached > DIVERGED * abs(first):
+            return Descent(unknowns=tuple(start), objective=math.inf, history=_padded(history, iterations))
+        history.append(mismatch)
+        if reached >= before or reached <= enough:
+            break
+    better = reached < first
+    return Descent(
+        unknowns=tuple(unknown.detach() for unknown in unknowns),
+        objective=reached if better else math.inf,
+        history=_padded(history, iterations),
+    )
+
+
+def _padded(history: Sequence[Tensor], iterations: int) -> Tensor:
+    """The mismatch of the first iterates; of the last one where there are fewer."""
+    return torch.stack([*history, *[history[-1]] * iterations][:iterations])

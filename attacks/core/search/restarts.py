@@ -1,0 +1,251 @@
+"""Search for unknowns that minimise an objective: descent from one start, and the best of several starts.
+
+The unknowns of an attack are tensors: inputs, and labels where they are not known. An objective maps them to the value
+that is minimised, whatever priors it has in it, and the mismatch alone, which says whether the release was explained.
+Only the attacker's own objective decides which iterate and which start is kept, as there is nothing else to go by.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..targets.results import Status
+
+Objective = Callable[..., tuple[Tensor, Tensor]]
+"""(*unknowns) -> what is minimised, and the mismatch in it; scalars, the first differentiable."""
+
+SETTLED = 10
+"""The first of so many parts of a search is not judged: no mismatch tells anything yet."""
+
+WARM_UP = 50
+"""Most steps of a warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Result of the descent from one start.
+
+    Attributes:
+        unknowns: the iterate with the smallest objective.
+        objective: its value; infinite if no iterate had a finite one, or nothing ever moved.
+        history: [iterations], the mismatch of every iterate.
+    """
+
+    unknowns: tuple[Tensor, ...]
+    objective: float
+    history: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Result of the best of several starts.
+
+    Attributes:
+        unknowns: of the start with the smallest objective.
+        objective: its value.
+        history: [restarts, iterations], the mismatch of every iterate.
+        status: as of a `Reconstruction`.
+    """
+
+    unknowns: tuple[Tensor, ...]
+    objective: float
+    history: Tensor
+    status: Status
+
+
+def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = math.inf) -> Search:
+    """Descends from several starts, one after another, and keeps the one with the smallest objective.
+
+    Args:
+        restarts: how many starts, at least 1.
+        descend: draws a start and descends from it; all descents take as many iterations.
+        hopeless: as of `best`.
+    """
+    # One after the other from one generator, so that more restarts repeat the first ones.
+    return best([descend() for _ in range(restarts)], hopeless=hopeless)
+
+
+def best(descents: Sequence[Descent], *, hopeless: float = math.inf) -> Search:
+    """The descent with the smallest objective.
+
+    Args:
+        descents: of as many iterations each; at least one.
+        hopeless: a mismatch that means that nothing was found: if none is below after a tenth of the iterations, the
+            status is `degraded`.
+
+    Returns:
+        The best start, with `failed` as its status where no start gave a finite objective.
+    """
+    best = min(descents, key=lambda descent: descent.objective)
+    history = torch.stack([descent.history for descent in descents])
+    later = history[:, history.shape[1] // SETTLED :]
+    if not math.isfinite(best.objective):
+        status: Status = "failed"
+    # The smallest of all restarts: one that found a match is enough. What is one number wherever the search went does
+    # not depend on the unknowns, and whatever moved them (a prior) knew nothing of the release.
+    elif (history.numel() > 1 and bool((history == history[0, 0]).all())) or later.nan_to_num(
+        nan=math.inf
+    ).min() > hopeless:
+        status = "degraded"
+    else:
+        status = "ok"
+    return Search(unknowns=best.unknowns, objective=best.objective, history=history, status=status)
+
+
+def signed_adam(
+    objective: Objective,
+    start: Sequence[Tensor],
+    *,
+    iterations: int,
+    lr: float,
+    project_: Callable[..., object] | None = None,
+) -> Descent:
+    """`signed_adams` from one start, by an objective of one."""
+
+    def of_one(*unknowns: Tensor) -> tuple[Tensor, Tensor]:
+        value, mismatch = objective(*(unknown[0] for unknown in unknowns))
+        return value.unsqueeze(0), mismatch.unsqueeze(0)
+
+    starts = [unknown.unsqueeze(0) for unknown in start]
+    return signed_adams(of_one, starts, iterations=iterations, lr=lr, project_=project_)[0]
+
+
+def signed_adams(
+    objectives: Objective,
+    starts: Sequence[Tensor],
+    *,
+    iterations: int,
+    lr: float,
+    project_: Callable[..., object] | None = None,
+) -> list[Descent]:
+    """Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
+
+    The sign takes out the size of the gradient, which is tiny wherever the simulated update is large. Starts descend
+    side by side, one pass for all in each iteration, and none knows of the others: all that is done is by element.
+
+    Args:
+        objectives: of as many unknowns as `starts` has -> values and mismatches, both [r].
+        starts: the first iterates [r, ...] of each unknown; written into.
+        iterations: steps, at least 1.
+        lr: first step length, in units of the unknowns.
+        project_: moves (*unknowns) to the nearest valid ones, in place; without it all are valid.
+
+    Returns:
+        The best iterate from each start. Without one gradient that is finite and not zero that would be the random
+        start, which must not pass for a reconstruction, so its objective is infinite then.
+    """
+    cuts = [iterations * part // 8 for part in (3, 5, 7)]
+    return _adams(
+        objectives,
+        starts,
+        iterations=iterations,
+        lr=lr,
+        project_=project_,
+        schedule=lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=cuts, gamma=0.1),
+        direction=torch.sign,
+    )
+
+
+def jittered_adams(
+    objectives: Objective,
+    starts: Sequence[Tensor],
+    coins: torch.Generator,
+    *,
+    iterations: int,
+    lr: float,
+    jitter: float,
+    project_: Callable[..., object] | None = None,
+) -> list[Descent]:
+    """Adam with its step length warmed up and let down along a cosine, and Gaussian noise after every step.
+
+    Args:
+        objectives: as of `signed_adams`; the value of a start may depend on the others.
+        starts: the first iterates [r, ...] of each unknown; written into.
+        coins: source of the noise.
+        iterations: steps, at least 1; a tenth of them, 50 at most, are the warm-up.
+        lr: largest step length, in units of the unknowns.
+        jitter: standard deviation of the noise, in step lengths: it dies down as they do.
+        project_: as of `signed_adams`.
+
+    Returns:
+        As `signed_adams`.
+    """
+    warm = min(WARM_UP, iterations // 10)
+
+    def scaled(step: int) -> float:
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        return (1 + math.cos(math.pi * (step - warm) / (iterations - warm))) / 2
+
+    def disturb_(unknown: Tensor, step_length: float) -> None:
+        # Drawn on the CPU in float64: one seed gives one search on every device and in every dtype.
+        drawn = torch.randn(unknown.shape, generator=coins, dtype=torch.float64)
+        unknown.add_(drawn.to(unknown), alpha=jitter * step_length)
+
+    return _adams(
+        objectives,
+        starts,
+        iterations=iterations,
+        lr=lr,
+        project_=project_,
+        schedule=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, scaled),
+        direction=torch.clone,
+        disturb_=disturb_ if jitter > 0 else None,
+    )
+
+
+def _adams(
+    objectives: Objective,
+    starts: Sequence[Tensor],
+    *,
+    iterations: int,
+    lr: float,
+    project_: Callable[..., object] | None,
+    schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler],
+    direction: Callable[[Tensor], Tensor],
+    disturb_: Callable[[Tensor, float], None] | None = None,
+) -> list[Descent]:
+    """Adam from several starts, along `direction` of the gradient; `disturb_` is told the length of the step."""
+    project_ = project_ or (lambda *unknowns: None)
+    project_(*starts)
+    unknowns = [start.requires_grad_() for start in starts]
+    optimizer = torch.optim.Adam(unknowns, lr=lr)
+    step_lengths = schedule(optimizer)
+    count = len(unknowns[0])
+    best_values = unknowns[0].new_full((count,), math.inf)
+    best_unknowns = [unknown.detach().clone() for unknown in unknowns]
+    history, moved = [], torch.zeros(count, dtype=torch.bool, device=best_values.device)
+    for _ in range(iterations):
+        values, mismatches = objectives(*unknowns)
+        gradients = torch.autograd.grad(values.sum(), unknowns)
+        # Tensors all the way: a comparison on the host would wait for the device in every iteration.
+        better = values.detach() < best_values
+        # NaN is below nothing, so an iterate without a finite objective is never kept.
+        best_values = torch.where(better, values.detach(), best_values)
+        best_unknowns = [
+            torch.where(better.view(-1, *[1] * (u.ndim - 1)), u.detach(), b)
+            for u, b in zip(unknowns, best_unknowns, strict=True)
+        ]
+        history.append(mismatches.detach())
+        parts = [gradient.flatten(1) for gradient in gradients]
+        finite = torch.stack([part.isfinite().all(dim=1) for part in parts]).all(dim=0)
+        moved = moved | (finite & torch.stack([part.any(dim=1) for part in parts]).any(dim=0))
+        for unknown, gradient in zip(unknowns, gradients, strict=True):
+            # PyTorch's sign of NaN is 0 and documented nowhere; a NaN would stay in Adam's moments for good.
+            unknown.grad = direction(gradient).nan_to_num_(posinf=0.0, neginf=0.0)
+        optimizer.step()
+        with torch.no_grad():
+            if disturb_ is not None:
+                length = float(step_lengths.get_last_lr()[0])
+                for unknown in unknowns:
+                    disturb_(unknown, length)
+            project_(*unknowns)
+        step_lengths.step()
+    found = torch.where(moved, best_values, math.inf).tolist()
+    return [
+        Descent(unknowns=tuple(u[r] for u in best_unknowns), objective=found[r], history=of_one)
+        for r, of_one in enumerate(torch.stack(history, dim=1))
+    ]

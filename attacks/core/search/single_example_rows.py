@@ -1,0 +1,124 @@
+"""Guesses of single examples against the part of a release that each alone is responsible for.
+
+Rows of a first layer that a single example activates show that example. Rows of several can look the same: where all
+upstream gradients are multiples of one vector (one logit, two classes), or where noise hides how they differ. What an
+input would have released itself tells them apart, as far as noise and gaps of the input leave anything to tell.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..targets.observation import Observation
+
+DRAWN = 4
+"""Inputs within the errors of a guess whose contributions say how far off its own may be."""
+
+ABOVE = 3.0
+"""How many times what noise, errors and gaps leave on average is left of a place by whom it belongs to, at most."""
+
+TOLD = 0.2
+"""The same as a share of what was released there, at most: of more, whom it belongs to is not decided."""
+
+OPEN = 12**-0.5
+"""Standard deviation of an entry of which only the range is known, over the range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPlaces:
+    """What guessed inputs leave of a release, each where it is alone.
+
+    Attributes:
+        labels: the class by which each input explains best what it alone is responsible for.
+        unexplained: [n], what is then left, over what was released there.
+        expected: [n], what noise, errors and gaps of an input leave on average, over the same.
+        shared: [n, n], the contributions of every guess to the places of each, over the same; 0 for its own.
+    """
+
+    labels: Int[Tensor, " n"]
+    unexplained: Float[Tensor, " n"]
+    expected: Float[Tensor, " n"]
+    shared: Float[Tensor, "n n"]
+
+    def __getitem__(self, kept: Tensor) -> "OwnPlaces":
+        own = {name: values[kept] for name, values in vars(self).items()}
+        return OwnPlaces(**own | {"shared": own["shared"][:, kept]})
+
+    def fits(self, rounding: float) -> Bool[Tensor, " n"]:
+        """Whether what is left is no more than the noise and the errors of an input leave."""
+        return self.unexplained <= (ABOVE * self.expected).clamp(min=rounding)
+
+    def decided(self, rounding: float) -> Bool[Tensor, " n"]:
+        """Whether in addition anything else would have been noticed, and no other guess takes part there."""
+        alone = (torch.maximum(self.shared, self.shared.T) <= TOLD).all(dim=1)
+        return self.fits(rounding) & (ABOVE * self.expected <= TOLD) & alone
+
+    def unclaimed(self) -> Bool[Tensor, " n"]:
+        """All but those to whose places an earlier one contributes that is told from anything else."""
+        sure = ABOVE * self.expected <= TOLD
+        kept = torch.ones_like(sure)
+        for number in range(1, len(kept)):  # guesses, of which there are about as many as examples
+            earlier = (kept & sure)[:number]
+            kept[number] = not bool((earlier & (self.shared[number, :number] > TOLD)).any())
+        return kept
+
+
+def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
+    """The class by which each input explains best what it alone is responsible for, and what is then unexplained.
+
+    Args:
+        target: whose contributions are bounded as the real ones were, so that a clip factor does not matter.
+        inputs: [n, *shape].
+        own: where the release is that of this input alone.
+    """
+    sums, entries = target.released * target.expected_batch, own.to(target.released)
+    best = torch.full_like(entries[:, 0], torch.inf)
+    labels = torch.zeros_like(best, dtype=torch.int64)
+    size = (sums * entries).norm(dim=1)
+    for one in range(target.classes if len(inputs) else 0):
+        classes = torch.full_like(labels, one)
+        error = ((sums - target.contributions(inputs, classes)) * entries).norm(dim=1) / size
+        labels = torch.where(error < best, classes, labels)
+        best = torch.minimum(best, error)
+    return labels, best
+
+
+def explained(
+    target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, coins: torch.Generator
+) -> OwnPlaces:
+    """What inputs leave of their places, and what their errors and the noise would leave.
+
+    Args:
+        target: one shared update.
+        inputs: [n, *shape].
+        errors: in their shape, standard deviations; infinite where nothing is known.
+        own: bool [n, m], where the release is that of this input alone.
+        noise_std: [m], on the undivided sums.
+        coins: source of the inputs that are drawn within the errors.
+    """
+    labels, unexplained = labelled(target, inputs, own)
+    if not len(inputs):
+        return OwnPlaces(
+            labels=labels, unexplained=unexplained, expected=unexplained, shared=unexplained.new_zeros(0, 0)
+        )
+    low, high = target.input_low, target.input_high
+    entries = own.to(target.released)
+    size = (target.released * target.expected_batch * entries).norm(dim=1)
+    given = target.contributions(inputs, labels)
+    spread = errors.clamp(max=OPEN * (high - low)).to(inputs)
+    off = torch.zeros_like(size)
+    for _ in range(DRAWN):
+        steps = torch.randn(inputs.shape, generator=coins, dtype=torch.float64).to(inputs)
+        moved = target.contributions((inputs + spread * steps).clamp(low, high), labels)
+        off += ((moved - given) * entries).square().sum(dim=1) / DRAWN
+    noise = (noise_std.to(entries).square() * entries).sum(dim=1)
+    # [places of one, contributions of another]
+    between = (entries @ given.square().T).sqrt() / size[:, None]
+    return OwnPlaces(
+        labels=labels,
+        unexplained=unexplained,
+        expected=(off + noise).sqrt() / size,
+        shared=between.fill_diagonal_(0.0),
+    )

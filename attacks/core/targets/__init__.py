@@ -1,0 +1,1 @@
+"""Targets of attacks: what an attacker is given, its narrowing to a threat model, and checked results."""

@@ -1,0 +1,214 @@
+"""A network and an update as plain data: what whoever holds the model sees, for closed-form attacks.
+
+A search for inputs needs functions of guessed data alone (`Observation.simulate`). A closed form needs the equations:
+which operations follow one another, their parameters, and which coordinate of which parameter's gradient a released
+number is. Both are public: the server sent the model, and masks and bases are fixed before a batch is drawn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..threat_model.attack_errors import InconsistentObservation, NotApplicable
+
+LossName = Literal["cross_entropy", "logistic", "other"]
+PartKind = Literal["coordinates", "directions", "other"]
+
+SLOPED = ("relu", "leaky_relu", "tanh", "sigmoid", "identity")
+"""Activations by element whose kinds an `Operation` names; everything else that is not linear is `other`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One step of the forward pass.
+
+    Attributes:
+        name: of its result, distinct in the network.
+        kind: `input`; `linear`, `conv2d`, `avg_pool2d`, `batch_norm` (of evaluation: an affine map by channel),
+            `flatten`; one of `SLOPED`; `add` (of its inputs); `other` for everything else.
+        inputs: names of the operations whose results it takes.
+        shape: of its result for one example.
+        weight: name of its weight among the parameters; None where it has none.
+        bias: name of its bias.
+        settings: plain numbers: `stride`, `padding`, `dilation`, `kernel_size` (pairs) and `groups` of a convolution or
+            pooling, `slope` of a leaky ReLU, `eps` of a batch norm and the names of its `mean` and `variance`.
+        words: what it is in the model's own words, for messages.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    weight: str | None = None
+    bias: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network, from its input to its logits.
+
+    Attributes:
+        operations: in the order in which they are computed; the last one gives the logits.
+        parameters: name -> values at the step that is attacked; buffers too.
+        loss: by example.
+    """
+
+    operations: tuple[Operation, ...]
+    parameters: Mapping[str, Tensor] = field(repr=False)
+    loss: LossName
+
+    def chain(self) -> tuple[Operation, ...]:
+        """The operations where each takes the result of the one before it alone.
+
+        Raises:
+            NotApplicable: the network branches.
+        """
+        for before, one in zip(self.operations, self.operations[1:], strict=False):
+            if one.inputs != (before.name,):
+                raise NotApplicable(
+                    f"the network must be a chain of layers, and {one.words or one.name} takes {', '.join(one.inputs)}"
+                )
+        return self.operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedPart:
+    """The released values of one block of a step.
+
+    Attributes:
+        start: first of its values in `released`.
+        stop: behind the last.
+        kind: `coordinates`: sums of single coordinates of gradients; `directions`: inner products with directions;
+            `other`: anything else.
+        coordinates: int64 [stop - start], numbers in the flat gradient.
+        factors: [stop - start], what each coordinate was multiplied by; None for 1.
+        spans: (first, behind the last) coordinate of each basis.
+        bases: [last - first, k] each, orthonormal columns.
+        of_gradient: whether they are of the gradient at the step's parameters, and go into the update.
+        words: what was released, for messages.
+    """
+
+    start: int
+    stop: int
+    kind: PartKind
+    coordinates: Tensor | None = field(default=None, repr=False)
+    factors: Tensor | None = field(default=None, repr=False)
+    spans: tuple[tuple[int, int], ...] = ()
+    bases: tuple[Tensor, ...] = field(default=(), repr=False)
+    of_gradient: bool = True
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedGradient:
+    """What an update shows of one parameter's gradient.
+
+    Attributes:
+        values: in the parameter's shape; 0 where nothing was released.
+        group: int64, in the same shape: coordinates of one number were bounded together, so that they share one factor
+            by which the defense shortened an example; -1 where nothing was released.
+    """
+
+    values: Tensor
+    group: Tensor
+
+    @property
+    def seen(self) -> Tensor:
+        """Bool, in the parameter's shape: what was released."""
+        return self.group >= 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every coordinate was released."""
+        return bool(self.seen.all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """The network behind an update, and what its numbers are.
+
+    Attributes:
+        network: at the parameters of the step; None where its forward pass is not made of single operations.
+        names: of the trained parameters, in the order of the flat gradient.
+        shapes: of them.
+        parts: of the released vector, in its order.
+        why_no_network: one sentence where there is no network.
+    """
+
+    network: Network | None
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    parts: tuple[ReleasedPart, ...]
+    why_no_network: str = ""
+
+    @property
+    def dim(self) -> int:
+        """Length of the flat gradient."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    def known_network(self) -> Network:
+        """The network.
+
+        Raises:
+            NotApplicable: there is none, with the reason.
+        """
+        if self.network is None:
+            raise NotApplicable(f"the operations of the model must be known: {self.why_no_network}")
+        return self.network
+
+    def check_length(self, released: Tensor) -> None:
+        """Refuses numbers that are not one for each that was released.
+
+        Raises:
+            InconsistentObservation: there are fewer or more: another mask or basis than the one that is known.
+        """
+        own = max((part.stop for part in self.parts), default=0)
+        if len(released) != own:
+            raise InconsistentObservation(
+                f"released must have {own} numbers, one for each that the plan releases, got {len(released)}: another "
+                "mask, basis or model"
+            )
+
+    def gradients(self, released: Tensor) -> dict[str, SharedGradient]:
+        """The gradient of each trained parameter, as far as it was released.
+
+        Args:
+            released: [m], as of the observation, or its standard deviations.
+
+        Returns:
+            By name of the parameter.
+
+        Raises:
+            NotApplicable: a part of the update is in other numbers than coordinates of the gradient, or one of them was
+                released twice.
+            InconsistentObservation: it has another number of entries.
+        """
+        self.check_length(released)
+        parts = [part for part in self.parts if part.of_gradient]
+        if not parts or any(part.kind != "coordinates" for part in parts):
+            released_instead = " and ".join(part.words or part.kind for part in self.parts)
+            raise NotApplicable(
+                "the update must release coordinates of one gradient, and it releases "
+                f"{released_instead}; inverting_gradients attacks any update"
+            )
+        values = released.new_zeros(self.dim)
+        group = torch.full((self.dim,), -1, dtype=torch.int64, device=released.device)
+        for number, part in enumerate(parts):
+            if part.coordinates is None:
+                raise ValueError("coordinates must be given of a part of coordinates, got None")
+            here, shown = part.coordinates.to(released.device), released[part.start : part.stop]
+            if part.factors is not None:
+                # A coordinate that was multiplied by 0 is noise alone.
+                factors = part.factors.to(released)
+                shown, here = shown[factors != 0] / factors[factors != 0], here[factors != 0]
+            if bool((group[here] >= 0).any()):
+                raise NotApplicable("the update must release a coordinate once, and it releases some in two parts")
+            values[here], group[here] = shown, number
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        spans = zip(self.names, self.shapes, values.split(sizes), group.split(sizes), strict=True)
+        return {n: SharedGradient(values=v.view(shape), group=g.view(shape)) for n, shape, v, g in spans}

@@ -1,0 +1,1 @@
+"""Threat models: what an attack needs to be given, and the decorator that declares it."""

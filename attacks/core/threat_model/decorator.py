@@ -1,0 +1,197 @@
+"""The decorator that turns a function into an attack: declares needs, narrows the target, checks settings.
+
+@attack(access=Access.UPDATE, knows=Knows.LABELS)
+def method(target: Observation, coins: torch.Generator, *, steps: int = 100) -> Reconstruction: ...
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, cast, get_type_hints
+
+import torch
+
+from ..targets.narrow import enabled_by, end_others, narrow, watching
+from ..targets.observation import Target
+from ..targets.results import RESULTS
+from .requires import Access, AccessError, Controls, Knows, Requirements
+
+R = TypeVar("R")
+
+
+class Attack(Generic[R]):
+    """A method with its threat model.
+
+    Attributes:
+        name: the name of the function, which is that of its file.
+        summary: first line of its docstring.
+        requires: what it needs.
+        defaults: its settings with their default values, read only.
+        kind: of its result, a key of `RESULTS`, as `membership`.
+        target: the class of what it attacks.
+    """
+
+    def __init__(self, function: Callable[..., R], requires: Requirements) -> None:
+        functools.update_wrapper(self, function)
+        parameters = [*inspect.signature(function).parameters.values()]
+        first, settings = parameters[:2], parameters[2:]
+        misplaced = [p.name for p in settings if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
+        if misplaced or [p.name for p in first] != ["target", "coins"]:
+            raise TypeError(
+                f"{function.__name__} must be written (target, coins, *, setting=default, ...), "
+                f"got {', '.join(misplaced) or ', '.join(p.name for p in first) or 'no arguments'}"
+            )
+        hints = get_type_hints(function)
+        annotated = hints.get("target")
+        if not (inspect.isclass(annotated) and issubclass(annotated, Target) and requires.access in annotated.accesses):
+            raise TypeError(
+                f"{function.__name__} has {requires.access.name} access: "
+                f"its target must be annotated as {_target_of(requires.access)}, got {annotated}"
+            )
+        self.target: type[Target] = annotated
+        if Knows.LABELS in requires.knows and Knows.PRIOR in requires.knows:
+            raise TypeError(
+                f"{function.__name__} must not know both the labels of the batch and a prior: a label rules out "
+                "candidates of other classes, so that the chance before the release would not be 1 in as many"
+            )
+        known = [row for row in RESULTS.values() if row.result is hints.get("return")]
+        if not known:
+            raise TypeError(
+                f"{function.__name__} must be annotated to return "
+                f"{' or '.join(row.result.__name__ for row in RESULTS.values())}, got {hints.get('return')}"
+            )
+        self.kind: str = known[0].kind
+        self.name: str = function.__name__
+        self.summary: str = (inspect.getdoc(function) or "").split("\n", 1)[0]
+        self.requires = requires
+        self.defaults = MappingProxyType({p.name: p.default for p in settings})
+        self._types = {p.name: hints.get(p.name) for p in settings}
+        self._function = function
+
+    def settings(self, **given: Any) -> dict[str, Any]:
+        """All settings of a call, the given ones over the defaults.
+
+        Raises:
+            ValueError: a setting that this attack does not have, or one of the wrong type.
+        """
+        for name, value in given.items():
+            if name not in self.defaults:
+                near = difflib.get_close_matches(name, self.defaults, n=1)
+                known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
+                raise ValueError(f"{self.name} has no setting {name!r}; {known}")
+            wanted = self._types[name]
+            # Unions and sequences are the method's own to check.
+            if wanted in (int, float, str, bool) and not _is_a(value, wanted):
+                raise ValueError(f"{name} of {self.name} must be of type {wanted.__name__}, got {value!r}")
+        return {**self.defaults, **given}
+
+    def check(self, target: Target | Requirements) -> str | None:
+        """Why this attack does not apply, in one sentence, or None if it does. Computes nothing.
+
+        Args:
+            target: what would be attacked, or, before there is one, the threat model that it will offer.
+        """
+        if isinstance(target, Requirements):
+            return self._missing(target)
+        if not isinstance(target, self.target):
+            return (
+                f"{self.name} needs access to {self.requires.access.value} ({self.target.__name__}), "
+                f"got {type(target).__name__}"
+            )
+        try:
+            problem = self._missing(target.offered())
+        except AccessError as error:
+            return f"{self.name} does not apply: {error}"
+        # Nobody to score is no result: a metric of it would be of an empty group.
+        if problem is None and RESULTS[self.kind].of_candidates and not (target.candidates and len(target.candidates)):
+            return f"{self.name} needs candidates to score: fill {self.target.__name__}.candidates"
+        return problem
+
+    def _missing(self, offered: Requirements) -> str | None:
+        missing = self.requires.missing_from(offered)
+        # Access by itself: fields that would grant the side knowledge belong to another class of target.
+        if self.requires.access in missing:
+            return f"{self.name} needs access to {self.requires.access.value}, got {offered.access.value}"
+        if missing:
+            return f"{self.name} needs {' and '.join(enabled_by(need) for need in missing)}, which is withheld"
+        return None
+
+    def __call__(self, target: Target, coins: torch.Generator | None = None, **settings: Any) -> R:
+        """Runs the attack on what it declared to need, and on nothing else.
+
+        Args:
+            target: narrowed before the method sees it.
+            coins: the attack's own randomness, on the CPU; by default a generator with seed 0.
+            **settings: the method's settings.
+
+        Returns:
+            A copy of what the method returned; scores are in the order of the candidates.
+
+        Raises:
+            AccessError: the target does not grant what the attack needs, the attack read what it did not declare, or it
+                left a mode or a hook of PyTorch's active.
+            TypeError: the method returned something else than it says.
+            ValueError: an unknown or impossible setting, scores of others than the candidates, or more inputs than
+                the batch has examples.
+        """
+        resolved = self.settings(**settings)
+        if (problem := self.check(target)) is not None:
+            raise AccessError(problem)
+        # On the CPU, whose stream is the same on every device that the target may be on.
+        coins = torch.Generator().manual_seed(0) if coins is None else coins
+        # Before the attack runs, which may write into its target, the ids of the candidates included.
+        checked = RESULTS[self.kind].expected(target)
+        return cast(R, checked(self.on_view(narrow(target, self.requires), coins, resolved)))
+
+    def on_view(self, view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> object:
+        """Returns the method's result, unchecked.
+
+        Args:
+            view: narrowed already.
+            coins: the attack's own randomness.
+            settings: all of them.
+
+        Raises:
+            AccessError: the attack left a mode or a hook of PyTorch's active.
+        """
+        known = watching()
+        try:
+            result = self._function(view, coins, **settings)
+        finally:
+            # Scorers, and the next update's client, would compute with the truth in front of whatever is left active.
+            left = end_others(known)
+        if left:
+            raise AccessError(f"{self.name} must leave no mode and no hook of PyTorch's active, got {left}")
+        return result
+
+    def __repr__(self) -> str:
+        return f"<attack {self.name}: {self.requires.to_dict()}>"
+
+
+def attack(
+    *, access: Access, knows: Knows = Knows.NOTHING, controls: Controls = Controls.NOTHING
+) -> Callable[[Callable[..., R]], Attack[R]]:
+    """Declares what an attack needs; everything else is withheld from it.
+
+    Args:
+        access: decides the class of the target, as `Observation` for `Access.UPDATE`.
+        knows: side knowledge.
+        controls: influence on training.
+    """
+    requires = Requirements(access=access, knows=knows, controls=controls)
+    return lambda function: Attack(function, requires)
+
+
+def _target_of(access: Access) -> str:
+    """What is attacked with an access, for a message."""
+    kinds = (kind.__name__ for kind in Target.__subclasses__() if access in kind.accesses)
+    return next(kinds, f"a subclass of Target with {access} among its accesses")
+
+
+def _is_a(value: Any, wanted: type) -> bool:
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    # bool is a subclass of int: `restarts = true` must not pass for 1.
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

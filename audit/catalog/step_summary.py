@@ -1,0 +1,161 @@
+"""What a defense shows and costs in a step, read off a rehearsal of its plans: nothing here is typed in by a method.
+
+The rehearsal is on made-up gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
+first step and the last one of a run of 20 epochs, at the method's default settings.
+What is sent beside the numbers shows in further rehearsals, under other public coins (`besides.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from benchmarks import models
+from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed, unverified
+
+from .side_information import Besides, besides, masked
+
+BYTES = 4  # of a number in float32
+_INPUT = (1, 28, 28)
+_EPOCHS, _PER_EPOCH = 20, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class InAStep:
+    """What an observer of every update sees of a run, and what it proves.
+
+    Attributes:
+        parameters: of the network that figures are for.
+        first: numbers released in the first step, one entry a block.
+        last: the same of the last step.
+        besides: masks and bases that these numbers are told in.
+        shares: fraction of the last step's 1 / sigma^2 that each block spends.
+        events: what is charged, in words.
+        reason: why nothing is proved; empty where a bound and noise prove something.
+        public: whether public examples are read.
+        unverified: parts that are none of this library's, a sentence each.
+    """
+
+    parameters: int
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    besides: tuple[Besides, ...]
+    shares: tuple[float, ...]
+    events: tuple[str, ...]
+    reason: str
+    public: bool
+    unverified: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with bytes at 4 a number."""
+        return {
+            "parameters": self.parameters,
+            "numbers_first_step": list(self.first),
+            "numbers_last_step": list(self.last),
+            "bytes_last_step": BYTES * sum(self.last),
+            "sent_besides": [one.to_dict() for one in self.besides],
+            "shares": list(self.shares),
+            "events": list(self.events),
+            "proves_nothing": self.reason or None,
+            "reads_public": self.public,
+            "unverified": list(self.unverified),
+        }
+
+    def lines(self) -> list[str]:
+        """A paragraph of a few lines."""
+
+        def told(sizes: tuple[int, ...]) -> str:
+            parts = " + ".join(f"{size:,}" for size in sizes)
+            return f"{parts} number{'s' if sum(sizes) != 1 else ''} ({BYTES * sum(sizes):,} bytes)"
+
+        over = told(self.last) if self.first == self.last else f"{told(self.first)} at first, {told(self.last)} at last"
+        found = [f"sends, of {self.parameters:,} parameters: {over}", *(one.line() for one in self.besides)]
+        if len(self.shares) > 1:
+            shares = ", ".join(f"{share:.3g}" for share in self.shares)
+            found.append(f"shares of 1 / sigma^2: {shares}")
+        found.append("reads public examples: " + ("yes" if self.public else "no"))
+        found += [f"proves nothing: {self.reason}"] if self.reason else self.events
+        return [*found, *(f"unverified: {sentence}" for sentence in self.unverified)]
+
+
+def _event(entry: Entry, sigma: float) -> str:
+    if entry.one_off:
+        return f"before the steps, charged: a Gaussian on all records, noise multiplier {entry.noise_multiplier}"
+    if entry.trial:
+        own = f"noise multiplier {entry.noise_multiplier}"
+        return f"after a step, charged: a Gaussian on a Poisson sample of rate {entry.sampling.rate:.4g}, {own}"
+    if entry.row is not None:
+        kind = type(entry.row.strategy).__name__
+        return (
+            f"noise is correlated over steps ({kind}): a record that is used once is charged a Gaussian at the noise "
+            "multiplier, one that is used often by what its steps share"
+        )
+    factor = "" if entry.noise_multiplier == sigma else f"{entry.noise_multiplier} / {sigma} times "
+    return f"a step is charged: a Gaussian on its batch, at {factor}the noise multiplier"
+
+
+def _sizes(plan: StepPlan) -> tuple[int, ...]:
+    """Numbers released by each block, and by a trial."""
+    blocks = (*plan.blocks, *(plan.trial.plan.blocks if plan.trial else ()))
+    return tuple(block.codec.size for block in blocks)
+
+
+def _network() -> nn.Module:
+    return models.build("dp_cnn_small", input_shape=_INPUT, classes=10)
+
+
+def _account(defense: Defense) -> Account:
+    return Account(Ledger(poisson(1 / _PER_EPOCH)), remarks=unverified(defense=defense))
+
+
+def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, *, seed: int = 0) -> list[StepPlan]:
+    """Plans of the first step and the last one: what a method remembers of the first is there in the last."""
+    steps = _EPOCHS * _PER_EPOCH
+    taken = rehearsed(
+        defense,
+        account,
+        steps=steps,
+        only=(0, steps - 1),
+        public=public,
+        layout=layout,
+        seed=seed,
+        architecture=_network,
+        input_shape=_INPUT,
+    )
+    return [step.plan.plan for step in taken if step.plan]
+
+
+def in_a_step(defense: Defense) -> InAStep:
+    """The facts of a defense, at a noise multiplier of 1 unless it has one."""
+    layout, noisy = Layout.of(_network()), defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
+    account, public = _account(defense), ToyRows(layout.dim)
+    plans = _plans(noisy, account, public, layout)
+    # A basis, where public examples are read, is of them, and made once, because it takes seconds; a mask may be drawn.
+    again = other_coins = other_examples = plans
+    if not public.used or masked(plans[-1]):
+        other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
+    if public.used and masked(plans[-1]):
+        other_examples = _plans(noisy, _account(defense), ToyRows(layout.dim, seed=1), layout)
+    if any(account.remarks.values()) and not public.used:  # of a method that no test has held to the public coins
+        again = _plans(noisy, _account(defense), ToyRows(layout.dim), layout)
+    first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
+    entries = account.ledger.entries
+    return InAStep(
+        parameters=layout.dim,
+        first=first,
+        last=last,
+        besides=besides(
+            plans[-1],
+            again=again[-1],
+            other_coins=other_coins[-1],
+            other_examples=other_examples[-1],
+            public=public.used,
+        ),
+        shares=tuple(block.share for block in plans[-1].blocks),
+        events=tuple(dict.fromkeys(_event(entry, noisy.calibrated_multiplier) for entry in entries)),
+        reason="; ".join(sorted({entry.reason for entry in entries if entry.reason})),
+        public=public.used,
+        unverified=tuple(sentence for sentence in account.remarks.values() if sentence),
+    )

@@ -1,0 +1,342 @@
+"""The owner's examples: `.npz`, Parquet, a folder of images, or a data set of ours with a file that says who is what.
+
+What a file is follows from its bytes; how it is read is in `sources`, a file a format. Each source has a digest, which
+the report names. Bytes of 0 to 255 become fractions of 255, which is said; any other scaling is the owner's
+(`--preprocess`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attacks.core import Examples
+from benchmarks import data as datasets
+
+from ...catalog.messages import no_such
+from .identity import content_ids
+from .sources.folder import read_folder
+from .sources.npz import read_npz
+from .sources.parquet import read_parquet
+from .sources.raw import AS_IS, RawExamples, Reading
+from .sources.split import read_split
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """Examples of one source.
+
+    Attributes:
+        source: as it was named.
+        sha256: of its bytes; of a folder those of its files with their names, in order.
+        inputs: [n, *shape], float32, before preprocessing.
+        labels: [n].
+        names: the owner's own ids; row numbers where the source has none.
+        notes: what was done to them, a sentence each.
+        stored: type of the numbers in the source.
+        class_names: in the order of their numbers; None where the source has numbers alone.
+        columns: names of the numbers of an input, in their order; None where they have none.
+    """
+
+    source: str
+    sha256: str
+    inputs: Float[Tensor, "inputs ..."]
+    labels: Int[Tensor, " labels"]
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    stored: str = "float32"
+    class_names: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.labels):
+            raise ValueError(f"{self.source} must hold at least one example, got none")
+        if not len(self.inputs) == len(self.labels) == len(self.names):
+            raise ValueError(
+                f"{self.source} must have a label and an id an input, got {len(self.inputs)} inputs, "
+                f"{len(self.labels)} labels and {len(self.names)} ids"
+            )
+        if not bool(self.inputs.isfinite().all()):
+            bad = int((~self.inputs.flatten(1).isfinite().all(1)).nonzero()[0])
+            raise ValueError(f"inputs of {self.source} must be finite, got NaN or infinity in row {bad + 1}")
+        if int(self.labels.min()) < 0:
+            raise ValueError(f"labels of {self.source} must be at least 0, got {int(self.labels.min())}")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """(inputs - mean) / std by channel, or of all inputs alike."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Preprocess:
+        """Reads `mean=0.5,std=0.25`, or by channel `mean=0.49/0.48/0.45,std=0.2/0.2/0.2`.
+
+        Raises:
+            ValueError: another form, or a std that is not positive.
+        """
+        if text is None:
+            return cls()
+        found: dict[str, tuple[float, ...]] = {}
+        for part in text.split(","):
+            name, equals, rest = part.partition("=")
+            try:
+                values = tuple(float(value) for value in rest.split("/"))
+            except ValueError:
+                values = ()
+            if not equals or name.strip() not in ("mean", "std") or name.strip() in found or not values:
+                raise ValueError(
+                    f"--preprocess must be mean=NUMBER,std=NUMBER, by channel with slashes between, got {text!r}"
+                )
+            found[name.strip()] = values
+        mean, std = found.get("mean", (0.0,)), found.get("std", (1.0,))
+        if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+            raise ValueError(f"--preprocess must have finite means and positive stds, got {text!r}")
+        return cls(mean, std)
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return ",".join(
+            f"{name}={'/'.join(f'{value:.6g}' for value in values)}"
+            for name, values in (("mean", self.mean), ("std", self.std))
+        )
+
+    def then(self, second: Preprocess) -> Preprocess:
+        """One preprocessing that does what this one and a second do in turn."""
+        count = max(map(len, (self.mean, self.std, second.mean, second.std)))
+        mean, std, after, spread = (
+            np.broadcast_to(values, (count,)) for values in (self.mean, self.std, second.mean, second.std)
+        )
+        return Preprocess(tuple((mean + std * after).tolist()), tuple((std * spread).tolist()))
+
+    def __call__(self, inputs: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Inputs as the model is fed.
+
+        Raises:
+            ValueError: as many means or stds as there are no channels.
+        """
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) > 1 and (inputs.ndim < 2 or inputs.shape[1] != len(values)):
+                raise ValueError(
+                    f"--preprocess has {len(values)} values of {name}, and inputs have {list(inputs.shape[1:])}: one a "
+                    "channel, channels first"
+                )
+        shape = (1, -1, *(1 for _ in inputs.shape[2:])) if inputs.ndim > 1 else (-1,)
+        mean, std = (inputs.new_tensor(values).view(shape) for values in (self.mean, self.std))
+        return (inputs - mean) / std
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Members, non-members and public examples as a model is fed, with ids by their content.
+
+    Attributes:
+        members: that the model was trained on.
+        non_members: that it was not trained on.
+        population: neither; None where there are none.
+        sources: name of the group -> its source, digest, number and notes, for the report.
+        names: id -> name of the group and the owner's own id.
+        preprocess: that inputs went through.
+        columns: names of the numbers of an input, in the order in which the model is fed; None where they have none.
+    """
+
+    members: Examples
+    non_members: Examples
+    population: Examples | None
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    preprocess: Preprocess = Preprocess()
+    columns: tuple[str, ...] | None = None
+
+
+def groups_of(
+    members: DataFile, non_members: DataFile, population: DataFile | None = None, preprocess: Preprocess | None = None
+) -> Groups:
+    """Groups of examples of one shape; columns that have names are put into the order of the members'.
+
+    Raises:
+        ValueError: shapes differ, or names of columns, or how inputs are stored, or the classes of folders.
+    """
+    given: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
+    wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
+    for name, one in given.items():
+        if one is None:
+            continue
+        one = given[name] = in_order(one, members)
+        if tuple(one.inputs.shape[1:]) != wanted:
+            raise ValueError(
+                f"{one.source} must have inputs of the members' shape, {list(wanted)}, got {list(one.inputs.shape[1:])}"
+            )
+        if one.stored != members.stored:
+            raise ValueError(
+                f"{one.source} must be stored as the members are, {members.stored}, got {one.stored}: rounding alone "
+                "would tell them apart"
+            )
+        if one.class_names != members.class_names:
+            raise ValueError(
+                f"{one.source} must have a folder for each class of the members, of the same name: classes go by "
+                "their order"
+            )
+        inputs = one.inputs if preprocess is None else preprocess(one.inputs)
+        made[name] = Examples(ids=content_ids(inputs, one.labels), inputs=inputs, labels=one.labels)
+        names |= {i: f"{name}:{own}" for i, own in zip(made[name].ids.tolist(), one.names, strict=True)}
+    return Groups(
+        members=made["members"],
+        non_members=made["non_members"],
+        population=made.get("population"),
+        sources={
+            name: {"source": one.source, "sha256": one.sha256, "n": len(one.labels), "notes": list(one.notes)}
+            for name, one in given.items()
+            if one is not None
+        },
+        names=names,
+        preprocess=Preprocess() if preprocess is None else preprocess,
+        columns=members.columns,
+    )
+
+
+def in_order(one: DataFile, members: DataFile) -> DataFile:
+    """Examples with their columns in the order of the members', by their names.
+
+    Args:
+        one: of any group.
+        members: of the audited model.
+
+    Raises:
+        ValueError: the names are not the same, or one of the two has none.
+    """
+    ours, theirs = members.columns, one.columns
+    if ours == theirs:
+        return one
+    if ours is None or theirs is None:
+        with_names, without = (members, one) if theirs is None else (one, members)
+        raise ValueError(
+            f"{without.source} must name its columns as {with_names.source} does: without names nobody knows whether "
+            "they are in one order; give both as the same kind of file"
+        )
+    lacking, strange = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+    if lacking or strange:
+        got = [f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names]
+        raise ValueError(
+            f"{one.source} must have the columns of {members.source}, whatever their order, and {' and '.join(got)}"
+        )
+    places = torch.tensor([theirs.index(name) for name in ours])
+    inputs = one.inputs.flatten(1)[:, places].reshape(one.inputs.shape)
+    note = f"columns of {one.source} were put into the order of {members.source}, by their names"
+    return replace(one, inputs=inputs, columns=ours, notes=(*one.notes, note))
+
+
+def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
+    """Reads examples.
+
+    Args:
+        source: path of an `.npz`, a Parquet file, or a folder of images.
+        reading: what is said of how it is stored.
+
+    Raises:
+        ValueError: no such thing, or not of the form that is read.
+    """
+    path = Path(source)
+    if path.is_dir():
+        raw, digest = read_folder(source, path, reading)
+        return _examples(raw, source, digest)
+    if not path.exists():
+        way_out = f"; a data set of ours is --data {source} with --split-file" * (source in datasets.names())
+        raise ValueError(f"examples must be in a file or a folder, and there is no {source}{way_out}")
+    if not path.is_file():
+        raise ValueError(f"examples must be in a regular file or a folder, and {source} is neither")
+    with path.open("rb") as file:
+        # One handle: what is hashed is what is read.
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        start = file.read(4)
+        file.seek(0)
+        if start not in _FORMATS:
+            raise ValueError(
+                f"{source} must be an .npz, Parquet, or a folder of images by class; its first bytes are {start!r}; "
+                "write a CSV table as Parquet: pandas.read_csv(file).to_parquet(other)"
+            )
+        raw = _FORMATS[start](source, file, reading)
+    return _examples(raw, source, digest)
+
+
+_FORMATS = {b"PK\x03\x04": read_npz, b"PK\x05\x06": read_npz, b"PAR1": read_parquet}
+"""By first bytes, never by name."""
+
+
+def _examples(raw: RawExamples, source: str, digest: str) -> DataFile:
+    notes = raw.notes
+    with np.errstate(over="ignore"):  # what overflows is refused as infinity
+        inputs = torch.from_numpy(np.array(raw.inputs, dtype=np.float32, order="C"))
+    if raw.inputs.dtype == np.uint8:
+        inputs, notes = inputs.div_(255), (*notes, f"bytes of {source}, 0 to 255, were divided by 255")
+    return DataFile(
+        source=source,
+        sha256=digest,
+        inputs=inputs,
+        labels=torch.from_numpy(raw.labels),
+        names=tuple(map(str, range(len(inputs)))) if raw.ids is None else tuple(map(str, raw.ids.tolist())),
+        notes=notes,
+        stored=str(raw.inputs.dtype),
+        class_names=raw.class_names,
+        columns=raw.columns,
+    )
+
+
+def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
+    """Examples of a data set of ours, by a file that says who is in which group.
+
+    Args:
+        name: of `leakbench list data`.
+        split_file: CSV with columns id (position in the whole data set) and group (member, non_member or population),
+            or JSON, `{"members": [ids], "non_members": [ids], "population": [ids]}`.
+
+    Returns:
+        Group -> its examples; those that the file names.
+
+    Raises:
+        ValueError: an unknown set, group or id.
+    """
+    if name not in datasets.names():
+        raise ValueError(no_such("data set", name, datasets.names()))
+    digest, table = read_split(split_file)
+    whole = _whole(name)
+    pools = [pool for pool in (whole.private, whole.non_member) if pool is not None]
+    ids, inputs, labels = (torch.cat([getattr(pool, part) for pool in pools]) for part in ("ids", "inputs", "labels"))
+    order = ids.argsort(stable=True)
+    found = {}
+    for group, listed in table.items():
+        wanted = torch.tensor(listed, dtype=torch.int64)
+        places = torch.searchsorted(ids[order], wanted).clamp(max=len(ids) - 1)
+        chosen = order[places]
+        if bool((strange := ids[chosen] != wanted).any()):
+            raise ValueError(f"{name} has no example with id {int(wanted[strange][0])}, which {split_file} names")
+        found[group] = DataFile(
+            source=f"{name} by {split_file.name}",
+            sha256=digest,
+            inputs=inputs[chosen],
+            labels=labels[chosen],
+            names=tuple(map(str, listed)),
+            notes=(f"digest of the data set {whole.digest}",),
+        )
+    return found
+
+
+def _whole(name: str) -> datasets.Splits:
+    """All of a data set of ours in two pools; a public pool would take the copies of its images out of the others."""
+    dealt = datasets.load(name)
+    if dealt.test is not None:
+        return datasets.load(name, sizes=datasets.Sizes(private=int(dealt.test.ids.min()), non_member=0, public=0))
+    pools = (dealt.private, dealt.non_member, dealt.public)
+    last = max(int(pool.ids.max()) for pool in pools if len(pool))
+    return datasets.load(name, sizes=datasets.Sizes(private=last, non_member=1, public=0))

@@ -1,0 +1,273 @@
+"""Forms in which models answer: logits, probabilities or their logarithms, in a tensor or in an object with one.
+
+Attacks compare answers of the audited model with those of others, so all are brought into one form: logits, of which
+logarithms of probabilities are a kind. A binary classifier with one output z has the logits [0, z], whose cross-entropy
+is the binary one of z.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from scipy import optimize
+from torch import Tensor, nn
+
+from defenses.core import tensors_of
+
+from ...targets.observe import logits_of
+from ..examples.sources.raw import REGRESSION
+from .diagnosis import knowledge
+
+Form = Literal[
+    "logits",
+    "probabilities",
+    "percentages",
+    "shares",
+    "odds",
+    "logits of each class",
+    "binary logarithms",
+    "decimal logarithms",
+    "negative logarithms",
+    "one logit",
+    "one probability",
+]
+"""`shares` are probabilities times one number; `logits of each class` are log(p / (1 - p))."""
+
+_ONE = 5e-3
+"""Distance from 1 of a sum of probabilities, which half precision rounds."""
+
+_SINGLE: dict[Form, str] = {"one logit": "logit", "one probability": "probability"}
+"""Forms of one number an example, and what the number is."""
+
+_USUAL = (0.01, 10.0)
+"""Factors of logits that leave them as they are: an overfitted model is too sure of itself, and often by ten times."""
+
+
+def form_of(answers: Float[Tensor, "... classes"]) -> Form:
+    """Returns the form of answers, judged by all of them: logits do not all add up to 1 by accident."""
+    rows = answers.reshape(-1, answers.shape[-1]).double()
+    if rows.shape[1] == 1:
+        # NaN is in no range.
+        shares = len(rows) and bool(((rows >= 0) & (rows <= 1)).all())
+        return "one probability" if shares else "one logit"
+    if not len(rows) or not bool(rows.isfinite().all()):
+        return "logits"
+
+    def whole(values: Tensor, size: float = 1.0) -> bool:
+        return float((values.sum(1) - size).abs().max()) < size * _ONE
+
+    if float(rows.min()) >= 0:
+        if whole(rows):
+            return "probabilities"
+        if whole(rows, 100.0):
+            return "percentages"
+        if whole(rows / (1 + rows)):
+            return "odds"
+        if whole((-rows).exp()):
+            return "negative logarithms"
+        size = float(rows.sum(1).mean())
+        return "shares" if len(rows) > 1 and size > 0 and whole(rows, size) else "logits"
+    if float(rows.max()) <= 0:
+        if whole(2**rows):
+            return "binary logarithms"
+        if whole(10**rows):
+            return "decimal logarithms"
+    # Of two classes any logits that add up to 0 are of this kind as well, and twice as large in truth.
+    return "logits of each class" if rows.shape[1] > 2 and whole(rows.sigmoid()) else "logits"
+
+
+def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
+    """Refuses answers of so few digits that most of what attacks compare is rounded away.
+
+    Labels alone, which are 0 and 1, are another thing: attacks on labels read them.
+
+    Raises:
+        NoLogits: whole numbers, or probabilities of three digits or fewer.
+    """
+    values = answers.double().flatten()
+    shown = values.unique()
+    if len(shown) <= 2 or not bool(values.isfinite().all()):
+        return
+    if form in ("probabilities", "one probability", "percentages"):
+        digits = values / (100 if form == "percentages" else 1) * 1000
+        what = "of three digits or fewer"
+    else:
+        digits, what = values, "of whole numbers"
+    # Numbers that are too large have no digits behind the point, and tiny ones round to one.
+    whole = digits.round()
+    if float((digits - whole).abs().max()) < 1e-3 and len(whole.unique()) > 2 and float(whole.abs().max()) < 2**20:
+        raise NoLogits(
+            f"model must answer with more digits, got {form} {what}, of which attacks learn little: give the answers "
+            "before they are rounded, or audit labels alone"
+        )
+
+
+def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor, "... classes"]:
+    """Logits whose softmax they are; a probability of 0 has been rounded, and is taken for the least that is none.
+
+    Args:
+        answers: one number an example where the form is that of one, which then has two logits.
+        form: of all of them.
+    """
+    if form == "logits":
+        return answers
+    whole = answers.float() if answers.dtype.itemsize < 4 else answers
+    tiny = torch.finfo(whole.dtype).tiny
+    match form:
+        case "one logit":
+            return torch.cat([torch.zeros_like(answers), answers], dim=-1)
+        case "one probability":
+            # Near 1 a probability is rounded by half of its type's precision: what is nearer is not known.
+            other = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
+            return torch.cat([other, whole.clamp(min=tiny)], dim=-1).log()
+        case "odds":
+            return (whole / (1 + whole)).clamp(min=tiny).log()
+        case "logits of each class":
+            return nn.functional.logsigmoid(whole)
+        case "binary logarithms":
+            return whole * math.log(2)
+        case "decimal logarithms":
+            return whole * math.log(10)
+        case "negative logarithms":
+            return -whole
+        case _:
+            return (whole / whole.sum(-1, keepdim=True).clamp(min=tiny)).clamp(min=tiny).log()
+
+
+def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
+    """A copy of a model that answers with logits, made of one that answers otherwise; names of tensors stay.
+
+    Args:
+        model: not changed.
+        form: of its answers.
+        factor: that logits are multiplied by, positive.
+    """
+    taken = copy.deepcopy(model)
+    taken.register_forward_hook(partial(_as_logits, form=form, factor=factor))
+    return taken
+
+
+def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, factor: float) -> Tensor:
+    scores = scores_in(outputs)
+    # One number an example: [n, 1], or [n], which `squeeze` makes a number of one example.
+    logits = as_logits(scores.reshape(-1, 1) if form in _SINGLE else scores, form)
+    return logits if factor == 1 else factor * logits
+
+
+class NoLogits(ValueError):
+    """A model that answers with something else than a number for each class, or one for the second of two."""
+
+
+def scores_in(outputs: Any) -> Tensor:
+    """The answers in what a model puts out: a tensor, else what is called logits, else the first matrix or vector.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    named = outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
+    if isinstance(named, Tensor):
+        return named
+    for axes in (2, 1):
+        for tensor in tensors_of(outputs):
+            if tensor.ndim == axes and tensor.is_floating_point():
+                return tensor
+    raise TypeError(f"a model must answer with logits, or with an object that holds some, got {type(outputs).__name__}")
+
+
+def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
+    """The positive factor of all logits under which labels are likeliest; 1 where logits are constant or undefined.
+
+    A temperature (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017). It goes by no membership.
+    """
+    rows = logits.double()
+    spread = float((rows - rows.mean(1, keepdim=True)).square().mean().sqrt())
+    if not 0 < spread < math.inf:
+        return 1.0
+    unit = rows / spread
+
+    def loss(exponent: float) -> float:
+        return float(nn.functional.cross_entropy(math.exp(exponent) * unit, labels))
+
+    found: Any = optimize.minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+    return math.exp(float(found.x)) / spread
+
+
+def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
+    """The likeliest factor of logits that are of another size by far; 1 of those of a usual one."""
+    factor = likeliest_factor(logits, labels)
+    # A model that knows nothing has no likeliest size.
+    if _USUAL[0] <= factor <= _USUAL[1] or not knowledge(logits.argmax(1), labels, logits.shape[1]).known:
+        return 1.0
+    return factor
+
+
+def answering_logits(
+    model: nn.Module, inputs: Tensor, labels: Int[Tensor, " n"] | None = None
+) -> tuple[nn.Module, str]:
+    """The model as one that answers with logits, and a sentence on what it answers with; empty for logits.
+
+    Logits of another size by far, as of a last layer that was multiplied by something, are brought to the size at which
+    labels are likeliest: a positive factor changes no answer, and must not change what an audit finds.
+
+    Args:
+        model: in evaluation mode.
+        inputs: as it is fed, of all whom it is asked about: a few might look like probabilities by accident.
+        labels: of these, by which sizes are judged; None to leave sizes alone.
+
+    Raises:
+        NoLogits: of an answer of another shape.
+    """
+    # Two, of which one number each is no vector of logits of one example.
+    some = inputs[:2]
+    with torch.no_grad():
+        outputs = model(some)
+    plain, scores = isinstance(outputs, Tensor), scores_in(outputs)
+    single = scores.is_floating_point() and scores.shape in ((len(some),), (len(some), 1))
+    if not single and (scores.ndim != 2 or scores.shape[1] < 2):
+        got = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
+        raise NoLogits(
+            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got {got} for "
+            f"{len(some)} examples"
+        )
+    said = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
+    if single:
+        if labels is not None:
+            _refuse_more_than_two(labels)
+        answers = logits_of(reading(model, "one logit"), inputs)[:, 1:]
+        form = form_of(answers)
+        taken = reading(model, form)
+        said.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
+        refuse_rounded(answers, form)
+    else:
+        taken = model if plain else reading(model, "logits")
+        answers = logits_of(taken, inputs)
+        form = form_of(answers)
+        refuse_rounded(answers, form)
+        if form != "logits":
+            taken = reading(model, form)
+            said.append(f"it answers with {form}, which are read as logarithms of probabilities")
+    logits = as_logits(answers, form)
+    if labels is None or int(labels.max()) >= logits.shape[1]:
+        return taken, "; ".join(said)
+    if (factor := unusual_factor(logits, labels)) != 1:
+        taken = reading(model, form, factor)
+        said.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
+    return taken, "; ".join(said)
+
+
+def _refuse_more_than_two(labels: Int[Tensor, " n"]) -> None:
+    """Raises `NoLogits` for labels that one number an example does not tell apart."""
+    low, high = int(labels.min()), int(labels.max())
+    if high <= 1:
+        return
+    way_out = "subtract 1" if (low, high) == (1, 2) else REGRESSION
+    raise NoLogits(
+        f"labels must be 0 or 1 where the model answers with one number an example, got {low} to {high}; {way_out}"
+    )

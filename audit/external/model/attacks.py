@@ -1,0 +1,218 @@
+"""Membership inference on a model that was trained elsewhere: each attack under its own access, and what came of it.
+
+Every attack gets candidates in an order and under aliases of its own, a copy of the model, and nothing of who is a
+member. Scores meet the truth in `scoring`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attacks.core import AccessError, Attack, Examples, Knows, MembershipScores, NotApplicable, Requirements, Target
+from defenses.core import keyed
+from leaderboard.records.record import Metric
+
+from ...catalog import methods as catalog
+from ...catalog.messages import in_one_line
+from ...plan.request import seed_of
+from ...plan.threat_models import THREAT_MODELS
+from ...scoring.score import score
+from ...scoring.truth import GroundTruth
+from ...subjects.outcome import join
+from ...targets.candidates import Candidates, copied
+from ...targets.observe import World, label_access, logits_of, model_access
+from .shadow_answers import AnsweredBank
+
+READ_NO_STEP = tuple(
+    access for (kind, access), row in THREAT_MODELS.items() if kind == "membership" and row.reads == "nothing"
+)
+"""Accesses to a final model alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """A finished model, and whom it is asked about.
+
+    Attributes:
+        model: in evaluation mode; never changed.
+        members: examples that it was trained on.
+        non_members: examples that it was not trained on; ids are distinct from those of the members.
+        population: public examples that are neither; None where there are none.
+        classes: of its answers.
+    """
+
+    model: nn.Module
+    members: Examples
+    non_members: Examples
+    population: Examples | None = None
+    classes: int
+
+    def __post_init__(self) -> None:
+        shared = torch.isin(self.members.ids, self.non_members.ids)
+        if bool(shared.any()):
+            raise ValueError(
+                f"an example must be of one group, and {int(shared.sum())} of the members are non-members as well"
+            )
+        for name, group in (("members", self.members), ("non_members", self.non_members)):
+            if not len(group):
+                raise ValueError(f"{name} must hold at least one example, got none")
+
+    @property
+    def world(self) -> World:
+        """What everybody knows: shapes, and the range of the inputs that there are."""
+        ends = [(group.inputs.min(), group.inputs.max()) for group in (self.members, self.non_members)]
+        return World(
+            input_shape=tuple(self.members.inputs.shape[1:]),
+            classes=self.classes,
+            low=float(min(low for low, _ in ends)),
+            high=float(max(high for _, high in ends)),
+            population=None if self.population is None else copied(self.population),
+        )
+
+    @property
+    def offered(self) -> Knows:
+        """What an attacker may know beside the model, without shadow models."""
+        return Knows.NOTHING if self.population is None else Knows.POPULATION
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOutcome:
+    """What came of one attack.
+
+    Attributes:
+        name: of the attack.
+        settings: all of them.
+        requires: its threat model, as a record has it.
+        metrics: by name; empty where it did not run.
+        scores: of all candidates, by id; None where it did not run.
+        why_not: the sentence that says why it did not run, and what would enable it; empty where it ran.
+        missing: what it would have to know beside.
+        failed: whether it ended with an error, instead of not being applicable.
+        seconds: wall clock.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    scores: MembershipScores | None = None
+    why_not: str = ""
+    missing: Knows = Knows.NOTHING
+    failed: bool = False
+    seconds: float = 0.0
+
+
+Asks = Callable[[Attack[Any], Candidates, int, dict[str, Any]], MembershipScores]
+"""Attacks what there is to attack, about candidates; with the seed of the attack's coins and its settings."""
+
+
+def final_model_attacks() -> list[str]:
+    """Names of the membership attacks of the catalogue that ask a final model."""
+    found = (catalog.attack(name) for name in catalog.names("attacks"))
+    return sorted(one.name for one in found if one.kind == "membership" and one.requires.access in READ_NO_STEP)
+
+
+def run_attacks(
+    audited: Audited,
+    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    bank: AnsweredBank | None = None,
+    delta: float,
+    seed: int = 0,
+) -> Iterator[AttackOutcome]:
+    """Runs attacks one after another; what one cannot do ends none of the others.
+
+    Args:
+        audited: the model and whom it is asked about.
+        asked: names of attacks, each with its settings.
+        bank: of shadow models; None where there is none.
+        delta: of the claim, at which bounds on epsilon are computed.
+        seed: of the candidates' order and aliases, and of the attacks' own coins.
+
+    Yields:
+        One outcome an attack, in their order.
+    """
+    knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
+    for name, given in asked:
+        attack = catalog.attack(name)
+        settings = attack.settings(**_sized(attack, given, bank))
+        if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:
+            why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
+            yield AttackOutcome(name=name, settings=settings, requires=attack.requires.to_dict(), why_not=why)
+            continue
+
+        def asks(
+            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+        ) -> MembershipScores:
+            return attack(_target(audited, attack.requires, candidates, bank), keyed(coins), **settings)
+
+        yield outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
+
+
+def outcome_of(
+    audited: Audited,
+    attack: Attack[Any],
+    settings: Mapping[str, Any],
+    asks: Asks,
+    *,
+    knows: Knows,
+    delta: float,
+    seed: int,
+) -> AttackOutcome:
+    """What comes of one attack, on candidates in an order and under aliases of its own.
+
+    Args:
+        audited: whom it is asked about.
+        attack: the attack.
+        settings: all of its settings.
+        asks: attacks what there is to attack.
+        knows: what the attacker is granted beside it.
+        delta: of the claim, at which bounds on epsilon are computed.
+        seed: of the candidates' order and aliases, and of the attack's own coins.
+    """
+    about = {"name": attack.name, "settings": settings, "requires": attack.requires.to_dict()}
+    if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
+        return AttackOutcome(**about, why_not=why, missing=attack.requires.knows & ~knows)
+    begun = time.perf_counter()
+    examples = join(audited.members, audited.non_members)
+    key = {"attack": attack.name, "settings": settings, "seed": seed}
+    try:
+        candidates = Candidates.draw(examples, seed_of(key, "candidates"))
+        found = candidates.answers(asks(attack, candidates, seed_of(key, "attack"), copy.deepcopy(dict(settings))))
+        metrics = score(found, GroundTruth(members=audited.members.ids, candidates=examples.ids), delta=delta)
+    except (NotApplicable, AccessError) as error:
+        return AttackOutcome(**about, why_not=f"{attack.name} does not apply: {error}")
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        # An attack that cannot cope with this model ends itself only, and the report has its sentence.
+        return AttackOutcome(**about, why_not=f"{attack.name} failed: {in_one_line(error)}", failed=True)
+    return AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
+
+
+def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
+    """Settings with as many shadow models as there are, where nobody says how many to use."""
+    if bank is None or "shadows" in given or "shadows" not in attack.defaults:
+        return given
+    return {**given, "shadows": bank.models}
+
+
+def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:
+    """What one attack is given: copies, and functions over them."""
+    model, world = copy.deepcopy(audited.model), audited.world
+    if requires.access.name == "LABEL_ONLY":
+        return label_access(model, world, candidates.given)
+    shadows = bank.of(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
+    white = requires.access.name == "WHITE_BOX"
+    return model_access(model, world, candidates.given, shadows=shadows, white=white)
+
+
+def answers(model: nn.Module, examples: Examples) -> Float[Tensor, "n classes"]:
+    """What a model answers about examples."""
+    return logits_of(model, examples.inputs)

@@ -1,0 +1,400 @@
+"""The audit of a finished model: attacks, the strongest of them, a bound on epsilon, exposure, and one verdict.
+
+From Python, on a model that is in memory; `leakbench audit` does the same on files and writes a report.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+
+from attacks.core import Examples
+from defenses.core.training.labelled import LabelledData, as_tensors
+from leaderboard.records.record import Metric
+
+from ...catalog import methods as catalog
+from ...catalog.messages import no_such
+from ...plan.expand import BASELINE
+from ...scoring.shift import Shift, shift_between
+from ...scoring.utility import score_utility
+from ...subjects.outcome import join
+from ...targets.observe import logits_of
+from ..claim import StatedClaim
+from ..examples.groups import Groups
+from ..examples.identity import content_ids
+from ..examples.sources.raw import whole_labels
+from ..rule_numbers import numbers_of_rules, unless_proved
+from ..transcript.attacks import run_on_transcript, transcript_attacks
+from ..transcript.format import WatchedTranscript
+from .attacks import AttackOutcome, Audited, answers, final_model_attacks, run_attacks
+from .findings import (
+    COMPARED,
+    EpsilonBound,
+    Exposure,
+    SplitKind,
+    Strongest,
+    allowed_by,
+    epsilon_bound,
+    exposure,
+    strongest,
+)
+from .preflight import preflight, refuse_stops, sentences
+from .shadow_answers import AnsweredBank, refuse_other_answers
+from .shared_gradients import GradientLeak, ranks, shared_gradients
+from .verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """What is asked of an audit.
+
+    Attributes:
+        attacks: names, each with its settings; None for all that need nothing which is not there.
+        split: `random` where members were drawn at random of what non-members are the rest of, in the owner's words.
+        claim: the owner's; None where nothing is claimed.
+        delta: at which bounds on epsilon are computed where nothing is claimed.
+        level: confidence of the bound on epsilon.
+        gradients: whether shared gradients of this architecture are attacked, too.
+        images: members whose gradients are shared.
+        seed: of candidates' order, attacks' coins and the choice of these members.
+    """
+
+    attacks: Sequence[tuple[str, Mapping[str, Any]]] | None = None
+    split: SplitKind = "unknown"
+    claim: StatedClaim | None = None
+    delta: float = 1e-5
+    level: float = 0.95
+    gradients: bool = True
+    images: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.split not in get_args(SplitKind):
+            raise ValueError(f"split must be {' or '.join(get_args(SplitKind))}, got {self.split!r}")
+        if self.claim is not None and not isinstance(self.claim, StatedClaim):
+            raise ValueError(f"claim must be a StatedClaim, as StatedClaim(epsilon=3.0), got {self.claim!r}")
+        if self.attacks is not None and not all(
+            isinstance(one, (tuple, list)) and len(one) == 2 and isinstance(one[0], str) for one in self.attacks
+        ):
+            raise ValueError(f"attacks must be pairs of a name and its settings, got {self.attacks!r}")
+        if not 0 < self.level < 1:
+            raise ValueError(f"level must be in (0, 1), got {self.level}")
+        if not 0 <= self.delta < 1:
+            raise ValueError(f"delta must be in [0, 1), got {self.delta}")
+        if self.images < 1:
+            raise ValueError(f"images must be at least 1, got {self.images}")
+
+    @property
+    def delta_of_bounds(self) -> float:
+        """At which bounds of single attacks are computed: the claim's own where there is one."""
+        return self.delta if self.claim is None else self.claim.delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAudit:
+    """What an audit found.
+
+    Attributes:
+        audited: the model, and whom it was asked about.
+        settings: what was asked.
+        outcomes: of all attacks, those that did not run with the reason.
+        strongest: by each metric.
+        bound: on epsilon; else why there is none.
+        shift: between members and non-members, without the model.
+        exposure: of single members and classes, by the strongest attack; None where none ran.
+        accuracy: of members and of non-members.
+        ranks: of the equations of one shared gradient, a row a layer; else why they are not known.
+        shared: attacks on gradients of single members.
+        shared_inputs: these members; None where no gradient was shared.
+        verdict: the answer.
+    """
+
+    audited: Audited
+    settings: AuditSettings
+    outcomes: tuple[AttackOutcome, ...]
+    strongest: tuple[Strongest, ...]
+    bound: EpsilonBound | str
+    shift: Shift
+    exposure: Exposure | None
+    accuracy: Mapping[str, Metric]
+    ranks: Sequence[Any] | str
+    shared: tuple[GradientLeak, ...] = ()
+    shared_inputs: Tensor | None = None
+    verdict: AuditVerdict
+
+    @property
+    def measured(self) -> dict[tuple[str, str], Metric]:
+        """(attack, metric) -> its number, for rules; under no attack those of the strongest and of the whole audit."""
+        whole = {"epsilon_lower": epsilon_metric(self.bound), "accuracy_gap": accuracy_gap(self.accuracy)}
+        return numbers_of_rules(self.outcomes, self.strongest, whole)
+
+
+def epsilon_metric(bound: EpsilonBound | str) -> Metric:
+    """The bound as rules see it, which ask for no epsilon of a split that nobody calls random."""
+    if isinstance(bound, str):
+        return Metric(value=None, better="lower", reason=bound)
+    if bound.split != "random":
+        return Metric(value=None, better="lower", reason="the split is not said to be random (--split random)")
+    return Metric(value=bound.value, n=bound.pairs, better="lower", reason="it is a low end by itself")
+
+
+def accuracy_gap(accuracy: Mapping[str, Metric]) -> Metric:
+    """Accuracy on members less that on non-members, between the ends that both intervals allow together."""
+    inside, outside = accuracy["members"], accuracy["non_members"]
+    if inside.value is None or outside.value is None:
+        return Metric(value=None, better="lower", reason=inside.reason or outside.reason)
+    ends = [inside.low, inside.high, outside.low, outside.high]
+    value, n = inside.value - outside.value, (inside.n or 0) + (outside.n or 0)
+    if any(end is None for end in ends):
+        return Metric(value=value, n=n, better="lower", reason="accuracies without intervals have none of their gap")
+    low, high, other_low, other_high = (float(end or 0.0) for end in ends)
+    return Metric(value=value, low=low - other_high, high=high - other_low, n=n, better="lower")
+
+
+def audit_model(
+    model: nn.Module,
+    *,
+    members: LabelledData,
+    non_members: LabelledData,
+    population: LabelledData | None = None,
+    settings: AuditSettings | None = None,
+    bank: AnsweredBank | None = None,
+    transcript: WatchedTranscript | None = None,
+    accept: Collection[str] = (),
+    report: Callable[[str], None] = lambda name: None,
+    **options: Any,
+) -> ModelAudit:
+    """Audits a model that is in memory, by pairs of inputs and labels; see `audit_groups`.
+
+    Args:
+        model: a classifier: inputs -> logits [n, classes], or one [n] of two classes.
+        members: examples that it was trained on: (inputs [n, ...], labels [n]) as tensors or arrays, or a dataset of
+            pairs. Inputs are as the model is fed; labels are classes from 0, as whole numbers of any type or one-hot.
+        non_members: examples that it was not trained on.
+        population: public examples that are neither, which some attacks need.
+        settings: what is asked; or single options by name, as `split="random"`.
+        bank: of shadow models.
+        transcript: of the training, by `read_transcript`, for the attacks that read updates.
+        accept: kinds of stops of the pre-flight that are meant to be so, as chance.
+        report: told what the pre-flight remarks, and the name of each attack as it begins.
+        **options: fields of `AuditSettings`.
+
+    Raises:
+        StoppedError: the pre-flight says that an audit would mean nothing.
+        ValueError: examples or settings that are not as they must be.
+    """
+    asked = replace(settings or AuditSettings(), **options)
+    groups: dict[str, Examples] = {}
+    for name, pair in (("members", members), ("non_members", non_members), ("population", population)):
+        if pair is not None:
+            groups[name] = _examples(name, pair)
+    shapes = {name: tuple(group.inputs.shape[1:]) for name, group in groups.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"all groups must have inputs of one shape, got {shapes}")
+    # In single precision, whatever it is stored in: half precision rounds gradients, and operations lack it.
+    own = copy.deepcopy(model).float().eval()
+    together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))
+    looked = preflight(own, together, delta=asked.delta_of_bounds, level=asked.level, accept=accept)
+    refuse_stops(looked.remarks)
+    for line in sentences(looked.remarks):
+        report(line)
+    audited = Audited(
+        model=looked.model,
+        members=together.members,
+        non_members=together.non_members,
+        population=together.population,
+        classes=looked.classes,
+    )
+    return audit_groups(audited, asked, shift=looked.shift, bank=bank, transcript=transcript, report=report)
+
+
+def _examples(name: str, given: LabelledData) -> Examples:
+    inputs, labels = as_tensors(_dataset(name, given), name, None)
+    if inputs.dtype in (torch.bfloat16, torch.float16, torch.float64):
+        inputs = inputs.float()
+    if not inputs.is_floating_point():
+        raise ValueError(
+            f"inputs of {name} must be finite floats, as the model is fed, got {inputs.dtype}; where it is fed bytes "
+            "as fractions, divide them by 255"
+        )
+    if inputs.ndim < 2 or not bool(inputs.isfinite().all()):
+        got = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
+        raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {got}")
+    plain = labels.detach().cpu()
+    plain = plain.float() if plain.dtype == torch.bfloat16 else plain  # which NumPy has not
+    classes = torch.from_numpy(whole_labels(name, plain.numpy())).to(inputs.device)
+    return Examples(ids=content_ids(inputs, classes).to(inputs.device), inputs=inputs.detach(), labels=classes)
+
+
+def _dataset(name: str, given: LabelledData) -> LabelledData:
+    """The dataset behind a loader that takes all of it as it is, in whatever order."""
+    if not isinstance(given, DataLoader):
+        return given
+    whole = type(given.sampler) is SequentialSampler or (
+        type(given.sampler) is RandomSampler and not given.sampler.replacement
+    )
+    if whole and given.collate_fn is default_collate and len(given.sampler) == len(given.dataset):  # pyright: ignore[reportArgumentType]  samplers of these kinds know it
+        return given.dataset
+    raise ValueError(
+        f"{name} must be a dataset or tensors, got a DataLoader with a sampler or a collate_fn of its own; give the "
+        "examples that it takes as (inputs, labels)"
+    )
+
+
+def audit_groups(
+    audited: Audited,
+    settings: AuditSettings,
+    *,
+    shift: Shift | None = None,
+    bank: AnsweredBank | None = None,
+    transcript: WatchedTranscript | None = None,
+    refuted: Sequence[str] = (),
+    report: Callable[[str], None] = lambda name: None,
+) -> ModelAudit:
+    """Audits a finished model.
+
+    Args:
+        audited: the model and whom it is asked about.
+        settings: what is asked.
+        shift: between members and non-members, where it is known already.
+        bank: of shadow models; None where there is none.
+        transcript: of its training, for the attacks that read updates; None where there is none.
+        refuted: sentences on what refutes the claim already, as by a transcript.
+        report: told the name of each attack as it begins.
+
+    Returns:
+        What was found.
+
+    Raises:
+        ValueError: an attack that there is none of, or shadow models that answer in another form.
+    """
+    on_steps = [] if transcript is None else transcript_attacks()
+    known = [*final_model_attacks(), *on_steps]
+    chosen = [(name, {}) for name in known] if settings.attacks is None else list(settings.attacks)
+    for name, _ in chosen:
+        if name not in known and name not in catalog.names("attacks"):
+            raise ValueError(no_such("attack", name, known))
+    if bank is not None:
+        asked = join(audited.members, audited.non_members)
+        refuse_other_answers(answers(audited.model, asked), asked, bank, audited.classes)
+    delta = settings.delta_of_bounds
+    outcomes: Sequence[AttackOutcome] = []
+    for one in chosen:
+        report(one[0])
+        if transcript is not None and one[0] in on_steps:
+            ran = run_on_transcript(audited, transcript, [one], claim=settings.claim, delta=delta, seed=settings.seed)
+        else:
+            ran = run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)
+        outcomes = [*outcomes, *ran]
+    shift = shift_between(audited.members, audited.non_members) if shift is None else shift
+    outcomes = unless_proved(outcomes, settings.split, shift)
+    members = audited.members.ids.cpu().numpy()
+    claim = settings.claim
+    allowed = {} if claim is None else allowed_by(claim.trade_off)
+    compared = (strongest(outcomes, metric, allowed.get(metric)) for metric in COMPARED)
+    by = tuple(one for one in compared if one is not None)
+    bound = epsilon_bound(
+        outcomes,
+        members,
+        delta=delta,
+        level=settings.level,
+        split=settings.split,
+        claim=None if claim is None else claim.of_replacement,
+    )
+    if shift.found and isinstance(bound, EpsilonBound) and bound.split == "random":
+        # Who says that the split was random is contradicted by the data themselves.
+        bound = "members and non-members are told apart without the model, so the split was not drawn at random"
+    equations: Sequence[Any] | str = "not asked for"
+    shared: tuple[GradientLeak, ...] = ()
+    inputs = None
+    if settings.gradients:
+        report("gradients")
+        equations = ranks(audited.model, tuple(audited.members.inputs.shape[1:]), seed=settings.seed)
+        plain = catalog.defense(BASELINE).with_noise(0.0)
+        inputs, attacked = shared_gradients(
+            audited, plain, gradient_attacks(), images=settings.images, seed=settings.seed
+        )
+        shared = tuple(attacked)
+    accuracy = {
+        name: score_utility(logits_of(audited.model, group.inputs), group.labels)["accuracy"]
+        for name, group in (("members", audited.members), ("non_members", audited.non_members))
+    }
+    # Each once: a transcript's sentences have those of the claim by itself among them.
+    against = list(dict.fromkeys([*refuted, *(claim.errors if claim else ())]))
+    least = _detectable(outcomes)
+    decided = verdict(
+        by,
+        bound,
+        shift,
+        against,
+        least,
+        backwards(outcomes, members, least),
+        right_answers(outcomes, members),
+        _weak(outcomes, known),
+        why_tied(outcomes, len(members), least),
+    )
+    exposed = None
+    if by:
+        leading = next(one for one in outcomes if one.name == (decided.by or by[0].attack))
+        groups = (audited.members, audited.non_members)
+        labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
+        exposed = exposure(leading, members, labels)
+    return ModelAudit(
+        audited=audited,
+        settings=settings,
+        outcomes=outcomes,
+        strongest=by,
+        bound=bound,
+        shift=shift,
+        exposure=exposed,
+        accuracy=accuracy,
+        ranks=equations,
+        shared=shared,
+        shared_inputs=inputs,
+        verdict=_with_accuracy(decided, accuracy),
+    )
+
+
+def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
+    """Counts the attacks that ran, as "3 of 10 attacks", where none of them had shadow models; empty where one had."""
+    ran = [one for one in outcomes if one.scores is not None]
+    if any("SHADOWS" in one.requires.get("knows", ()) for one in ran):
+        return ""
+    return f"{len(ran)} of {len(known)} attacks"
+
+
+def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> AuditVerdict:
+    """No leak is found of a model, neither, that is fed otherwise than in its training: its accuracy goes with it."""
+    inside, outside = accuracy["members"].value, accuracy["non_members"].value
+    if found.word != "no leak found" or inside is None or outside is None:
+        return found
+    told = (
+        f"The model is right on {inside:.1%} of members and {outside:.1%} of non-members; where its training had other "
+        "numbers, it was fed otherwise, and this says nothing."
+    )
+    return replace(found, sentence=f"{found.sentence} {told}")
+
+
+def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:
+    """The attacks on a shared update of the quick suite, which are cheap, at its settings."""
+    from ...suite import suite as suites
+
+    asked = suites.load("quick").attack_grid()
+    return [(one.name, one.settings) for one in asked if catalog.attack(one.name).kind == "reconstruction"]
+
+
+def _detectable(outcomes: Sequence[AttackOutcome]) -> float:
+    """AUC from which on a leak would have shown in four audits of five, on the half that is reported."""
+    found = [one.metrics["auc"].detail.get("detectable") for one in outcomes if "auc" in one.metrics]
+    whole = max((float(value) for value in found if isinstance(value, float | int)), default=1.0)
+    return min(1.0, 0.5 + math.sqrt(2) * (whole - 0.5))  # of all candidates -> of half of them
+
+
+__all__ = ["AuditSettings", "ModelAudit", "audit_groups", "audit_model"]

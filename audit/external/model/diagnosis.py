@@ -1,0 +1,228 @@
+"""Why a model does not know its own examples: classes in another order, inputs on another scale, answers that vary.
+
+Diagnosis alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy import ndarray
+from scipy import optimize, stats
+from torch import Tensor, nn
+
+from ...targets.observe import logits_of
+from ..examples.groups import Preprocess
+
+LEVEL = 1e-4
+"""How often a diagnosis may be wrong of a model that nothing is wrong with."""
+
+TRIED = 400
+"""Examples that other scales are tried on."""
+
+_MOST_CLASSES = 4000
+
+ASKED_AGAIN = 64
+"""Examples that a model is asked about more than once."""
+
+_SAME = 0.01
+"""Share of the spread of answers, up to which two of them are the same: rounding is far below it."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Whether guesses know anything of labels.
+
+    Attributes:
+        right: guesses.
+        n: all of them.
+        chance: share that always answering one class, the commonest, is right on.
+        agreement: Cohen's kappa: 0 for guesses that know nothing of labels, whatever their shares; 1 for right ones.
+        known: whether they are better than the commonest class, or agree with labels where classes are unequal.
+        undecided: whether they are so few that a good model might have made them.
+    """
+
+    right: int
+    n: int
+    chance: float
+    agreement: float
+    known: bool
+    undecided: bool
+
+
+@dataclass(frozen=True)
+class AnotherOrder:
+    """Numbers of the classes under which a model is right.
+
+    Attributes:
+        places: label -> the model's number for it, of those that moved and gained by it.
+        share: of all examples that it is then right on.
+    """
+
+    places: dict[int, int]
+    share: float
+
+
+@dataclass(frozen=True)
+class Unsteady:
+    """Answers that do not follow from their examples alone.
+
+    Attributes:
+        moved: examples whose answer changed.
+        asked: examples that were asked about again.
+        told: how the model was asked, and what may be behind it.
+    """
+
+    moved: int
+    asked: int
+    told: str
+
+
+def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
+    """Whether an answer changes when it is asked for again: whoever asks often averages noise away; audits ask once.
+
+    Args:
+        model: in evaluation mode, or what its owner takes for it.
+        inputs: as the model is fed.
+    """
+    some = inputs[:ASKED_AGAIN]
+    half = max(1, len(some) // 2)
+    first, again = logits_of(model, some), logits_of(model, some)
+    alone = torch.cat([logits_of(model, part) for part in (some[:half], some[half:]) if len(part)])
+    spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
+    if not spread > 0:  # of constant and of undefined answers there are remarks of their own
+        return None
+    for other, told in (
+        (again, "asked again: its dropout or another noise is on, which whoever asks often averages away"),
+        (alone, "asked about fewer at a time: its answers depend on the batch, as by statistics of that alone"),
+    ):
+        if moved := int(((first - other).abs().amax(1) > spread).sum()):
+            return Unsteady(moved, len(some), told)
+    return None
+
+
+def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:
+    """What guesses know of labels: a binomial test against the commonest class, and a permutation test."""
+    told, true = guesses.cpu().numpy(), labels.cpu().numpy()
+    n, right = len(true), int((told == true).sum())
+    shares = np.bincount(true, minlength=classes) / n
+    chance = max(float(shares.max()), 1 / classes)
+    expected = float(shares @ (np.bincount(told, minlength=classes) / n))
+    agreement = (right / n - expected) / (1 - expected) if expected < 1 else 0.0
+    better = float(stats.binom.sf(right - 1, n, chance)) < 1e-3
+    # Where one class is most of all, a good model may be right less often than who always answers it.
+    known = better or (agreement >= 0.15 and _associated(told, true))
+    ends = stats.binomtest(right, n).proportion_ci(0.95, method="exact")
+    undecided = not known and float(ends.high) > (1 + chance) / 2
+    return Knowledge(right, n, chance, agreement, known, undecided)
+
+
+def another_order(guesses: Tensor, labels: Tensor, classes: int) -> AnotherOrder | None:
+    """The order of classes that makes a model right, where its own does not.
+
+    An assignment of classes is found on one half of the examples and judged on the other: fitted to all, it would find
+    an order in noise. It has to beat the model's own order in a sign test among the labels that it moves, and to make
+    the model more than twice as right on them, and right on half: what a model confuses, or weights of chance happen to
+    tell apart, is no other order.
+    """
+    if classes > _MOST_CLASSES:
+        return None
+    told, true = guesses.cpu().numpy(), labels.cpu().numpy()
+    fitted = np.random.default_rng(len(true)).permutation(len(true)) < len(true) // 2
+    places = _assigned(told[fitted], true[fitted], classes)
+    asked = ~fitted & (places[true] != true)
+    then, now = places[true[asked]] == told[asked], true[asked] == told[asked]
+    wins, losses = int((then & ~now).sum()), int((now & ~then).sum())
+    if not wins or float(stats.binom.sf(wins - 1, wins + losses, 0.5)) >= LEVEL:
+        return None
+    if then.mean() < max(0.5, 2 * now.mean() + 0.1) or not _associated(told[~fitted], places[true[~fitted]]):
+        return None
+    whole = _assigned(told, true, classes)
+    table = _table(told, true, classes)
+    numbers = np.arange(classes)
+    gained = (whole != numbers) & (table[numbers, whole] > table[numbers, numbers])
+    return AnotherOrder({int(i): int(whole[i]) for i in numbers[gained]}, float((whole[true] == told).mean()))
+
+
+def other_inputs(
+    model: nn.Module, inputs: Tensor, labels: Tensor, given: Preprocess
+) -> tuple[Preprocess, float, float] | None:
+    """The preprocessing under which a model is right far more often: with it, the share now, and the share then.
+
+    Args:
+        model: in evaluation mode.
+        inputs: as the model is fed.
+        labels: of these.
+        given: preprocessing that they went through already, which the answer takes the place of.
+    """
+    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:TRIED].to(labels.device)
+    some, true = inputs[chosen].to(torch.float32), labels[chosen]
+    now = logits_of(model, some).argmax(1) == true
+    best: tuple[Preprocess, Tensor] | None = None
+    # Numbers into a table have no other scale, and on a GPU one outside of the table ends the process's use of it.
+    tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
+    tries = [] if tables else _scales(inputs)
+    for one in tries:
+        guesses = _guesses(model, one(some))
+        if guesses is not None and (best is None or int((guesses == true).sum()) > int(best[1].sum())):
+            best = one, guesses == true
+    if best is None:
+        return None
+    scale, then = best
+    wins, losses = int((then & ~now).sum()), int((now & ~then).sum())
+    chance = float(true.bincount().max()) / len(true)
+    share = float(then.double().mean())
+    surprise = float(stats.binom.sf(int(then.sum()) - 1, len(true), chance)) * len(tries)
+    if not wins or float(stats.binom.sf(wins - 1, wins + losses, 0.5)) * len(tries) >= LEVEL or surprise >= LEVEL:
+        return None
+    # A model that is right on nine in ten as it is fed may be right on all as it was trained.
+    if share < min(1.5 * float(now.double().mean()), float(now.double().mean()) + 0.1):
+        return None
+    return given.then(scale), float(now.double().mean()), share
+
+
+def _guesses(model: nn.Module, inputs: Tensor) -> Tensor | None:
+    """Classes that a model answers with; None where it does not take such numbers."""
+    try:
+        return logits_of(model, inputs).argmax(1)
+    except Exception:  # whatever a user's model raises
+        return None
+
+
+def _scales(inputs: Tensor) -> list[Preprocess]:
+    axes = [0, *range(2, inputs.ndim)] if inputs.ndim > 2 else [0, 1]
+    mean, std = inputs.mean(axes).reshape(-1), inputs.std(axes).reshape(-1)
+    found = [(0.0, 255.0), (0.0, 1 / 255), (0.5, 0.5), (127.5, 127.5), (-1.0, 2.0)]
+    made = [Preprocess((m,), (s,)) for m, s in found]
+    if bool((std > 0).all()) and bool(mean.isfinite().all()):
+        made.append(Preprocess(tuple(mean.tolist()), tuple(std.tolist())))
+    if inputs.ndim == 4 and inputs.shape[1] == 3:
+        usual = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        made.append(Preprocess(*usual))
+        made.append(Preprocess(*(tuple(255 * value for value in part) for part in usual)))
+    return made
+
+
+def _assigned(told: ndarray, true: ndarray, classes: int) -> ndarray:
+    """The guess that stands for each label, each once, as most examples have it; a tie leaves a label alone."""
+    table = _table(told, true, classes).astype(np.float64)
+    table[np.arange(classes), np.arange(classes)] += 0.5
+    return optimize.linear_sum_assignment(table, maximize=True)[1]
+
+
+def _table(told: ndarray, true: ndarray, classes: int) -> ndarray:
+    return np.bincount(true * classes + told, minlength=classes * classes).reshape(classes, classes)
+
+
+def _associated(told: ndarray, true: ndarray) -> bool:
+    """Whether guesses agree with labels more often than the same guesses in any order: a permutation test at 1 %."""
+    if len(true) < 2:
+        return False
+    coins = np.random.default_rng(0)
+    chosen = coins.permutation(len(true))[:5000]
+    told, true = told[chosen], true[chosen]
+    reached = int((told == true).sum())
+    as_many = sum(int((coins.permutation(told) == true).sum() >= reached) for _ in range(500))
+    return (1 + as_many) / 501 < 0.01

@@ -1,0 +1,141 @@
+"""Shadow models of an owner's own training function, on random halves of the candidates; their answers alone are kept.
+
+The function is `train(inputs, labels, *, seed)`: it trains a model from scratch, as the audited one was trained, on
+these examples (in the units that the model is fed, after `--preprocess`), and returns it. Halves are drawn by the
+examples themselves and tell nothing of who is a member. A model's answers are written when it is trained, so that what
+an interrupted audit has computed is read again, where data, function and seed are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from attacks.core import Examples, balanced_halves, viewed
+from defenses.core import keyed
+from leaderboard.records.files import write_bytes
+
+from ...catalog.messages import in_one_line
+from ...plan.request import seed_of
+from ...subjects.outcome import join, pick
+from ...targets.observe import logits_of
+from .answers import answering_logits, as_logits, form_of
+from .attacks import Audited
+from .shadow_answers import AnsweredBank, BankOfAnswers
+
+Train = Callable[..., nn.Module]
+"""(inputs [n, ...], labels [n], seed=...) -> a trained model."""
+
+
+def own_shadows(
+    audited: Audited,
+    train: Train,
+    models: int,
+    *,
+    code: str,
+    folder: Path | None = None,
+    views: int = 1,
+    seed: int = 0,
+    report: Callable[[int], None] = lambda done: None,
+) -> AnsweredBank:
+    """Trains shadow models, or reads those that were, and answers about candidates.
+
+    Args:
+        audited: whose candidates are halved.
+        train: the owner's function.
+        models: even, at least 2.
+        code: digest of the function's source, a part of the name under which answers are kept.
+        folder: where answers are kept; None for nowhere.
+        views: of each candidate that the models are asked about.
+        seed: of halves and trainings.
+        report: told the number of models done.
+
+    Raises:
+        ValueError: an odd number of models, or a function that fails, or returns no model for these classes.
+    """
+    asked = join(audited.members, audited.non_members)
+    digest = _digest(asked, audited.population)
+    key = {"data": digest, "code": code, "seed": seed, "views": views, "classes": audited.classes}
+    # By content, in whose order members come first: the order of the halves must not follow from it.
+    order = asked.ids.argsort()
+    asked = pick(asked, order)
+    halves = balanced_halves(len(asked), models, keyed(seed_of({"data": digest, "seed": seed}, "shadow halves")))
+    seen = viewed(asked.inputs, views)
+    found, forms = [], set[str]()
+    for number, half in enumerate(halves):
+        # Not by how many there are: more of them read those that were trained before.
+        name = hashlib.sha256(repr(sorted((key | {"model": number}).items())).encode()).hexdigest()[:32]
+        path = None if folder is None else folder / f"{name}.safetensors"
+        if path is not None and path.is_file():
+            answers = load(path.read_bytes())
+            form = form_of(answers["logits"])  # of files from before answers were written as logits
+            answers = {name: as_logits(part, form) for name, part in answers.items()}
+        else:
+            own = pick(asked, half.nonzero()[:, 0])
+            answers, told = _answers(audited, train, own, seen, asked.labels, seed_of(key, f"model {number}"))
+            forms |= {told} if told else set()
+            if path is not None:
+                write_bytes(path, save(answers))
+        found.append(answers)
+        report(number + 1)
+    population = torch.stack([one["population"] for one in found])
+    return BankOfAnswers(
+        source="; ".join([f"trained here, by a function of SHA-256 {code}", *sorted(forms)]),
+        asked_here=True,
+        ids=asked.ids.cpu(),
+        logits=torch.stack([one["logits"] for one in found]),
+        trained_on=halves,
+        population=population if population.shape[1] else None,
+    ).bank()
+
+
+def _answers(
+    audited: Audited, train: Train, own: Examples, seen: Tensor, labels: Tensor, seed: int
+) -> tuple[dict[str, Tensor], str]:
+    """Of a model just trained, and a sentence on their form where it is not that of logits."""
+    device, classes = own.inputs.device, audited.classes
+    # What the function draws from PyTorch's own generator follows from its seed, too, and leaves ours as it was.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed % 2**63)
+        try:
+            # Copies: a function may shuffle or scale what it is given in place.
+            model: Any = train(own.inputs.clone(), own.labels.clone(), seed=seed % 2**31)
+        except Exception as error:
+            raise ValueError(
+                f"--train must train a model on {len(own)} examples, and failed: {in_one_line(error)}"
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"--train must return a torch.nn.Module, got {type(model).__name__}")
+    of_views = labels.repeat_interleave(seen.shape[1])
+    model, told = answering_logits(model.to(device).eval(), seen.flatten(0, 1), of_views)
+    public = own.inputs.new_zeros(0, *own.inputs.shape[1:]) if audited.population is None else audited.population.inputs
+    logits = logits_of(model, seen.flatten(0, 1))
+    if logits.ndim != 2 or logits.shape[1] != classes:
+        raise ValueError(
+            f"--train must return a model of {classes} classes, as the audited one, got {list(logits.shape)}"
+        )
+    population = logits_of(model, public) if len(public) else logits.new_zeros(0, classes)
+    answers = {
+        "logits": logits.unflatten(0, seen.shape[:2]).float().cpu().contiguous(),
+        "population": population.float().cpu().contiguous(),
+    }
+    return answers, told
+
+
+def _digest(asked: Examples, population: Examples | None) -> str:
+    """Of the candidates, whatever their order, and of the public examples."""
+    order = asked.ids.argsort()
+    found = hashlib.sha256()
+    parts = [asked.ids[order], asked.inputs[order], asked.labels[order]]
+    if population is not None:
+        parts += [population.inputs, population.labels]
+    for part in parts:
+        array = part.detach().cpu().contiguous().numpy()
+        found.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
+    return found.hexdigest()

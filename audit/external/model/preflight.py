@@ -1,0 +1,396 @@
+"""What is looked at before any attack: is this the model, are these the examples, and could a leak show at this size?
+
+A model at chance is no finding about privacy: its inputs are scaled otherwise, its classes are in another order, or the
+file is of another model. So the audit stops, and says which of these makes it right, where one does. That is diagnosis
+alone: nothing is repaired in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from attacks.core import Examples
+from leaderboard.records.record import Metric
+
+from ...scoring.shift import Shift, shift_between
+from ...scoring.utility import score_utility
+from ...targets.observe import logits_of
+from ..examples.groups import Groups, Preprocess
+from ..examples.overlap import contents, near_duplicates
+from .answers import NoLogits, answering_logits
+from .diagnosis import Knowledge, another_order, knowledge, other_inputs, unsteady
+from .sizes import smallest_leak
+
+ACCEPTABLE = ("chance", "one answer", "preprocessing", "swapped", "few", "near-duplicates", "unsteady")
+"""Kinds of remarks that need not stop an audit, where the owner says so: a model may be meant to know nothing."""
+
+FEW = 10
+"""Examples a group, below which nothing is asked."""
+
+
+class StoppedError(ValueError):
+    """The pre-flight found what makes an audit meaningless; the message has all that it says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """One thing that the pre-flight says.
+
+    Attributes:
+        kind: one word for it, as "overlap".
+        stop: whether the audit ends here.
+        sentence: what is wrong, and what to do.
+    """
+
+    kind: str
+    stop: bool
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What was looked at.
+
+    Attributes:
+        remarks: what is to be said.
+        accuracy: of members and of non-members.
+        shift: between them, without the model.
+        sizes: the smallest leak that so many examples could show.
+        classes: that the model answers with.
+        model: that answers with logits: the audited one, or one made of it that brings its answers into that form.
+    """
+
+    remarks: tuple[Remark, ...]
+    accuracy: dict[str, Metric] = field(default_factory=dict)
+    shift: Shift
+    sizes: dict[str, float | int | None]
+    classes: int
+    model: nn.Module
+
+    @property
+    def stops(self) -> tuple[Remark, ...]:
+        """What ends the audit."""
+        return tuple(one for one in self.remarks if one.stop)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it."""
+        return {
+            "findings": [asdict(one) for one in self.remarks],
+            "numbers": {name: asdict(metric) for name, metric in self.accuracy.items()},
+        }
+
+
+def preflight(
+    model: nn.Module, groups: Groups, *, delta: float = 1e-5, level: float = 0.95, accept: Collection[str] = ()
+) -> Preflight:
+    """Looks at a model and its examples before they are attacked.
+
+    Args:
+        model: in evaluation mode, on the examples' device.
+        groups: as the model is fed.
+        delta: of the bound on epsilon.
+        level: its confidence.
+        accept: kinds of remarks, of `ACCEPTABLE`, that are not to stop the audit.
+
+    Returns:
+        What is to be said; nothing is attacked where a remark stops the audit.
+
+    Raises:
+        ValueError: a model that cannot take these inputs, or answers with no logits; a kind that cannot be accepted.
+    """
+    members, outside = groups.members, groups.non_members
+    shape = list(members.inputs.shape[1:])
+    try:
+        labels = torch.cat([members.labels, outside.labels])
+        model, told = answering_logits(model, torch.cat([members.inputs, outside.inputs]), labels)
+        answers = [logits_of(model, group.inputs) for group in (members, outside)]
+    except NoLogits:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(
+            f"model must take inputs of shape {shape}, and fails on them: {why}; images lie channels first"
+        ) from None
+    classes = int(answers[0].shape[1])
+    remarks = [*_of_labels(labels, classes), *without_model(groups, accept), *_of_near(groups)]
+    if told:
+        remarks.append(Remark(kind="form", stop=False, sentence=f"the model is read as one of logits: {told}"))
+    remarks += _of_steadiness(model, members.inputs)
+    both = torch.cat(answers)
+    accuracy = {}
+    if int(labels.max()) < classes and int(labels.unique().numel()) > 1:
+        accuracy = {
+            name: score_utility(answer, group.labels)["accuracy"]
+            for name, answer, group in zip(("members", "non_members"), answers, (members, outside), strict=True)
+        }
+        remarks += _of_answers(model, groups, both, labels, classes)
+        remarks += _of_accuracies(accuracy)
+    shift = shift_between(members, outside)
+    if shift.found:
+        remarks.append(
+            Remark(
+                kind="shift",
+                stop=False,
+                sentence=(
+                    f"members and non-members differ without any model ({shift.words}): "
+                    "what attacks find may be that; draw both at random from one pool"
+                ),
+            )
+        )
+    return Preflight(
+        remarks=tuple(replace(one, stop=one.stop and one.kind not in accept) for one in remarks),
+        accuracy=accuracy,
+        shift=shift,
+        sizes=smallest_leak(len(members), len(outside), delta, level),
+        classes=classes,
+        model=model,
+    )
+
+
+def without_model(groups: Groups, accept: Collection[str] = ()) -> list[Remark]:
+    """What is to be said of the examples alone.
+
+    Args:
+        groups: as the model is fed.
+        accept: kinds of remarks, of `ACCEPTABLE`, that are not to stop the audit.
+
+    Raises:
+        ValueError: a kind that cannot be accepted.
+    """
+    if strange := [kind for kind in accept if kind not in ACCEPTABLE]:
+        raise ValueError(f"accept must be of {', '.join(ACCEPTABLE)}, got {strange[0]!r}")
+    found, labels = [], torch.cat([groups.members.labels, groups.non_members.labels])
+    if int(labels.unique().numel()) == 1:
+        found.append(
+            Remark(
+                kind="one class",
+                stop=True,
+                sentence=(
+                    f"all examples are of class {int(labels[0])}: accuracy and attacks say nothing of one class alone"
+                ),
+            )
+        )
+    found += [*_of_inputs(groups), *_of_copies(groups), *_of_sizes(groups.members, groups.non_members)]
+    return [replace(one, stop=one.stop and one.kind not in accept) for one in found]
+
+
+def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
+    found, largest = [], int(labels.max())
+    if largest >= classes:
+        found.append(
+            Remark(
+                kind="classes",
+                stop=True,
+                sentence=(
+                    f"labels go from {int(labels.min())} to {largest}, and the model has {classes} classes: labels "
+                    f"count from 0{'; subtract 1' if (int(labels.min()), largest) == (1, classes) else ''}"
+                ),
+            )
+        )
+    return found
+
+
+def _of_steadiness(model: nn.Module, inputs: Tensor) -> list[Remark]:
+    if (found := unsteady(model, inputs)) is None:
+        return []
+    sentence = (
+        f"the model answers {found.moved} of {found.asked} members otherwise when it is {found.told}; audit it in "
+        "evaluation mode (--accept unsteady where it is used like this)"
+    )
+    return [Remark(kind="unsteady", stop=True, sentence=sentence)]
+
+
+def _of_sizes(members: Examples, outside: Examples) -> list[Remark]:
+    least = min(len(members), len(outside))
+    if least >= 100:
+        return []
+    sizes = smallest_leak(len(members), len(outside))
+    ceiling = sizes["epsilon_ceiling"]
+    told = f"at most {ceiling:.2f}" if ceiling is not None else "nothing"
+    return [
+        Remark(
+            kind="few",
+            stop=least < FEW,
+            sentence=(
+                f"{len(members)} members and {len(outside)} non-members show an AUC from {sizes['auc']:.2f} on, no TPR "
+                f"at low false positive rates, and {told} of epsilon; take 1,000 of each, at least {FEW}"
+            ),
+        )
+    ]
+
+
+def _of_inputs(groups: Groups) -> list[Remark]:
+    """Inputs that say nothing, and numbers that no model is fed."""
+    both = [groups.members.inputs, groups.non_members.inputs]
+    if max(float(part.max()) for part in both) == min(float(part.min()) for part in both):
+        value = float(both[0].flatten()[0])
+        return [Remark(kind="constant", stop=True, sentence=f"all inputs are {value:g} everywhere: they hold nothing")]
+    rows = [part.flatten(1) for part in both]
+    blank = sum(int((part == part[:, :1]).all(1).sum()) for part in rows)
+    if not blank or rows[0].shape[1] == 1:
+        return []
+    total = sum(map(len, rows))
+    return [Remark(kind="blank", stop=False, sentence=f"{blank} of {total} inputs have one value everywhere")]
+
+
+def _of_copies(groups: Groups) -> list[Remark]:
+    """Examples that are in two groups, or in one twice."""
+    given = {"members": groups.members, "non-members": groups.non_members, "population": groups.population}
+    there = {name: group for name, group in given.items() if group is not None}
+    keys = dict(zip(there, contents([group.inputs for group in there.values()]), strict=True))
+    found = []
+    for one, other in (("members", "non-members"), ("population", "members"), ("population", "non-members")):
+        if one not in keys or other not in keys:
+            continue
+        shared = len(np.intersect1d(keys[one], keys[other]))
+        if not shared:
+            continue
+        smaller = min(len(np.unique(keys[one])), len(np.unique(keys[other])))
+        words = "the very same examples" if shared == smaller else f"{shared} examples in common"
+        way_out = "" if shared == smaller else "; leave them out (--drop-overlap)"
+        sentence = f"{one} and {other} have {words}; an example is in one group{way_out}"
+        found.append(Remark(kind="overlap", stop=True, sentence=sentence))
+    for name, own in keys.items():
+        if (twice := len(own) - len(np.unique(own))) > 0:
+            found.append(
+                Remark(
+                    kind="duplicates",
+                    stop=False,
+                    sentence=f"{twice} of {len(own)} {name} are copies of others: intervals count them as independent",
+                )
+            )
+    return found
+
+
+def _of_near(groups: Groups) -> list[Remark]:
+    """Examples of one group that are nearly in the other."""
+    found = []
+    near = near_duplicates(groups.members.inputs, groups.non_members.inputs)
+    if near.compared < near.of and not near.count and near.compared:
+        sentence = f"near-duplicates were sought among {near.compared} of {near.of} members, and none was found"
+        found.append(Remark(kind="near-duplicates", stop=False, sentence=sentence))
+    if near.count:
+        of = "" if near.compared == near.of else f", of {near.compared} of {near.of} that were compared"
+        found.append(
+            Remark(
+                kind="near-duplicates",
+                # Of groups that are one another's copies no number means anything.
+                stop=2 * near.count > near.compared,
+                sentence=(
+                    f"{near.count} members have a near-duplicate among the non-members{of}, which the model has all "
+                    "but seen: leaks look smaller than they are"
+                ),
+            )
+        )
+    return found
+
+
+def _of_accuracies(accuracy: dict[str, Metric]) -> list[Remark]:
+    """Whether members are answered worse than non-members, by Fisher's exact test."""
+    inside, outside = accuracy["members"], accuracy["non_members"]
+    counts = [(int(one.detail["correct"] or 0), int(one.n or 0)) for one in (inside, outside)]
+    (right, n), (other, among) = counts
+    # Fisher's exact test: hypergeometric, given how many answers are right in all.
+    if float(stats.hypergeom.cdf(right, n + among, right + other, n)) >= 1e-3:
+        return []
+    return [
+        Remark(
+            kind="swapped",
+            stop=True,
+            sentence=(
+                f"accuracy is {inside.value:.1%} on members and {outside.value:.1%} on non-members: a model is no "
+                "worse on what it was trained on; are the two groups exchanged? (--accept swapped where they are not)"
+            ),
+        )
+    ]
+
+
+def _of_answers(model: nn.Module, groups: Groups, answers: Tensor, labels: Tensor, classes: int) -> list[Remark]:
+    """Whether the model knows these examples at all; where it does not, what would make it know them."""
+    undefined = int((~answers.isfinite()).any(1).sum())
+    if undefined:
+        kind = "NaN" if bool(answers.isnan().any()) else "infinity"
+        sentence = f"the model answers {kind} for {undefined} of {len(labels)} examples"
+        return [Remark(kind="NaN", stop=True, sentence=sentence)]
+    guesses = answers.argmax(1)
+    knows = knowledge(guesses, labels, classes)
+    found = []
+    largest = float(groups.members.inputs.abs().max())
+    if largest > 16:
+        found.append(
+            Remark(
+                kind="range",
+                stop=not knows.known,
+                sentence=(
+                    f"inputs go up to {largest:g}, as of images in 0..255: models are fed inputs of 0 to 1, or "
+                    f"standardised; pass --preprocess {groups.preprocess.then(_BYTES)}, or as in the training"
+                ),
+            )
+        )
+    if int(guesses.unique().numel()) == 1:
+        found.append(
+            Remark(
+                kind="one answer",
+                stop=True,
+                sentence=f"the model answers class {int(guesses[0])} for all {len(labels)} examples: are they scaled "
+                "otherwise?",
+            )
+        )
+    return [*found, *_of_knowledge(model, groups, guesses, labels, classes, knows)]
+
+
+def _of_knowledge(
+    model: nn.Module, groups: Groups, guesses: Tensor, labels: Tensor, classes: int, knows: Knowledge
+) -> list[Remark]:
+    share = knows.right / knows.n
+    told = (
+        f"the model is right on {share:.1%} of the examples, where always answering one class is on {knows.chance:.1%}"
+    )
+    if (order := another_order(guesses, labels, classes)) is not None:
+        moved = ", ".join(f"{i} is the model's {j}" for i, j in list(order.places.items())[:5])
+        sentence = f"{told}: its classes are in another order, with which it is right on {order.share:.1%}: {moved}"
+        return [Remark(kind="order", stop=True, sentence=sentence)]
+    # A network that was never trained may be right on half as many again as one answer is, by accident.
+    weak = share < 2 * knows.chance and knows.agreement < 0.3
+    if knows.known and not weak and share >= 0.9:
+        return []
+    inputs = torch.cat([groups.members.inputs, groups.non_members.inputs])
+    if (other := other_inputs(model, inputs, labels, groups.preprocess)) is not None:
+        scale, now, then = other
+        told = f"{told}: with --preprocess {scale} it is right on {then:.1%} of some, and as it is on {now:.1%}"
+        return [Remark(kind="preprocessing", stop=True, sentence=told)]
+    if knows.known and not weak:
+        return []
+    if knows.known:
+        sentence = f"{told}: if it is better than that, preprocessing, class order or the file is another one"
+        return [Remark(kind="weak", stop=False, sentence=sentence)]
+    if knows.undecided:
+        sentence = f"{told}, and {knows.n} examples are too few to tell a model from one that knows nothing"
+        return [Remark(kind="undecided", stop=False, sentence=sentence)]
+    way_out = "preprocessing, class order or the file is not that of the training (--accept chance where it is)"
+    return [Remark(kind="chance", stop=True, sentence=f"{told}: {way_out}")]
+
+
+_BYTES = Preprocess(std=(255.0,))
+
+
+def sentences(found: Sequence[Remark]) -> list[str]:
+    """Remarks as lines, those that stop first."""
+    return [f"{'stop' if one.stop else 'note'}: {one.sentence}" for one in sorted(found, key=lambda one: not one.stop)]
+
+
+def refuse_stops(found: Sequence[Remark]) -> None:
+    """Ends an audit that would mean nothing.
+
+    Raises:
+        StoppedError: a remark stops it; all of them are told.
+    """
+    if any(one.stop for one in found):
+        raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(found)))

@@ -1,0 +1,73 @@
+"""The smallest leak that groups of some sizes could show: by the intervals that numbers get, without any model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from ...evidence.one_run import Guesses, one_run
+from ...scoring.membership import FPRS, auc, tpr_at_fpr
+from ...scoring.random_split import SHARE
+
+POWER = 0.8
+"""With which the smallest leak that a size can show would show."""
+
+
+def smallest_leak(
+    members: int, non_members: int, delta: float = 1e-5, level: float = 0.95, attacks: int = 1
+) -> dict[str, Any]:
+    """The smallest leak that groups of these sizes would show in four audits of five; computes nothing of a model.
+
+    Args:
+        members: examples.
+        non_members: examples.
+        delta: of the bound on epsilon.
+        level: its confidence.
+        attacks: of which the bound takes the best, so that each has its part of the error rate.
+
+    Returns:
+        `auc` on the half that is reported, `tpr_at_1pct_fpr` and `tpr_at_0.1pct_fpr` of all candidates (None with too
+        few of either group), `epsilon_ceiling` of the pair bound by the best of these attacks (None with fewer than 10
+        pairs), the pairs, and the attacks.
+    """
+    halves = max(1, members // 2), max(1, non_members // 2)
+    detail = auc(np.zeros(halves[0]), np.zeros(halves[1])).detail
+    pairs = min(members, non_members)
+    ceiling = None
+    if pairs >= SHARE:
+        answered = pairs // SHARE
+        ceiling = one_run(Guesses(pairs, answered, answered), delta, 1 - (1 - level) / max(1, attacks))
+    return {
+        "members": members,
+        "non_members": non_members,
+        "auc": float(detail["detectable"] or 1.0),
+        **{name: _least_tpr(members, non_members, fpr) for name, fpr in FPRS.items()},
+        "pairs": pairs,
+        "epsilon_ceiling": ceiling,
+        "attacks": attacks,
+    }
+
+
+def _least_tpr(members: int, non_members: int, fpr: float) -> float | None:
+    """The least TPR whose interval is above the FPR in four audits of five; None where no number of hits would do.
+
+    Of members above all non-members, the clearest that a TPR can be: one that begins nearer the FPR has to be larger.
+    """
+    if not members or non_members * fpr < 1 - 1e-9:
+        return None
+    ranks = np.arange(non_members, dtype=float)
+
+    def shows(hits: int) -> bool:
+        scores = np.concatenate([np.full(members - hits, -1.0), np.full(hits, float(non_members))])
+        low = tpr_at_fpr(scores, ranks, fpr).low
+        return low is not None and low > fpr
+
+    if not shows(members):
+        return None
+    low, high = 0, members  # more hits show where fewer do
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return float(stats.beta.ppf(POWER, high, members - high + 1))

@@ -1,0 +1,1 @@
+"""Audit of scores in a table, without the model."""

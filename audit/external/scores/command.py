@@ -1,0 +1,85 @@
+"""What `leakbench audit --scores` does: an audit of scores in a table, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leaderboard.records.record import Metric
+
+from ...scoring.shift import Shift
+from ..gate import Rule, rules
+from ..model.audit import AuditSettings, epsilon_metric
+from ..model.command import AuditAnswer
+from ..model.findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest
+from ..model.sizes import smallest_leak
+from ..model.verdict import backwards, right_answers, verdict, why_tied
+from ..rule_numbers import judged, numbers_of_rules, unless_proved
+from .score_files import COLUMNS, read_scores
+
+
+def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
+    """The rules of `--fail-if` where columns of scores take the place of attacks."""
+    return rules(texts, COLUMNS)
+
+
+def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> AuditAnswer:
+    """Audits scores without a model.
+
+    Args:
+        path: CSV or Parquet.
+        settings: claim, split, delta and level are read.
+        asked: rules.
+    """
+    delta = settings.delta_of_bounds
+    table = read_scores(path, delta=delta)
+    claim = settings.claim
+    allowed = {} if claim is None else allowed_by(claim.trade_off)
+    compared = (strongest(table.outcomes, metric, allowed.get(metric)) for metric in COMPARED)
+    by = tuple(one for one in compared if one is not None)
+    members = table.ids[table.member].numpy()
+    bound = epsilon_bound(
+        table.outcomes,
+        members,
+        delta=delta,
+        level=settings.level,
+        split=settings.split,
+        claim=None if claim is None else claim.of_replacement,
+    )
+    # Nothing of the inputs is there to look for a shift in.
+    unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
+    sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level, len(table.outcomes))
+    reverse = backwards(table.outcomes, members, float(sizes["auc"]))
+    right = right_answers(table.outcomes, members)
+    least = float(sizes["auc"])
+    tied = why_tied(table.outcomes, len(members), least)
+    told = verdict(by, bound, unknown, claim.errors if claim else (), least, reverse, right, tied=tied)
+    whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
+    outcomes = unless_proved(table.outcomes, settings.split, unknown)
+    broken = judged(asked, numbers_of_rules(outcomes, by, whole), told)
+    return AuditAnswer(
+        document={
+            "schema": "leakbench-scores/1",
+            "verdict": told.to_dict(),
+            "scores": {"file": path.name, "sha256": table.sha256, "members": len(members), "rows": len(table.ids)},
+            "attacks": [
+                {"name": one.name, "metrics": {name: _plain(metric) for name, metric in one.metrics.items()}}
+                for one in outcomes
+            ],
+            "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
+            "smallest_leak": sizes,
+            "claim": None if claim is None else claim.to_dict(),
+            "rules": broken,
+        },
+        broken=tuple(str(one["broken"]) for one in broken if one["broken"]),
+        refuted=told.word == "claim refuted",
+    )
+
+
+NO_MODEL = Metric(value=None, better="lower", reason="a table of scores has no model that answers")
+"""Of what scores alone do not have."""
+
+
+def _plain(metric: Metric) -> dict[str, Any]:
+    return {"value": metric.value, "low": metric.low, "high": metric.high, "n": metric.n, "reason": metric.reason}

@@ -1,0 +1,192 @@
+"""Scores, losses or logits of somebody's own model in a table, with member flags: an audit without the model.
+
+CSV or Parquet, by its bytes. One row an example: `member` (0 or 1), and one of `score` (larger: a member), `loss`
+(nats; smaller: a member), or logits `logit_0`, `logit_1`, ... with `label`. `id` is optional.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from attacks.core import MembershipScores
+from leaderboard.records.files import digest_of_bytes
+
+from ...scoring.score import score
+from ...scoring.truth import GroundTruth
+from ..examples.identity import ids_of
+from ..model.attacks import AttackOutcome
+
+COLUMNS = ("score", "loss", "loss_of_logits")
+"""Names that scores of a table have, as attacks have theirs."""
+
+FORMS = "score, or loss, or label with logit_0, logit_1, ..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTable:
+    """What a file of scores says.
+
+    Attributes:
+        outcomes: one for each column of scores, as if an attack had run.
+        ids: int64 [n], by the owner's ids, or by the rows' content.
+        names: of the rows, the file's own ids.
+        member: bool [n].
+        labels: int64 [n]; None where the file has none.
+        sha256: of the file.
+    """
+
+    outcomes: tuple[AttackOutcome, ...]
+    ids: Int[Tensor, " n"]
+    names: tuple[str, ...]
+    member: Bool[Tensor, " n"]
+    labels: Int[Tensor, " n"] | None
+    sha256: str
+
+
+def read_scores(path: Path, *, delta: float) -> ScoreTable:
+    """Reads a table of scores and measures what they tell of membership.
+
+    Args:
+        path: of the file.
+        delta: of the claim.
+
+    Raises:
+        ValueError: no table, a column missing, a value that is no number, or one group only.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--scores must be a file that can be read, and {path} cannot: {error.strerror}") from None
+    table = _table(path, content)
+    if "member" not in table.columns:
+        raise ValueError(f"{path.name} must have a column member, 0 or 1; it has {', '.join(map(str, table.columns))}")
+    if not len(table):
+        raise ValueError(f"{path.name} must have a row an example, got none")
+    flags = (
+        table["member"]
+        .astype(str)
+        .str.strip()
+        .str.lower()
+        .map({"0": 0, "1": 1, "false": 0, "true": 1, "0.0": 0, "1.0": 1})
+    )
+    if flags.isna().any():
+        row = int(np.flatnonzero(flags.isna())[0])
+        raise ValueError(f"member of {path.name} must be 0 or 1, got {table['member'].iloc[row]!r} in row {row + 1}")
+    names: Any = table["id"].astype(str) if "id" in table.columns else pd.Series(np.arange(len(table)).astype(str))
+    if names.duplicated().any():
+        raise ValueError(f"ids of {path.name} must be distinct, and {names[names.duplicated()].iloc[0]!r} occurs twice")
+    member = torch.from_numpy(flags.to_numpy(dtype=bool).copy())
+    for kind, words in ((True, "1"), (False, "0")):
+        if not bool((member == kind).any()):
+            raise ValueError(f"{path.name} must have rows with member {words}, got none among {len(table)}")
+    labels = _labels(table, path) if "label" in table.columns else None
+    found = _scores_of(table, labels, path)
+    # Where rows have no ids of their own, by all that they say: places say nothing of the split.
+    rows = table.drop(columns="member").astype(str).agg(" ".join, axis=1)
+    ids = ids_of(text.encode() for text in (names if "id" in table.columns else rows))
+    truth = GroundTruth(members=ids[member], candidates=ids)
+    outcomes = []
+    for name, values in found.items():
+        scores = MembershipScores(ids=ids, scores=torch.from_numpy(values), exact=False)
+        outcomes.append(AttackOutcome(name=name, scores=scores, metrics=score(scores, truth, delta=delta)))
+    return ScoreTable(
+        outcomes=tuple(outcomes),
+        ids=ids,
+        names=tuple(names),
+        member=member,
+        labels=labels,
+        sha256=digest_of_bytes(content),
+    )
+
+
+class DoubledColumn(ValueError):
+    """A table with two columns of one name."""
+
+
+def read_csv(content: bytes, path: Path) -> Any:
+    """A CSV file of scores, whose ids and member flags stay text.
+
+    Args:
+        content: of the file.
+        path: of the file, for the error.
+
+    Raises:
+        DoubledColumn: for two columns of one name, of which pandas renames one.
+        ValueError: of pandas, for a file that is no table.
+    """
+    header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0]
+    doubled = header[header.duplicated()]
+    if len(doubled.dropna()):
+        raise DoubledColumn(f"{path.name} must have columns of different names, and {doubled.iloc[0]!r} occurs twice")
+    return pd.read_csv(io.BytesIO(content), dtype={"id": str, "member": str}, encoding="utf-8")
+
+
+def _table(path: Path, content: bytes) -> Any:
+    try:
+        # Parquet says so in its first and last four bytes, whatever the file is called.
+        if content[:4] == b"PAR1":
+            return pd.read_parquet(io.BytesIO(content))
+        return read_csv(content, path)
+    except DoubledColumn:
+        raise
+    except (ValueError, OSError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"{path.name} must be a CSV file with a header, or Parquet, got: {told}") from None
+
+
+def _numbers(table: Any, column: str, path: Path) -> np.ndarray:
+    series: Any = pd.to_numeric(table[column], errors="coerce")
+    values: np.ndarray = series.to_numpy(dtype=float, copy=True)
+    if (bad := ~np.isfinite(values)).any():
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"{column} of {path.name} must hold finite numbers, got {str(table[column].iloc[row])!r} in row {row + 1}"
+        )
+    return values
+
+
+def _labels(table: Any, path: Path) -> Tensor:
+    values = _numbers(table, "label", path)
+    if (cut := values != np.floor(values)).any():
+        row = int(np.flatnonzero(cut)[0])
+        raise ValueError(f"label of {path.name} must hold whole numbers, got {values[row]:g} in row {row + 1}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.ndarray]:
+    """Columns of scores by name, larger for a member."""
+    found = {name: _numbers(table, name, path) for name in ("score",) if name in table.columns}
+    if "loss" in table.columns:
+        found["loss"] = -_numbers(table, "loss", path)
+    logits = [name for name in table.columns if str(name).startswith("logit_")]
+    if logits:
+        if len(logits) == 1:
+            raise ValueError(
+                f"logits of {path.name} must be of two classes at least, got {logits[0]} alone; for a classifier with "
+                "one output z give 0 as logit_0 and z as logit_1, or loss"
+            )
+        wanted = [f"logit_{number}" for number in range(len(logits))]
+        if sorted(logits) != sorted(wanted) or labels is None:
+            raise ValueError(f"logits of {path.name} must be {wanted[0]} to {wanted[-1]}, with a column label")
+        values = torch.from_numpy(np.stack([_numbers(table, name, path) for name in wanted], axis=1))
+        if int(labels.min()) < 0 or int(labels.max()) >= len(wanted):
+            raise ValueError(f"label of {path.name} must be in [0, {len(wanted)}), got {int(labels.max())}")
+        found["loss_of_logits"] = -nn.functional.cross_entropy(values, labels, reduction="none").numpy()
+    for name, values in found.items():
+        if len(values) > 1 and bool((values == values[0]).all()):
+            column = "logits" if name == "loss_of_logits" else name
+            raise ValueError(
+                f"{column} of {path.name} must differ between rows, and all tell the same: they hold nothing"
+            )
+    if not found:
+        raise ValueError(f"{path.name} must have a column {FORMS}; it has {', '.join(map(str, table.columns))}")
+    return found

@@ -1,0 +1,1 @@
+"""Audit of the transcript of a training: its format, noise, canaries and claim."""

@@ -1,0 +1,413 @@
+"""What a claim is worth by the transcript of its training: held against itself, its noise measured, its canaries asked.
+
+In this order, since an earlier answer makes later ones moot. First what costs nothing: steps, noise and divisor as the
+transcript states them against the claim, and the epsilon that they prove. Then the noise in the releases against what
+is stated (`transcript_noise`), which needs no private data. Then canaries, if there were any (`transcript_canaries`).
+
+Only what lies above the claim says something about it. A transcript is written by whom it is about: a writer who knows
+these tests and makes the file up passes them all, by writing updates that moved no model. `consistent` sets the limit:
+under plain SGD each step's parameters must follow from the step before, and the last ones must be the model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attacks.core import NotApplicable
+from defenses.core import Loss, cross_entropy
+from defenses.core.privacy.accounting import epsilon as proved_epsilon
+from defenses.core.privacy.events import Gaussian
+
+from ...evidence.estimate import EpsilonEstimate, check_level, judge
+from ..claim import StatedClaim
+from ..files.unwrap import without_wrappers
+from .canaries import CanaryScores, GradientCanaries
+from .format import WatchedStep, WatchedTranscript
+from .noise import NoiseFound, NoiseTests, independent, lowest, zero_coordinates
+from .view import fitted
+
+_SLACK = 1e-3
+"""By how much of its epsilon a claim may be below what the transcript's noise proves: owners round."""
+_ROUNDED = 1e-6
+"""The same of stated numbers, which are written in floats."""
+_LEAST_RATIO = 0.05
+"""Of the noise found to the noise stated, below which an epsilon would be in the thousands, and takes long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptVerdict:
+    """What a transcript says of a claim.
+
+    Attributes:
+        word: `violation`; `no verdict`, where the transcript contradicts itself or the model and nothing else refutes
+            the claim; or `no violation found`, which confirms nothing.
+        refuted: what refutes the claim, a sentence each, the plainest first.
+        problems: where the transcript contradicts itself or the model, a sentence each.
+        remarks: what a reader has to know beside.
+        skipped: what was not done, each with the reason and the way to it.
+        steps: updates that were released, as far as the transcript tells.
+        epsilon: that the stated noise proves over these steps, nats, infinite without noise; None where the claim does
+            not say enough.
+        noise: of all tests of the noise, the strongest evidence of too little first.
+        between_steps: z-score of the correlation of noise between steps; None where no pure noise is seen.
+        canaries: the lower bound on epsilon by canaries; None where there were none.
+        level: confidence of everything together.
+    """
+
+    word: Literal["violation", "no violation found", "no verdict"]
+    refuted: tuple[str, ...]
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+    skipped: tuple[str, ...]
+    steps: int
+    epsilon: float | None
+    noise: tuple[NoiseFound, ...]
+    between_steps: float | None
+    canaries: EpsilonEstimate | None
+    level: float
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        if self.word == "violation":
+            return f"The transcript refutes the claim: {'; '.join(self.refuted)}."
+        if self.word == "no verdict":
+            return f"The transcript allows no verdict: {'; '.join(self.problems)}."
+        return "No violation was found in the transcript, which confirms nothing."
+
+    def to_dict(self) -> dict[str, Any]:
+        """As numbers and words."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("noise", "canaries")}
+        # Without noise an infinite one is proved, which is a sentence of `refuted`, and no number of JSON.
+        epsilon = self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
+        return found | {
+            "epsilon": epsilon,
+            "noise": [one.to_dict() for one in self.noise],
+            "canaries": None if self.canaries is None else self.canaries.to_dict(),
+            "sentence": self.sentence,
+        }
+
+
+@dataclass
+class _Stated:
+    """What the steps of a transcript state, as they go by, and whether they follow from one another."""
+
+    multipliers: Counter[float] = field(default_factory=Counter)
+    divisors: set[float] = field(default_factory=set)
+    odd: list[str] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    followed: int = 0
+    resumed: int = 0
+    last: WatchedStep | None = None
+
+    def add(self, step: WatchedStep, clip_norm: float | None) -> None:
+        clip_norm = step.clip_norm if step.clip_norm is not None else clip_norm
+        sigma = step.noise_multiplier
+        if sigma is None:
+            sigma = math.nan if clip_norm is None else step.noise_std / clip_norm
+        # Adaptive clipping has more noise than its multiplier says, never less.
+        elif clip_norm is not None and step.noise_std < sigma * clip_norm * (1 - _ROUNDED):
+            self.odd.append(
+                f"step {step.step} states a noise multiplier of {sigma:g} and a clip norm of {clip_norm:g}, and noise "
+                f"of {step.noise_std:g}, which is less"
+            )
+            sigma = step.noise_std / clip_norm
+        self.multipliers[sigma] += 1
+        self.divisors.add(step.expected_batch)
+        before = self.last
+        if before is not None and step.session != before.session:
+            self.resumed += 1
+        elif before is not None and before.step == step.step - 1 and before.after is not None and not step.derived:
+            self.followed += 1
+            if not _same(before.after, step.parameters, before):
+                self.broken.append(step.step)
+        self.last = step
+
+
+def judge_transcript(
+    transcript: WatchedTranscript,
+    claim: StatedClaim,
+    *,
+    model: nn.Module | None = None,
+    members: Float[Tensor, "n ..."] | None = None,
+    coordinates: Int[Tensor, " z"] | None = None,
+    canaries: GradientCanaries | None = None,
+    final: Mapping[str, Any] | None = None,
+    expected_batch: float | None = None,
+    loss: Loss = cross_entropy,
+    level: float = 0.95,
+    device: torch.device | str = "cpu",
+) -> TranscriptVerdict:
+    """Holds a claim against a transcript; reads every step once.
+
+    Args:
+        transcript: of the training that the claim is about.
+        claim: the owner's.
+        model: its architecture; for members and canaries.
+        members: inputs of the training set as the model got them, from which coordinates without a gradient are found.
+        coordinates: the same by number, where the owner knows them: flat, in the order of the header.
+        canaries: that were put in by coins; counted as part of the training set.
+        final: the finished model's tensors by name, which must follow from the last step under plain SGD. (Any: the
+            tensors that are none of its parameters are passed over, whatever they are.)
+        expected_batch: the divisor that the owner states; None where none is.
+        loss: per-example, as in the training.
+        level: confidence of all tests together.
+        device: on which canaries' gradients are computed.
+
+    Raises:
+        FileRefused: a step's file is damaged, or holds NaN.
+        TranscriptRefused: a step is not what its place says.
+        ValueError: arguments that do not fit one another or the transcript.
+    """
+    check_level(level)
+    header = transcript.header
+    skipped: list[str] = []
+    zero = coordinates
+    if zero is None:
+        zero = _zero(transcript, model, members, canaries, skipped)
+    # Three kinds of tests: of the scale of the noise, of its independence, and by canaries.
+    share = (1 - level) / (1 + (zero is not None) + (canaries is not None))
+    tests, stated = NoiseTests(header, zero), _Stated()
+    scores = _scores(transcript, claim, model, canaries, loss, skipped, device)
+    for step in transcript:
+        tests.add(step)
+        stated.add(step, header.clip_norm)
+        if scores is not None:
+            try:
+                scores.add(step)
+            except NotApplicable as error:
+                skipped.append(f"canaries: {error}")
+                scores = None
+    problems = _problems(transcript, stated, final)
+    remarks = [*transcript.remarks, *_remarks(claim, transcript, stated)]
+    refuted = _against_itself(claim, transcript, stated, expected_batch)
+    if tests.noiseless:
+        # Whatever the sampling, which need not be stated for it.
+        refuted.append(
+            f"{tests.noiseless} of {len(transcript)} updates are stated to have no noise, which proves no epsilon, and "
+            f"{claim.epsilon:g} is claimed"
+        )
+    epsilon = _proved(claim, transcript, stated, 1.0)
+    if epsilon is None:
+        skipped.append(
+            "epsilon of the stated noise: the claim must be of add_remove and say sampling=poisson with its "
+            "sample_rate, or sampling=full, and the transcript its noise multipliers"
+        )
+    elif math.isfinite(epsilon) and epsilon > claim.epsilon * (1 + _SLACK):
+        refuted.append(
+            f"the noise that the transcript states proves an epsilon of {epsilon:.3g} at delta {claim.delta:g} over "
+            f"{transcript.steps_counted} steps, and {claim.epsilon:g} is claimed"
+        )
+    found = tests.found(1 - share)
+    if (least := lowest(found, share)) is not None:
+        matters, told = _too_little(least, claim, transcript, stated)
+        (refuted if matters else problems).append(told)
+    z, most = tests.between_steps, tests.most_by_gradient(share)
+    if z is not None and most is not None and abs(z) > most:
+        refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
+    elif z is not None and not independent(z, share):
+        remarks.append(
+            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more "
+            "than a gradient of examples that were not given would make them (all members, as they were trained on)."
+        )
+    surplus = next((one for one in found if one.low is not None and one.low > 1), None)
+    if surplus is not None:
+        remarks.append(
+            f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise "
+            "than stated, or these coordinates have a gradient after all."
+        )
+    bound = None if scores is None or canaries is None else _asked(scores, canaries, claim, share, refuted, skipped)
+    return TranscriptVerdict(
+        word="violation" if refuted else "no verdict" if problems else "no violation found",
+        refuted=tuple(refuted),
+        problems=tuple(problems),
+        remarks=tuple(remarks),
+        skipped=tuple(skipped),
+        steps=transcript.steps_counted,
+        epsilon=epsilon,
+        noise=found,
+        between_steps=z,
+        canaries=bound,
+        level=level,
+    )
+
+
+def _zero(
+    transcript: WatchedTranscript,
+    model: nn.Module | None,
+    members: Tensor | None,
+    canaries: GradientCanaries | None,
+    skipped: list[str],
+) -> Tensor | None:
+    """Coordinates without a gradient, by the inputs of everybody."""
+    if model is None or members is None:
+        skipped.append(
+            "noise on coordinates without a gradient: it needs the model and the members' inputs, or these coordinates"
+        )
+        return None
+    everybody = members if canaries is None else torch.cat([members, canaries.inputs.to(members)])
+    found = zero_coordinates(model, fitted(transcript.header, model)[0], everybody)
+    if isinstance(found, str):
+        skipped.append(f"noise on coordinates without a gradient: {found}")
+        return None
+    return found
+
+
+def _scores(
+    transcript: WatchedTranscript,
+    claim: StatedClaim,
+    model: nn.Module | None,
+    canaries: GradientCanaries | None,
+    loss: Loss,
+    skipped: list[str],
+    device: torch.device | str,
+) -> CanaryScores | None:
+    if canaries is None:
+        return None
+    if model is None:
+        skipped.append("canaries: they need the model")
+        return None
+    rate = claim.sample_rate if claim.sampling == "poisson" and claim.sample_rate is not None else 1.0
+    return CanaryScores(canaries, model, transcript.header, sample_rate=rate, loss=loss, device=device)
+
+
+def _against_itself(
+    claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, expected_batch: float | None
+) -> list[str]:
+    """What is wrong before anything is measured."""
+    found = [*claim.errors]
+    if claim.steps is not None and transcript.steps_counted > claim.steps:
+        found.append(f"{transcript.steps_counted} updates were released, and the claim is about {claim.steps}")
+    least = min((sigma for sigma in stated.multipliers if not math.isnan(sigma)), default=None)
+    if least is not None and claim.noise_multiplier is not None and least < claim.noise_multiplier * (1 - _ROUNDED):
+        found.append(
+            f"the transcript states a noise multiplier of {least:g}, and {claim.noise_multiplier:g} is claimed"
+        )
+    if expected_batch is not None and any(abs(one - expected_batch) > _ROUNDED * one for one in stated.divisors):
+        found.append(f"sums were divided by {_range(stated.divisors)}, and a divisor of {expected_batch:g} is claimed")
+    return found
+
+
+def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated) -> list[str]:
+    found = []
+    if len(stated.divisors) > 1:
+        found.append(
+            f"Divisors range over {_range(stated.divisors)}: they must be public, and the size of a batch is not."
+        )
+    if claim.steps is not None and transcript.steps_counted < claim.steps:
+        found.append(
+            f"The transcript has {transcript.steps_counted} steps and the claim is about {claim.steps}: what is "
+            "missing was not looked at."
+        )
+    if stated.resumed:
+        found.append(
+            f"The training was gone on with {stated.resumed} times; steps that were taken twice from a checkpoint were "
+            "released twice, and count twice."
+        )
+    if not stated.followed:
+        found.append(
+            "Nothing shows that these updates moved the model: only under plain SGD with parameters kept at every step "
+            "does a step follow from the one before."
+        )
+    return found
+
+
+def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str, Any] | None) -> list[str]:
+    """Where the transcript contradicts itself or the finished model."""
+    found = stated.odd[:1]
+    if stated.broken:
+        found.append(
+            f"parameters before step {stated.broken[0]} do not follow from the step before it by plain SGD, nor at "
+            f"{len(stated.broken) - 1} other steps: updates were changed or left out, or are not those that were taken"
+        )
+    last = stated.last
+    if final is not None and last is not None and last.after is not None and not transcript.lost:
+        bare, _ = without_wrappers(final)
+        names = transcript.header.names
+        if all(name in bare for name in names):
+            model = torch.cat([bare[name].detach().reshape(-1).to(last.after) for name in names])
+            if model.shape != last.after.shape or not _same(last.after, model, last):
+                found.append("the finished model does not follow from the last step of the transcript")
+    return found
+
+
+def _same(expected: Tensor, found: Tensor | None, step: WatchedStep) -> bool:
+    """Whether parameters are as they must be, to the rounding of one step."""
+    if found is None or step.lr is None:
+        return True
+    moved = step.lr * float(step.released.double().norm())
+    rounding = torch.finfo(expected.dtype).eps * float(expected.double().norm())
+    return float((expected.double() - found.double()).norm()) <= 1e-3 * moved + 4 * rounding
+
+
+def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, ratio: float) -> float | None:
+    """Epsilon of all steps at their stated noise times a ratio; None where too little is said."""
+    rate = 1.0 if claim.sampling == "full" else claim.sample_rate if claim.sampling == "poisson" else None
+    # The accountants' epsilon is of records that are there or not.
+    if rate is None or claim.relation != "add_remove" or any(math.isnan(sigma) for sigma in stated.multipliers):
+        return None
+    if 0 in stated.multipliers:
+        return math.inf
+    counts = Counter(stated.multipliers)
+    # Steps that are not there had the largest noise that was seen: what favours the claim.
+    counts[max(counts)] += transcript.steps_counted - len(transcript)
+    events = [Gaussian(rate, sigma * ratio, count) for sigma, count in sorted(counts.items())]
+    return proved_epsilon(events, claim.delta).value
+
+
+def _too_little(
+    least: NoiseFound, claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated
+) -> tuple[bool, str]:
+    """Whether too little noise refutes the claim, and what was found.
+
+    A transcript may state more noise than its owner claims, and the noise that is there be enough for the claim.
+    """
+    where = least.where + (", less the mean of the releases before," if least.centred else "")
+    told = (
+        f"the noise on {where} is at most {least.high:.3g} times what is stated (found {least.ratio:.3g}, "
+        f"z = {least.z:.1f} over {least.coordinates} numbers)"
+    )
+    if least.high < _LEAST_RATIO:
+        return True, f"{told}: next to none"
+    epsilon = _proved(claim, transcript, stated, least.high)
+    if epsilon is None or math.isinf(epsilon):
+        return True, told
+    most = min(stated.multipliers) * least.high
+    if epsilon <= claim.epsilon and (claim.noise_multiplier is None or claim.noise_multiplier <= most):
+        return False, f"{told}, although so much would still prove an epsilon of {epsilon:.3g}"
+    return True, f"{told}; so much noise everywhere would prove an epsilon of {epsilon:.3g} and not {claim.epsilon:g}"
+
+
+def _asked(
+    scores: CanaryScores,
+    canaries: GradientCanaries,
+    claim: StatedClaim,
+    share: float,
+    refuted: list[str],
+    skipped: list[str],
+) -> EpsilonEstimate | None:
+    if claim.relation != "add_remove":
+        skipped.append(f"canaries: they are there or not, which a claim about {claim.relation} does not speak of")
+        return None
+    bound = scores.bound(
+        canaries.included, delta=claim.delta, relation="add_remove", full=claim.sampling == "full", level=1 - share
+    )
+    if judge(bound, epsilon=claim.epsilon, delta=claim.delta, relation="add_remove") == "violation":
+        refuted.append(
+            f"canaries prove an epsilon of at least {bound.value:.3g} at delta {bound.delta:g} "
+            f"({bound.detail['correct']} of {bound.detail['guessed']} guesses right), and {claim.epsilon:g} is claimed"
+        )
+    return bound
+
+
+def _range(values: set[float]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"

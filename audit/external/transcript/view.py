@@ -1,0 +1,178 @@
+"""A transcript as attacks see it: observations of its steps, made of what is on disk and a plain plan of DP-SGD.
+
+Members' batches are in no transcript, so nobody can take away what the others contributed: attacks that are informed of
+them do not apply, and say so by their own check. What applies needs one update, or all of them, and candidates; others
+in the batch are noise to it, or are taken to be like public examples (`gaussian_others`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import (
+    Attack,
+    Examples,
+    MembershipScores,
+    ModelAccess,
+    NotApplicable,
+    Observation,
+    SeenTranscript,
+    Steps,
+    subsampled,
+)
+from defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip
+
+from ...targets.observe import World, logits_of, observe
+from .format import TranscriptHeader, WatchedStep, WatchedTranscript
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptView:
+    """The steps of a transcript, as somebody sees them who knows the model, the candidates and the sampling.
+
+    Attributes:
+        transcript: that was read.
+        model: its architecture; frozen parameters and buffers are read from it, trained ones from the transcript.
+        world: what everybody knows.
+        candidates: whom membership is about; None where nothing is asked.
+        sample_rate: chance that a record takes part in a step; 1 for batches of everybody.
+        independent: whether records take part by coins of their own, as under Poisson sampling.
+        most_steps: that are read, evenly over the training; None for all.
+    """
+
+    transcript: WatchedTranscript
+    model: nn.Module
+    world: World
+    candidates: Examples | None = None
+    sample_rate: float = 1.0
+    independent: bool = True
+    most_steps: int | None = None
+
+    @property
+    def steps_read(self) -> int:
+        """How many steps are read."""
+        return len(self.transcript) if self.most_steps is None else min(self.most_steps, len(self.transcript))
+
+    def __post_init__(self) -> None:
+        fitted(self.transcript.header, self.model)
+
+    def observations(self) -> Iterator[Observation]:
+        """The steps in order, each made when it is asked for.
+
+        Raises:
+            NotApplicable: a step has no parameters, or the contributions of examples do not follow from the header.
+        """
+        layout, model = fitted(self.transcript.header, self.model)
+        chosen = {place * len(self.transcript) // self.steps_read for place in range(self.steps_read)}
+        for place, step in enumerate(self.transcript):
+            if place not in chosen:
+                continue
+            yield observe(
+                executed(step, self.transcript.header, self.sample_rate),
+                model,
+                layout,
+                self.world,
+                sample_rate=self.sample_rate,
+                participation="known" if self.sample_rate == 1 else "independent" if self.independent else "dependent",
+                candidates=self.candidates,
+            )
+
+    def seen(self) -> SeenTranscript:
+        """`Access.ALL_STEPS`: every release, and queries to the model that was given."""
+        model = copy.deepcopy(self.model).cpu().eval()
+        final = ModelAccess(
+            logits=lambda inputs: logits_of(model, inputs),
+            input_shape=self.world.input_shape,
+            classes=self.world.classes,
+            candidates=self.candidates,
+            population=self.world.population,
+        )
+        steps = Steps(self.observations, lambda: self.steps_read)
+        return SeenTranscript(steps=steps, candidates=self.candidates, final=final)
+
+    def scores(self, attack: Attack[Any], *, log_ratio: bool, **settings: Any) -> MembershipScores:
+        """What an attack on single updates says over all of them: the sum over steps of its scores.
+
+        Args:
+            attack: of `Access.UPDATE`, with scores of candidates, as `gaussian_others`.
+            log_ratio: whether its scores are log likelihood ratios in nats, so that the sampling can be taken into
+                account: then log(1 - q + q exp(score)) is summed.
+            **settings: of the attack.
+
+        Raises:
+            NotApplicable: without candidates, and as for `observations`.
+        """
+        if self.candidates is None:
+            raise NotApplicable("scores need candidates, members and non-members; give both")
+        total = torch.zeros(len(self.candidates), dtype=torch.float64)
+        for number, observed in enumerate(self.observations()):
+            coins = torch.Generator().manual_seed(number)
+            given = self.candidates
+            # A copy a step: an attack may write into what it is given.
+            own = Examples(ids=given.ids.clone(), inputs=given.inputs.clone(), labels=given.labels.clone())
+            scores = attack(replace(observed, candidates=own), coins, **settings).scores.cpu()
+            total += subsampled(scores, self.sample_rate) if log_ratio else scores
+        return MembershipScores(ids=self.candidates.ids, scores=total, exact=False, dependence="per_model")
+
+
+def fitted(header: TranscriptHeader, model: nn.Module) -> tuple[Layout, nn.Module]:
+    """The transcript's layout in the names of a model, and a copy of it that trains these parameters alone.
+
+    Args:
+        header: whose names are the model's, or numbers, which are taken in the model's order.
+        model: left as it is; the copy is on the CPU, as what is read from disk.
+
+    Raises:
+        ValueError: a name or a shape that does not fit.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    names = header.names
+    if all(name.isdecimal() for name in names):
+        trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        if len(trained) != len(names):
+            raise ValueError(
+                f"the transcript must have the model's trained parameters, {len(trained)}, got {len(names)}; freeze in "
+                "the model what was frozen in training, or watch with model=..."
+            )
+        names = trained
+    for name, shape in zip(names, header.shapes, strict=True):
+        if shapes.get(name) != shape:
+            raise ValueError(
+                f"the model must have the transcript's parameter {name!r} of shape {list(shape)}, got "
+                f"{'none' if name not in shapes else list(shapes[name])}"
+            )
+    own = copy.deepcopy(model).cpu().eval()
+    for name, parameter in own.named_parameters():
+        parameter.requires_grad_(name in names)
+    return Layout(names, header.shapes), own
+
+
+def executed(step: WatchedStep, header: TranscriptHeader, sample_rate: float) -> Step:
+    """A step in the trainer's own form: one block of all coordinates, clipped, with the noise that is stated.
+
+    Raises:
+        NotApplicable: what examples contributed does not follow from what is stated.
+    """
+    clip_norm = step.clip_norm if step.clip_norm is not None else header.clip_norm
+    if header.clipping != "flat" or clip_norm is None:
+        raise NotApplicable(
+            f"contributions of examples need one clip norm over all parameters, got clipping {header.clipping!r} and "
+            f"clip norm {clip_norm}"
+        )
+    if step.parameters is None:
+        raise NotApplicable(
+            f"contributions of examples need the parameters before step {step.step}, and the transcript has those of "
+            "first steps alone; watch with parameters='every'"
+        )
+    dim = len(step.released)
+    plan = NoisyPlan(StepPlan(Block(codec=Everything(dim), bound=clip(clip_norm))), step.noise_std / clip_norm)
+    sums: Tensor = step.sums
+    return Step(
+        step.step, step.parameters, plan.noise_multiplier, step.expected_batch, sample_rate, plan=plan, noisy=(sums,)
+    )

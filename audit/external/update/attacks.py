@@ -1,0 +1,362 @@
+"""One shared gradient or weight update of somebody's own: what can be reconstructed of it, and who was in it.
+
+A client of a federation sends the mean gradient of its batch, or its weights after one step of SGD; the server has the
+model before. Nothing is known of the truth here, so nothing is scored: a reconstruction comes with what the attack
+itself can tell (its certificate, its status, what it left unexplained), and a candidate with a p-value.
+
+A candidate's p-value is its rank among public examples that were not in the batch, which are attacked as decoys: the
+candidates' and decoys' scores are exchangeable where the candidate was not in the batch either and comes from the same
+population, which is looked at before (`exchangeable`). Many candidates are many questions: q-values are Benjamini &
+Hochberg's (JRSS B 1995).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from scipy import stats
+from torch import Tensor, nn
+
+from attacks.core import (
+    AccessError,
+    Examples,
+    LabelEstimate,
+    MembershipScores,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+)
+from defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip, keyed, unbounded
+
+from ...catalog import methods as catalog
+from ...catalog.messages import in_one_line
+from ...plan.request import seed_of
+from ...subjects.outcome import join
+from ...targets.observe import World, observe
+from ..examples.exchangeable import unlike
+from .convention import Convention, Declared, UpdateIs, mean_gradient
+from .scale import logit_layer
+from .tensors import freeze_others, moved_parameters, parameters_of
+from .training_mode import batch_statistics, labels_in_training, observed_in_training, of_batches, statistics_moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedFile:
+    """An update as its server has it.
+
+    Attributes:
+        model: before the step.
+        gradient: mean over the batch, as it was shared [dim]; in the order of `layout`.
+        layout: of the model's trained parameters.
+        batch_size: examples in the batch.
+        clip_norm: of each example; None where nothing was clipped.
+        noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
+        labels: of the batch, where the server knows them.
+        convention: by which the file held it.
+        lacking: trained parameters that were not shared; `layout` is of the others.
+        in_training: the model with the statistics of each batch, where it was in training mode; None elsewhere.
+        batch_statistics: of its batch norms by name, as far as the file shows them.
+        unsure_labels: whether `labels` were recovered and may be others.
+        notes: what was done on the way, a sentence each.
+    """
+
+    model: nn.Module
+    gradient: Float[Tensor, " dim"]
+    layout: Layout
+    batch_size: int
+    clip_norm: float | None = None
+    noise_multiplier: float = 0.0
+    labels: Tensor | None = None
+    convention: Convention = field(default_factory=Convention)
+    lacking: tuple[str, ...] = ()
+    in_training: nn.Module | None = None
+    batch_statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    unsure_labels: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateFinding:
+    """What one attack made of an update.
+
+    Attributes:
+        name: of the attack.
+        settings: all of them.
+        kind: of its result.
+        result: as it returned it; None where it did not run.
+        why_not: the sentence that says why; empty where it ran.
+        p_values: of the candidates, in their order; empty for other kinds.
+        q_values: the same, corrected for how many were asked about.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    kind: str
+    result: Reconstruction | LabelEstimate | MembershipScores | None = None
+    why_not: str = ""
+    p_values: tuple[float, ...] = ()
+    q_values: tuple[float, ...] = ()
+
+
+def read_update(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    *,
+    batch_size: int,
+    lr: float | None = None,
+    clip_norm: float | None = None,
+    noise_multiplier: float = 0.0,
+    labels: Sequence[int] | None = None,
+    update_is: UpdateIs | None = None,
+    weight_decay: float | None = None,
+    public: Examples | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    training_mode: bool = False,
+) -> SharedFile:
+    """An update from tensors by parameter name.
+
+    Args:
+        model: before the step, with its parameters.
+        tensors: by name, in any precision: the gradient, the weights after one step of SGD, or their difference.
+        batch_size: examples in the batch.
+        lr: learning rate of that step; None where it is not known.
+        clip_norm: of each example; None where nothing was clipped.
+        noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
+        labels: of the batch, where they are known.
+        update_is: which of these the file holds; None for what its last layer shows.
+        weight_decay: coefficient that the step added to the gradient; None for what the last layer shows.
+        public: examples that everybody knows, which help to tell what the file holds.
+        input_shape: of one example, where there are no public ones; None leaves untested what the file holds.
+        training_mode: whether batch norms took the statistics of the batch; also where the file's have moved.
+
+    Raises:
+        ValueError: names or shapes that are not the model's, or a number out of range.
+        InconsistentObservation: an update of zeros or NaN.
+    """
+    if batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {batch_size}")
+    if not 0 <= noise_multiplier < float("inf"):
+        raise ValueError(f"--noise-multiplier must be at least 0 and finite, got {noise_multiplier}")
+    if noise_multiplier > 0 and clip_norm is None:
+        raise ValueError("--noise-multiplier is in clip norms; give --clip-norm, too")
+    if labels is not None and len(labels) != batch_size:
+        raise ValueError(f"--labels must be one an example of the batch, {batch_size}, got {len(labels)}")
+    declared = Declared(
+        update_is=update_is,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+    )
+    own = copy.deepcopy(model).eval()
+    given, notes = parameters_of(own, tensors)
+    given, still = moved_parameters(own, given)
+    notes += still
+    lacking = freeze_others(own, given)
+    layout = Layout.of(own)
+    moved = statistics_moved(own, given)
+    computed, in_training = own, training_mode or bool(moved)
+    if in_training:
+        computed = of_batches(own)
+        if clip_norm is not None:
+            raise ValueError(
+                "--clip-norm must be left out of a step in training mode: batch norms mix the examples of a batch, so "
+                "that none has a gradient of its own to clip"
+            )
+        why = (
+            f"the running statistics of {', '.join(map(repr, moved[:4]))} moved" if moved else "as --training-mode says"
+        )
+        how = "match the batch's statistics, too" if moved else "simulate it, and brightness and contrast may stay open"
+        notes = (*notes, f"Batch norms were in training mode ({why}): attacks on inputs {how}.")
+    device = next(own.parameters()).device
+    probe = None if public is None else public.inputs[:2]
+    if probe is None and input_shape is not None:
+        probe = torch.zeros(2, *input_shape, device=device)
+    vector, convention = mean_gradient(computed, layout, given, declared, probe=probe, public=public)
+    return SharedFile(
+        model=own,
+        gradient=vector.to(device),
+        layout=layout,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        labels=None if labels is None else torch.tensor(list(labels), dtype=torch.int64),
+        convention=convention,
+        lacking=lacking,
+        in_training=computed if in_training else None,
+        batch_statistics=batch_statistics(own, given) if moved else {},
+        notes=(*notes, *convention.notes),
+    )
+
+
+def observed(
+    shared: SharedFile, world: World, candidates: Examples | None = None, *, kind: str = "membership"
+) -> Observation:
+    """What attacks are given of an update.
+
+    Args:
+        shared: the update.
+        world: what everybody knows, with public examples.
+        candidates: who may have been in the batch.
+        kind: of the attack, which decides what it is given of a step in training mode: scores are ranks among decoys,
+            which evaluation mode leaves right.
+    """
+    bound = unbounded() if shared.clip_norm is None else clip(shared.clip_norm)
+    plan = StepPlan(Block(codec=Everything(shared.layout.dim), bound=bound))
+    step = Step(
+        step=0,
+        parameters=shared.layout.read(shared.model),
+        noise_multiplier=shared.noise_multiplier,
+        expected_batch=float(shared.batch_size),
+        sample_rate=1.0,
+        plan=NoisyPlan(plan, shared.noise_multiplier),
+        noisy=(shared.gradient * shared.batch_size,),
+    )
+    target = observe(
+        step,
+        shared.model,
+        shared.layout,
+        world,
+        labels=shared.labels,
+        batch_size=shared.batch_size,
+        candidates=candidates,
+    )
+    model, size = shared.in_training, shared.batch_size
+    if model is None or kind == "membership":
+        return target
+    if kind == "reconstruction":
+        return observed_in_training(target, model, shared.layout, world.loss, size, shared.batch_statistics)
+    probe = shared.gradient.new_zeros(2, *world.input_shape)
+    return labels_in_training(target, model, shared.layout, logit_layer(model, probe, None), size)
+
+
+def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFile:
+    """An update with the labels that an attack on labels finds, for attacks on inputs that need them.
+
+    Args:
+        shared: the update.
+        world: what everybody knows, with public examples.
+        seed: of coins.
+
+    Returns:
+        The same where labels are known, or not all of them are found.
+    """
+    if shared.labels is not None or shared.convention.unreadable:
+        return shared
+    named = next(name for name in catalog.names("attacks") if catalog.attack(name).kind == "labels")
+    (found,) = attack_update(shared, world, [(named, {})], seed=seed)
+    result = found.result
+    if not isinstance(result, LabelEstimate) or int(result.counts.sum()) != shared.batch_size:
+        return shared
+    labels = torch.arange(len(result.counts), device=result.counts.device).repeat_interleave(result.counts)
+    unsure = result.status != "ok"
+    words = ", ".join(map(str, labels.tolist()[:20])) + (", ..." if len(labels) > 20 else "")
+    how = "which may be others" if unsure else "which are sure"
+    note = f"Attacks on inputs that need labels were given those that {named} found, {how}: {words}."
+    return replace(shared, labels=labels, unsure_labels=unsure, notes=(*shared.notes, note))
+
+
+def attack_update(
+    shared: SharedFile,
+    world: World,
+    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    candidates: Examples | None = None,
+    seed: int = 0,
+) -> list[UpdateFinding]:
+    """Runs attacks on an update, one after another; what one cannot do ends none of the others.
+
+    Args:
+        shared: the update.
+        world: what everybody knows; its population is split in two where candidates are asked about: one half is known
+            to the attack, the other half are decoys.
+        asked: names of attacks, each with its settings.
+        candidates: who may have been in the batch; None for no such question.
+        seed: of coins and of that split.
+    """
+    found = []
+    for name, given in asked:
+        attack = catalog.attack(name)
+        settings = attack.settings(**given)
+        about: dict[str, Any] = {"name": name, "settings": settings, "kind": attack.kind}
+        coins = keyed(seed_of({"attack": name, "seed": seed}, "update"))
+        own, everybody = world, candidates
+        try:
+            if shared.convention.unreadable:
+                raise NotApplicable(shared.convention.unreadable)
+            if attack.kind == "membership":
+                own, everybody = _with_decoys(world, candidates, seed)
+            target = observed(shared, own, everybody, kind=attack.kind)
+            result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
+        except (NotApplicable, AccessError) as error:
+            found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            found.append(UpdateFinding(**about, why_not=f"{name} failed: {in_one_line(error)}"))
+        else:
+            values = _p_values(result, candidates) if attack.kind == "membership" and candidates is not None else ()
+            corrected = tuple(map(float, stats.false_discovery_control(values))) if values else ()
+            found.append(UpdateFinding(**about, result=result, p_values=values, q_values=corrected))
+    return found
+
+
+def _lacks(shared: SharedFile) -> str:
+    """What an attack may lack that does not apply, behind its reason."""
+    some = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
+    return f"; the update lacks {some}" if shared.lacking else ""
+
+
+def _trusted(result: Any, shared: SharedFile) -> Any:
+    """A result that is not `ok` where nobody knows what the update is, or where labels may be others."""
+    if isinstance(result, MembershipScores) or result.status != "ok":
+        return result
+    if isinstance(result, Reconstruction):
+        sure = result.certified is not None and len(result.certified) > 0 and bool(result.certified.all())
+    else:
+        # Under noise what is named passed a test, and the rest is not named.
+        sure = not shared.convention.ambiguous and (
+            shared.noise_multiplier > 0 or bool((result.lower == result.upper).all())
+        )
+        return result if sure else replace(result, status="degraded")
+    doubted = bool(shared.convention.ambiguous) or shared.unsure_labels
+    return result if sure or not doubted else replace(result, status="degraded")
+
+
+def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[World, Examples]:
+    """A world with half of the public examples, and candidates with the other half behind them."""
+    public = world.population
+    if candidates is None:
+        raise NotApplicable("nobody is asked about; give --candidates")
+    if public is None:
+        raise NotApplicable("candidates are compared with public examples that were not in the batch; give --public")
+    if why := unlike(candidates, public):
+        raise NotApplicable(why)
+    order = torch.randperm(len(public), generator=keyed(seed_of({"seed": seed}, "decoys"))).to(public.ids.device)
+    known, decoys = (
+        Examples(ids=public.ids[some], inputs=public.inputs[some], labels=public.labels[some])
+        for some in order.tensor_split(2)
+    )
+    own = World(
+        input_shape=world.input_shape,
+        classes=world.classes,
+        low=world.low,
+        high=world.high,
+        loss=world.loss,
+        population=known,
+    )
+    return own, join(candidates, decoys)
+
+
+def _p_values(result: MembershipScores, candidates: Examples) -> tuple[float, ...]:
+    """Rank of each candidate among the decoys, as a p-value of not having been in the batch."""
+    inside = torch.isin(result.ids, candidates.ids)
+    decoys = result.scores[~inside].sort().values
+    places = {int(i): place for place, i in enumerate(result.ids.tolist())}
+    own = result.scores[[places[int(i)] for i in candidates.ids.tolist()]]
+    above = len(decoys) - torch.searchsorted(decoys, own, side="left")
+    return tuple(((1 + above) / (1 + len(decoys))).tolist())

@@ -1,0 +1,365 @@
+"""What `leakbench audit --update` does: one shared update read, attacked, and told.
+
+Of a reconstruction the report says what the attack itself can tell, because nobody here knows the truth: whether it is
+certified, what was left unexplained, and its objective.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.core import Access, Examples, Knows, LabelEstimate, MembershipScores, Reconstruction
+from benchmarks import models
+from leaderboard.records.files import digest_of_bytes, write_bytes
+
+from ...catalog import methods as catalog
+from ...catalog.messages import no_such
+from ...run.arrays import write_arrays
+from ...run.provenance import library
+from ...targets.observe import World
+from ..examples.groups import DataFile, Preprocess, Reading, in_order, read_examples
+from ..examples.identity import content_ids
+from ..files import read_tensors
+from ..model.answers import reading
+from ..model.audit import gradient_attacks
+from ..model.command import fitting, refuse_other_columns
+from ..model.network import filled
+from ..model.shared_gradients import ranks
+from ..out_folder import check_folder
+from .attacks import UpdateFinding, attack_update, observed, read_update, with_labels
+from .convention import UpdateIs
+from .public_guesses import GuessComparison, beside_guesses
+from .verdict import contradicted_labels, left_words, rate_of, shown_places, verdict_of
+
+SCHEMA = "leakbench-update/4"
+DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedUpdate:
+    """What was asked; `leakbench audit --help` says what each is.
+
+    Attributes:
+        checkpoint: the model before the step.
+        model: its architecture.
+        update: the shared tensors.
+        batch_size: examples behind them.
+        public: source of public examples; None for none.
+        candidates: source of examples that may have been in the batch; None for no such question.
+        labels: of the batch, as `3,5,5`; None where they are not known.
+        lr: of the step, where the update holds the weights after it, or their difference.
+        update_is: what the update holds, one of `UpdateIs`; None for what it shows.
+        weight_decay: coefficient that the step added to the gradient; None for what the update shows.
+        training_mode: whether batch norms took the statistics of the batch; also where the update's have moved.
+        clip_norm: of each example; None where nothing was clipped.
+        noise_multiplier: noise over clip norm.
+        attacks: names with commas between; None for those of the quick suite, of labels, and of candidates.
+        preprocess: what examples go through.
+        reading: what is said of how examples are stored.
+        seed: of coins.
+        out: folder of the report; None for none.
+        device: where to compute.
+        allow_pickle_tensors: whether PyTorch's restricted loader may be used.
+        trust_code: whether the owner's Python files may run.
+        command: words of the command line, for the report.
+    """
+
+    checkpoint: Path
+    model: str
+    update: Path
+    batch_size: int
+    public: str | None = None
+    candidates: str | None = None
+    labels: str | None = None
+    lr: float | None = None
+    update_is: UpdateIs | None = None
+    weight_decay: float | None = None
+    training_mode: bool = False
+    clip_norm: float | None = None
+    noise_multiplier: float = 0.0
+    attacks: str | None = None
+    preprocess: Preprocess
+    reading: Reading
+    seed: int = 0
+    out: Path | None = None
+    device: torch.device
+    allow_pickle_tensors: bool = False
+    trust_code: bool = False
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.candidates is not None and self.public is None:
+            raise ValueError("--candidates are compared with public examples that were not in the batch; give --public")
+        check_folder(self.out)
+
+
+def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str, Any]:
+    """Attacks one update.
+
+    Args:
+        asked: the request.
+        report: told what is being done.
+
+    Returns:
+        What was found, as plain JSON values; with a folder it is written there, and what was reconstructed beside it.
+
+    Raises:
+        ValueError: a file or an option that is not as it must be.
+    """
+    attacks, labels = _attacks(asked), _labels(asked.labels)
+    sources = {
+        name: read_examples(source, reading=asked.reading)
+        for name, source in (("public", asked.public), ("candidates", asked.candidates))
+        if source is not None
+    }
+    if len(sources) == 2:
+        sources["candidates"] = in_order(sources["candidates"], sources["public"])
+    groups = {name: _examples(one, asked) for name, one in sources.items()}
+    shape, least = _shape(asked, groups, labels)
+    before = read_tensors(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
+    shared_file = read_tensors(asked.update, allow_pickle_tensors=asked.allow_pickle_tensors)
+    model = fitting(asked.model, before.tensors, input_shape=shape, least=least, trust_code=asked.trust_code)
+    model = filled(model, before.tensors).to(asked.device).eval()
+    for name, one in sources.items():
+        refuse_other_columns(model, one.columns, of=name)
+    with torch.no_grad():
+        if not isinstance(model(torch.zeros(2, *shape, device=asked.device)), Tensor):
+            model = reading(model, "logits")
+    public = groups.get("public")
+    shared = read_update(
+        model,
+        shared_file.tensors,
+        batch_size=asked.batch_size,
+        lr=asked.lr,
+        update_is=asked.update_is,
+        weight_decay=asked.weight_decay,
+        clip_norm=asked.clip_norm,
+        noise_multiplier=asked.noise_multiplier,
+        labels=labels,
+        public=public,
+        input_shape=shape,
+        training_mode=asked.training_mode,
+    )
+    low, high = (0.0, 1.0) if public is None else (float(public.inputs.min()), float(public.inputs.max()))
+    with torch.no_grad():
+        classes = int(model(torch.zeros(1, *shape, device=asked.device)).shape[1])
+    world = World(input_shape=shape, classes=classes, low=low, high=high, population=public)
+    needy = [name for name, _ in attacks if Knows.LABELS in catalog.attack(name).requires.knows]
+    informed = with_labels(shared, world, seed=asked.seed) if needy else shared
+    found = []
+    for one in attacks:
+        report(one[0])
+        given = informed if one[0] in needy else shared
+        found += attack_update(given, world, [one], candidates=groups.get("candidates"), seed=asked.seed)
+    names = sources["candidates"].names if "candidates" in sources else ()
+    equations = ranks(model, shape, seed=asked.seed)
+    rate, target = rate_of(found), observed(shared, world, kind="reconstruction")
+    compared = {
+        one.name: comparison
+        for one in found
+        if isinstance(one.result, Reconstruction)
+        and (comparison := beside_guesses(target, one.result, seed=asked.seed)) is not None
+    }
+    read = shared.convention.unreadable or shared.convention.ambiguous
+    told = {
+        "schema": SCHEMA,
+        "verdict": verdict_of(found, compared, names, rate, doubt=read or contradicted_labels(found, labels)),
+        "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
+        "update": {
+            "file": asked.update.name,
+            "sha256": shared_file.sha256,
+            "batch_size": asked.batch_size,
+            "lr": asked.lr,
+            "convention": shared.convention.to_dict(),
+            "lacking": list(shared.lacking),
+            "training_mode": shared.in_training is not None,
+            "clip_norm": asked.clip_norm,
+            "noise_multiplier": asked.noise_multiplier,
+        },
+        "data": {
+            name: {"source": one.source, "sha256": one.sha256, "n": len(one.labels)} for name, one in sources.items()
+        },
+        "input_shape": list(shape),
+        "input_range": [low, high],
+        "classes": classes,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seed": asked.seed,
+        "attacks": [_told(one, compared.get(one.name), names, rate) for one in found],
+        "notes": [
+            *[n for one in sources.values() for n in one.notes],
+            *informed.notes,
+            *filter(None, [shared.convention.ambiguous]),
+        ],
+        "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
+        "not_tested": _untested(found, asked, labels=informed.labels is not None),
+        "command": list(asked.command),
+        "device": str(asked.device),
+        "provenance": asdict(library()),
+        "files": {},
+    }
+    if asked.out is not None:
+        _write(asked.out, told, found, names)
+    return told
+
+
+def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: bool) -> list[str]:
+    """What was not tried, a sentence each, with what would enable it."""
+    told = [one.why_not for one in found if one.why_not]
+    tried = {one.name for one in found}
+    if others := [
+        name for name, kind in sorted(_on_updates().items()) if kind == "reconstruction" and name not in tried
+    ]:
+        told.append(f"{', '.join(others)}: pass --attacks with their names")
+    if asked.candidates is None:
+        told.append("who was in the batch: pass --candidates FILE, and --public FILE for examples that were not in it")
+    if not labels:
+        told.append("attacks at the labels of the batch: pass --labels where the server knows them")
+    told.append("what several updates of one client give away together: pass the transcript of a whole training")
+    return told
+
+
+def words(told: Mapping[str, Any]) -> str:
+    """What was found: the verdict, and a few lines an attack."""
+    lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
+    lines += [f"note: {one}" for one in told.get("notes", ())]
+    for one in told["attacks"]:
+        if one["why_not"]:
+            lines.append(f"not tested: {one['why_not']}")
+        elif one["kind"] == "reconstruction":
+            proved = "" if one["certified"] is None else f", {one['certified']} of them proved to be in the batch"
+            if one["expected_error"] is not None:
+                proved += (
+                    f", expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise"
+                )
+            if (guesses := one["beside_guesses"]) is not None:
+                proved += f"; they {left_words(GuessComparison(**guesses))}"
+            lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
+        elif one["kind"] == "labels":
+            lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")
+        else:
+            sure = [c["name"] for c in one["candidates"] if c["shown"]]
+            shown = ", ".join(sure[:20]) + (" ..." if len(sure) > 20 else "")
+            # Not that the others were not in it: who is not shown may have been.
+            lines.append(
+                f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates shown to have been in it, at a "
+                f"false discovery rate of {100 * one['false_discovery_rate']:.3g} %{': ' + shown if sure else ''}"
+            )
+    return "\n".join(lines)
+
+
+def _told(one: UpdateFinding, compared: GuessComparison | None, names: tuple[str, ...], rate: float) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": one.name,
+        "settings": dict(one.settings),
+        "kind": one.kind,
+        "why_not": one.why_not,
+    }
+    match one.result:
+        case Reconstruction() as result:
+            certified = None if result.certified is None else int(result.certified.sum())
+            found |= {
+                "images": len(result.inputs),
+                "labels": result.labels.tolist(),
+                "status": result.status,
+                "certified": certified,
+                "proved": None if result.certified is None else result.certified.tolist(),
+                "objective": result.objective if np.isfinite(result.objective) else None,
+                "residual_ratio": result.residual_ratio,
+                "expected_error": _largest(result.expected_error),
+                "beside_guesses": None if compared is None else asdict(compared),
+            }
+        case LabelEstimate() as result:
+            found["labels"] = {str(kind): int(count) for kind, count in enumerate(result.counts.tolist()) if count}
+            found["status"] = result.status
+        case MembershipScores() as result:
+            rows, shown = zip(names, one.p_values, one.q_values, strict=True), shown_places(one, rate)
+            found["false_discovery_rate"] = rate
+            found["candidates"] = [
+                {"name": name, "p_value": p, "q_value": q, "shown": place in shown}
+                for place, (name, p, q) in enumerate(rows)
+            ]
+        case None:
+            pass
+    return found
+
+
+def _largest(errors: Tensor | None) -> float | None:
+    """The largest of what noise leaves of the inputs; None where that was not computed, or is everything."""
+    if errors is None or not len(errors) or not bool(errors.isfinite().all()):
+        return None
+    return float(errors.max())
+
+
+def _on_updates() -> dict[str, str]:
+    """Kind of every attack of the catalogue that reads one update."""
+    attacks = {name: catalog.attack(name) for name in catalog.names("attacks")}
+    return {name: one.kind for name, one in attacks.items() if one.requires.access == Access.UPDATE}
+
+
+def _attacks(asked: AskedUpdate) -> list[tuple[str, Mapping[str, Any]]]:
+    on_updates = _on_updates()
+    if asked.attacks is not None:
+        chosen = [name.strip() for name in asked.attacks.split(",") if name.strip()]
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise ValueError(f"--attacks must be names with commas between, each once, got {asked.attacks!r}")
+        for name in chosen:
+            if name not in on_updates:
+                raise ValueError(no_such("attack on an update", name, sorted(on_updates)))
+        return [(name, {}) for name in chosen]
+    wanted = {"labels"} | ({"membership"} if asked.candidates is not None else set())
+    return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in wanted)]
+
+
+def _labels(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"--labels must be class numbers with commas between, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _examples(one: DataFile, asked: AskedUpdate) -> Examples:
+    inputs = asked.preprocess(one.inputs)
+    ids = content_ids(inputs, one.labels)
+    return Examples(ids=ids.to(asked.device), inputs=inputs.to(asked.device), labels=one.labels.to(asked.device))
+
+
+def _shape(asked: AskedUpdate, groups: Mapping[str, Examples], labels: list[int] | None) -> tuple[tuple[int, ...], int]:
+    """Shape of one input, and classes that there are at least; of the model's own data where no examples say."""
+    least = max([2, *(1 + int(one.labels.max()) for one in groups.values()), *(1 + label for label in labels or ())])
+    shapes = {name: tuple(one.inputs.shape[1:]) for name, one in groups.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"--candidates must have inputs of the shape of --public, {shapes['public']}, got {shapes}")
+    if shapes:
+        return next(iter(shapes.values())), least
+    if asked.model not in models.names():
+        raise ValueError(f"--public must be given for {asked.model}: nothing else says the shape of its inputs")
+    return tuple(models.natural(asked.model).input_shape), least
+
+
+def _write(folder: Path, told: dict[str, Any], found: Sequence[UpdateFinding], names: Sequence[str]) -> None:
+    """Arrays first, and the document, which names their digests, last: who finds it finds all of them."""
+    results = {one.name: one.result for one in found if isinstance(one.result, Reconstruction)}
+    file = io.BytesIO()
+    arrays = {name: result.inputs.detach().cpu().numpy() for name, result in results.items()}
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] -- names of arrays
+    write_bytes(folder / ARRAYS, file.getvalue())
+    told["files"][ARRAYS] = digest_of_bytes(file.getvalue())
+    columns: dict[str, Any] = {"name": list(names)}
+    for one in found:
+        if one.q_values:
+            columns |= {f"p_value_{one.name}": one.p_values, f"q_value_{one.name}": one.q_values}
+    if len(columns) > 1:
+        path, digest = write_arrays(columns, folder, Path(CANDIDATES).stem)
+        told["files"][path.name] = digest
+    write_bytes(folder / DOCUMENT, (json.dumps(told, indent=1, allow_nan=False) + "\n").encode())

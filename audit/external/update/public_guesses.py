@@ -1,0 +1,100 @@
+"""Whether a reconstruction explains a shared update better than guesses that were made without the update.
+
+Nobody knows the batch here, so a reconstruction is compared in the space of the update: the squared whitened distance
+that it leaves, over that of an update of zeros. A guess is a batch of the same size and labels, drawn from the public
+examples; without any, uniformly from the valid inputs. A search over inputs fits the noise, too: k free numbers take
+about k units of noise variance off the distance (chi-square with k degrees of freedom). A reconstruction is better than
+a guess only where it is nearer by more than that. Source: the likelihood ratio test of nested models (Wilks 1938).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.core import Observation, Reconstruction
+from attacks.core.closed_form.acceptance import ReleaseMatch
+from defenses.core import keyed
+
+from ...plan.request import seed_of
+
+GUESSES = 99
+"""Batches that are guessed."""
+
+NEARER = 0.9
+"""Without noise, the largest ratio of distances at which a reconstruction counts as nearer than the best guess."""
+
+DEVIATIONS = 4.0
+"""Standard deviations of chi-square by which a reconstruction must be nearer than the fit of noise alone makes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuessComparison:
+    """How much of an update a reconstruction explains, beside guesses made without the update.
+
+    Attributes:
+        unexplained: squared whitened distance that the reconstruction leaves, over that of an update of zeros.
+        guessed: the least that a guess leaves, in the same unit.
+        guesses: number of guesses.
+        public: whether guesses are public examples; otherwise they are uniform in the range of inputs.
+        better: the reconstruction is nearer than every guess, by more than a fit of the noise explains.
+    """
+
+    unexplained: float
+    guessed: float
+    guesses: int
+    public: bool
+    better: bool
+
+
+def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> GuessComparison | None:
+    """Compares a reconstruction with guesses.
+
+    Args:
+        target: the update, with public examples where there are any.
+        found: what an attack returned.
+        seed: of the guesses.
+
+    Returns:
+        None where nothing was found: the attack failed, or returned no input.
+    """
+    if found.status == "failed" or not len(found.inputs) or target.noise_std is None:
+        return None
+    match = ReleaseMatch.of(target, target.noise_std)
+    if not match.scale > 0:
+        return None
+    labels = found.labels.to(target.released.device)
+    coins = keyed(seed_of({"seed": seed}, "guesses"))
+    left = match.left(found.inputs.to(target.released), labels)
+    guessed = min(match.left(_guess(target, labels, coins), labels) for _ in range(GUESSES))
+    return GuessComparison(
+        unexplained=left / match.scale,
+        guessed=guessed / match.scale,
+        guesses=GUESSES,
+        public=target.population is not None,
+        better=_nearer(left, guessed, noise=match.expected, free=found.inputs.numel()),
+    )
+
+
+def _nearer(left: float, guessed: float, *, noise: float, free: int) -> bool:
+    """Whether a distance is less than a guess's by more than `free` numbers fitted to `noise` units of noise take."""
+    if noise <= 0:
+        return left < NEARER * guessed
+    fitted = min(float(free), noise)
+    return guessed - left > fitted + DEVIATIONS * math.sqrt(2 * noise)
+
+
+def _guess(target: Observation, labels: Tensor, coins: torch.Generator) -> Tensor:
+    """Inputs [b, *input_shape] of the labels: public examples of each, of any where a label has none."""
+    population = target.population
+    if population is None:
+        low, high = target.input_low, target.input_high
+        drawn = torch.rand(len(labels), *target.input_shape, generator=coins, dtype=torch.float64)
+        return (low + (high - low) * drawn).to(target.released)
+    own = (population.labels[None] == labels.to(population.labels)[:, None]).double()
+    weights = torch.where(own.any(dim=1, keepdim=True), own, torch.ones_like(own))
+    chosen = torch.multinomial(weights.cpu(), 1, generator=coins)[:, 0]
+    return population.inputs[chosen.to(population.inputs.device)].to(target.released)

@@ -1,0 +1,187 @@
+"""What a batch gives a server whose client left batch norms in training mode: one gradient, which mixes its examples.
+
+A batch norm in training mode takes mean and variance of the batch itself, so the gradient is no sum over examples, and
+an attack in evaluation mode looks for inputs of another network. That the running statistics moved with a step shows
+the mode, and the statistics of the batch itself: new = (1 - momentum) old + momentum batch. They are matched with the
+gradient, which alone leaves the brightness and contrast of images open behind a batch norm.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.core import NotApplicable, Observation, ReleasedPart, Structure
+from defenses.core import Layout, Loss
+
+from .scale import LogitLayer
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def statistics_moved(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of batch norms whose running statistics in a file are others than the model's."""
+    return [
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, _NORMS)
+        and any(
+            f"{name}.{of}" in tensors and not torch.equal(tensors[f"{name}.{of}"].to(value), value)
+            for of, value in one.named_buffers()
+        )
+    ]
+
+
+def of_batches(model: nn.Module) -> nn.Module:
+    """A copy whose batch norms take the statistics of each batch, as in training mode, and keep none.
+
+    Raises:
+        ValueError: it has no batch norm.
+    """
+    own = copy.deepcopy(model)
+    norms = [one for one in own.modules() if isinstance(one, _NORMS)]
+    if not norms:
+        raise ValueError("--training-mode must be of a model with batch norms, and it has none; leave it out")
+    for one in norms:
+        one.running_mean = one.running_var = one.num_batches_tracked = None
+    return own
+
+
+def batch_statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Mean and variance of the batch at each batch norm whose running statistics moved, [2 channels] by its name.
+
+    Args:
+        model: before the step.
+        tensors: after it, with running statistics.
+    """
+    found = {}
+    for name in statistics_moved(model, tensors):
+        one = model.get_submodule(name)
+        keys = [f"{name}.running_mean", f"{name}.running_var"]
+        # Averages over all batches have no momentum, and their number is not that of the file's owner alone.
+        if isinstance(one, _NORMS) and one.momentum and one.running_mean is not None and set(keys) <= set(tensors):
+            old = torch.cat([value for value in (one.running_mean, one.running_var) if value is not None]).double()
+            new = torch.cat([tensors[key] for key in keys]).to(old)
+            found[name] = ((new - (1 - one.momentum) * old) / one.momentum).float()
+    return found
+
+
+def observed_in_training(
+    target: Observation,
+    model: nn.Module,
+    layout: Layout,
+    loss: Loss,
+    batch_size: int,
+    statistics: Mapping[str, Tensor],
+) -> Observation:
+    """A target for inputs: its functions take the statistics of a batch.
+
+    Args:
+        target: in evaluation mode.
+        model: by `of_batches`.
+        layout: of the released gradient.
+        loss: by example.
+        batch_size: examples in the batch.
+        statistics: of the batch by `batch_statistics`; they count as much as the whole gradient.
+    """
+    shown = torch.cat([target.released.new_zeros(0), *(one.to(target.released) for one in statistics.values())])
+    weight = target.released.norm() / shown.norm().clamp(min=torch.finfo(shown.dtype).tiny)
+    released = torch.cat([target.released, weight * shown])
+
+    def simulate(inputs: Tensor, labels: Tensor) -> Tensor:
+        tracked, entered = torch.is_grad_enabled(), dict[str, Tensor]()
+
+        def entering(name: str) -> Callable[..., None]:
+            return lambda _, given: entered.__setitem__(name, given[0])
+
+        handles = [model.get_submodule(name).register_forward_pre_hook(entering(name)) for name in statistics]
+        try:
+            with torch.enable_grad():
+                point = {n: p.detach().clone() for n, p in model.named_parameters()}
+                trained = [point[name].requires_grad_() for name in layout.names]
+                total = loss(functional_call(model, point, (inputs,)), labels).sum() / batch_size
+                found = torch.autograd.grad(total, trained, create_graph=tracked)
+        finally:
+            for handle in handles:
+                handle.remove()
+        by_channel = [entered[name].movedim(1, 0).flatten(1) for name in statistics]
+        own = [weight * torch.cat([one.mean(dim=1), one.var(dim=1)]) for one in by_channel]
+        simulated = torch.cat([*(one.reshape(-1) for one in found), *own])
+        return simulated if tracked else simulated.detach()
+
+    def contributions(inputs: Tensor, labels: Tensor) -> Tensor:
+        raise NotApplicable(
+            "batch norms in training mode mix the examples of a batch: what one of them adds depends on the others"
+        )
+
+    equations = target.structure
+
+    def structure() -> Structure:
+        words = "the gradient of a batch whose batch norms were in training mode"
+        part = ReleasedPart(start=0, stop=len(released), kind="other", of_gradient=False, words=words)
+        assert equations is not None  # noqa: S101 -- see below
+        return replace(equations(), parts=(part,))
+
+    return replace(
+        target,
+        released=released,
+        noise_std=None if target.noise_std is None else torch.zeros_like(released),
+        simulate=simulate,
+        contributions=contributions,
+        logits=lambda inputs: _by_batch(model, inputs, batch_size),
+        residual=lambda predicted: released - predicted,
+        simulate_many=None,
+        compare_many=None,
+        structure=None if equations is None else structure,
+    )
+
+
+def labels_in_training(
+    target: Observation, model: nn.Module, layout: Layout, layer: LogitLayer | None, batch_size: int
+) -> Observation:
+    """A target for labels: of the last layer the gradient is a sum over examples, whatever mixes them before it.
+
+    Args:
+        target: in evaluation mode.
+        model: by `of_batches`.
+        layout: of the released gradient.
+        layer: that gives the logits; None where it is not known.
+        batch_size: examples in the batch.
+
+    Raises:
+        NotApplicable: there is no such layer.
+    """
+    if layer is None:
+        raise NotApplicable("in training mode the model must end in a linear layer for labels to show")
+    spans = dict(zip(layout.names, layout.slices, strict=True))
+    last = model.get_submodule(layer.weight.rpartition(".")[0])
+
+    def contributions(inputs: Tensor, labels: Tensor) -> Tensor:
+        entered: list[Tensor] = []
+        handle = last.register_forward_pre_hook(lambda _, given: entered.append(given[0].detach()))
+        try:
+            logits = _by_batch(model, inputs, batch_size)
+        finally:
+            handle.remove()
+        wanted = nn.functional.one_hot(labels, logits.shape[1]).to(logits)
+        errors, features = logits.softmax(dim=1) - wanted, torch.cat(entered)[: len(inputs)]
+        rows = target.released.new_zeros(len(inputs), len(target.released))
+        for name, values in ((layer.weight, torch.einsum("nc,nf->ncf", errors, features)), (layer.bias, errors)):
+            if name in spans:
+                rows[:, slice(*spans[name])] = values.flatten(1)
+        return rows
+
+    return replace(target, logits=lambda inputs: _by_batch(model, inputs, batch_size), contributions=contributions)
+
+
+def _by_batch(model: nn.Module, inputs: Tensor, batch_size: int) -> Tensor:
+    """Logits of inputs in batches as large as the one that is attacked; the last one is filled up from the first."""
+    missing = -len(inputs) % batch_size
+    full = torch.cat([inputs, inputs[torch.arange(missing, device=inputs.device) % len(inputs)]])
+    with torch.no_grad():
+        return torch.cat([model(some) for some in full.split(batch_size)])[: len(inputs)]

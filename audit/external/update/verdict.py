@@ -1,0 +1,176 @@
+"""What an audit of one shared update says first: a word, a sentence and a colour.
+
+Four words, from the strongest to the weakest. `leaks`: an input is proved to be in the batch, or a candidate is shown
+to have been. `something recovered`: labels, or inputs that explain the update better than every public guess; nobody
+here knows the truth, so the owner has to look. `no leak shown`: every attack that ran returned no more than a public
+guess. `cannot be told`: no attack that reads labels or inputs could run, or by which convention the file holds a
+gradient is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from attacks.core import LabelEstimate, Reconstruction
+
+from .attacks import UpdateFinding
+from .public_guesses import GuessComparison
+
+FALSE_DISCOVERIES = 0.05
+"""Expected share of wrong ones among the candidates that are said to have been in the batch."""
+
+TONES = {"leaks": "bad", "something recovered": "warn", "no leak shown": "good", "cannot be told": "warn"}
+"""Colour of each word."""
+
+
+def verdict_of(
+    found: Sequence[UpdateFinding],
+    compared: Mapping[str, GuessComparison],
+    names: Sequence[str],
+    rate: float,
+    *,
+    doubt: str = "",
+) -> dict[str, Any]:
+    """Word, sentence and tone of an audit.
+
+    Args:
+        found: what each attack returned.
+        compared: by attack, how its reconstruction stands beside guesses; only of those that returned inputs.
+        names: of the candidates.
+        rate: false discovery rate of one attack on candidates.
+        doubt: why no gradient can be read off the update, or by which convention is not known; empty where it is.
+    """
+    word, sentence = _said(found, compared, names, rate, doubt)
+    return {"word": word, "sentence": sentence, "tone": TONES[word]}
+
+
+def _said(
+    found: Sequence[UpdateFinding],
+    compared: Mapping[str, GuessComparison],
+    names: Sequence[str],
+    rate: float,
+    doubt: str,
+) -> tuple[str, str]:
+    certain, recovered = _certain(found, names, rate), _recovered(found, compared)
+    if certain:
+        also = f" Not proved: {'; '.join(recovered)}." if recovered else ""
+        return "leaks", f"This update leaks: {'; '.join(certain)}.{also}"
+    if doubt:
+        also = f" What attacks return all the same: {'; '.join(recovered)}." if recovered else ""
+        return "cannot be told", f"What this update leaks is not known: {doubt.rstrip('.')}.{also}"
+    if recovered:
+        return "something recovered", f"{_capital('; '.join(recovered))}. Nothing of it is proved: the owner must look."
+    asked = any(one.q_values for one in found)
+    nobody = f"none of {len(names)} candidates is shown to have been in it" if asked else "nobody was asked about"
+    if not any(one.result is not None and one.kind in ("reconstruction", "labels") for one in found):
+        return "cannot be told", f"No attack on inputs or labels ran, so what this update leaks is not known; {nobody}."
+    ran = f"{sum(one.result is not None for one in found)} of {len(found)} attacks ran"
+    return "no leak shown", f"{ran}, and none returned more than a public guess; {nobody}."
+
+
+def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> list[str]:
+    """What is proved of the batch, or shown by a test."""
+    proved = {
+        one.name: int(one.result.certified.sum())
+        for one in found
+        if isinstance(one.result, Reconstruction) and one.result.certified is not None
+    }
+    best = max(proved, key=lambda name: proved[name], default="")
+    shown, said = set[int]().union(*(shown_places(one, rate) for one in found)), []
+    if best and proved[best]:
+        said.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
+    if shown:
+        said.append(
+            f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "
+            f"{FALSE_DISCOVERIES:.0%}"
+        )
+    return said
+
+
+def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
+    """What is better than a public guess without a proof: labels, then the inputs that explain the update best."""
+    said = []
+    for one in found:
+        if not isinstance(one.result, LabelEstimate):
+            continue
+        # Where other counts are possible as well, those that all of them have.
+        counts = one.result.counts if one.result.status == "ok" else one.result.lower
+        if named := [label for label, count in enumerate(counts.tolist()) for _ in range(count)]:
+            labels = ", ".join(map(str, named[:_LABELS])) + (", ..." if len(named) > _LABELS else "")
+            said.append(f"{_counted(len(named), 'label')} recovered by {one.name}: {labels}")
+    better = {name: one for name, one in compared.items() if one.better}
+    # A proof is said already, and its attack's pictures are no better for being looked at.
+    proved = {
+        one.name
+        for one in found
+        if isinstance(one.result, Reconstruction)
+        and one.result.certified is not None
+        and bool(one.result.certified.all())
+    }
+    if left := {name: one for name, one in better.items() if name not in proved}:
+        best = min(left, key=lambda name: left[name].unexplained)
+        counts = {one.name: len(one.result.inputs) for one in found if isinstance(one.result, Reconstruction)}
+        rest = [name for name in left if name != best]
+        said.append(
+            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which {left_words(left[best])}"
+        )
+    return said
+
+
+_LABELS = 12
+"""Labels that the sentence names."""
+
+
+def left_words(one: GuessComparison) -> str:
+    """How a reconstruction stands beside guesses."""
+    kind = "public guesses" if one.public else "guesses without public examples"
+    return (
+        f"leave {one.unexplained:.2g} of the update unexplained; the best of {one.guesses} {kind} leaves "
+        f"{one.guessed:.2g}"
+    )
+
+
+def _besides(rest: Sequence[str]) -> str:
+    return f" (and of {', '.join(rest)})" if rest else ""
+
+
+def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
+    """Why the labels that an owner gave cannot be those of the batch; empty where they can.
+
+    Args:
+        found: what each attack returned.
+        given: labels of the batch; None where the owner gave none.
+    """
+    for one in found:
+        if given is None or not isinstance(one.result, LabelEstimate):
+            continue
+        counts = torch.bincount(torch.tensor(list(given)), minlength=len(one.result.counts)).to(one.result.counts)
+        if len(counts) > len(one.result.counts) or bool(
+            ((counts < one.result.lower) | (counts > one.result.upper)).any()
+        ):
+            return (
+                f"--labels {', '.join(map(str, given))} cannot be those of the batch, by {one.name}, which names "
+                f"{', '.join(map(str, one.result.labels.tolist())) or 'none of them'}; attacks were given wrong labels"
+            )
+    return ""
+
+
+def rate_of(found: Sequence[UpdateFinding]) -> float:
+    """Each attack's part of the false discoveries: of all that some attack shows, they are together the whole."""
+    return FALSE_DISCOVERIES / max(1, sum(bool(one.q_values) for one in found))
+
+
+def shown_places(one: UpdateFinding, rate: float) -> set[int]:
+    """Places of the candidates that an attack shows to have been in the batch."""
+    return {place for place, q in enumerate(one.q_values) if q <= rate}
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

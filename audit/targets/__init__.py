@@ -1,0 +1,1 @@
+"""Targets: from a step that was executed to what an attacker is given of it."""

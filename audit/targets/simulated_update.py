@@ -1,0 +1,360 @@
+"""Simulation of one shared update, as a client of federated learning sends it: from a model, a batch and a defense.
+
+The client's steps before the shared one run on `history`, so that methods whose plans follow from past releases have
+some: DPDR its direction, ranked sparsification its ranks. Engine and step are those of training. A client may also take
+several local steps, each under the defense, and share their sum alone (`local_steps.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attacks.core import Examples, NotApplicable, Observation
+from defenses.core import (
+    Account,
+    Claim,
+    Context,
+    Defense,
+    Engine,
+    Execution,
+    Ledger,
+    Loss,
+    Noise,
+    NoisyPlan,
+    PublicGradients,
+    Release,
+    Step,
+    Stepper,
+    assumptions,
+    cross_entropy,
+    from_os,
+    full,
+    logistic,
+    partition,
+    refuse_shared,
+    unverified,
+)
+
+from ..scoring.truth import GroundTruth
+from .candidates import copied
+from .local_steps import LocalTraining, turn, unknown_to_server
+from .observe import World, observe, observe_local
+from .observed_step import Observed
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One simulated update, with what the auditor knows of it.
+
+    Attributes:
+        observation: what the server sees.
+        truth: what it does not.
+        ledger: the releases that the shared batch took part in, charged without sampling: it is known to be there.
+        engine: how the clipped sums were computed.
+        noise: which kind of noise was drawn; `none` where no release had any.
+        public_used: whether the defense read public examples.
+        remarks: of the plans executed, each once, and flags for parts that are not this library's (`unverified_...`).
+        unverified: a sentence for each of these flags.
+    """
+
+    observation: Observation
+    truth: GroundTruth
+    ledger: Ledger
+    engine: str
+    noise: Literal["none", "seeded", "os", "secure"] = "none"
+    public_used: bool = False
+    remarks: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+
+    def claim(self, delta: float) -> Claim:
+        """The guarantee of the releases at `delta`, with what it assumes."""
+        assumes = assumptions(self.noise, self.ledger.sampling, key_given=False, public_used=self.public_used)
+        return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
+
+
+def share_update(
+    model: nn.Module, inputs: Tensor, labels: Tensor, defense: Defense, **settings: Any
+) -> tuple[Observation, GroundTruth]:
+    """What the server sees of one shared update, and apart from it the truth; settings as of `simulate_share`."""
+    shared = simulate_share(model, inputs, labels, defense, **settings)
+    return shared.observation, shared.truth
+
+
+def simulate_share(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    defense: Defense,
+    *,
+    world: World | None = None,
+    step: int = 0,
+    steps: int | None = None,
+    lr: float = 0.1,
+    local: LocalTraining | None = None,
+    history: tuple[Tensor, Tensor] | None = None,
+    population: Examples | None = None,
+    prior: Examples | None = None,
+    seed: int = 0,
+    noise: Noise | None = None,
+    execution: Execution | None = None,
+) -> Shared:
+    """Simulates what one client shares at one step, with the ledger of what that costs its batch.
+
+    Args:
+        model: at the client's first step; left as it is.
+        inputs: the client's batch at the shared step [b, *shape]; all its examples where it takes several.
+        labels: its labels [b], int64.
+        defense: with its noise multiplier set; 0 shows what the release alone hides.
+        world: what everybody knows: shapes, range of inputs, loss, and a copy of the public examples where the attacker
+            gets one. None for inputs in [0, 1], `population`, and cross-entropy with as many classes as outputs; one
+            output is the logit of two classes.
+        step: which step is shared; the steps before it are executed first.
+        steps: planned length, which schedules refer to; up to the last shared step where None.
+        lr: learning rate of the client's plain SGD.
+        local: several steps of the client, from `step` on, of which it shares the sum; None for one step on its batch.
+            Each is noised and charged by itself; an example pays for the steps that it is in, one an epoch.
+        history: (inputs, labels) for the steps before, a batch each, taken in turn; the client's own examples again
+            where None.
+        population: public examples, which the defense may read.
+        prior: candidates for the first record of the batch, for an attacker who knows the others of it and is to pick
+            the right one (`subjects.prior.Prior.draw`); a result on such an update is scored as a choice.
+        seed: key of the public randomness.
+        noise: secret source; keyed by the operating system where None.
+        execution: engine, memory and device.
+
+    Returns:
+        What the server sees (labels and batch size included, for attacks that declare to know them), the truth, and the
+        ledger.
+
+    Raises:
+        ValueError: for an uncalibrated defense, a model that mixes examples, an empty batch or history, a step
+            below 0, or a population that holds an input of the batch; for local steps that do not divide the examples
+            or do not begin with an epoch, or whose plans follow from what earlier ones released.
+        NotApplicable: a prior, and several local steps.
+    """
+    if step < 0:
+        raise ValueError(f"step must be at least 0, got {step}")
+    if local is not None:
+        per_epoch = local.steps_per_epoch(len(inputs))
+        if step % per_epoch:
+            # The ledger counts on every epoch being whole: each example is in one step of each.
+            raise ValueError(f"step must begin an epoch, a multiple of the {per_epoch} local steps of one, got {step}")
+        if local.steps(len(inputs)) == 1:
+            local = None
+        elif prior is not None:
+            raise NotApplicable(
+                f"a prior is for one step: of the sum of {local.steps(len(inputs))} local steps nothing is left that "
+                "is one record's alone"
+            )
+    execution = execution or Execution()
+    batch, past, public = _on_device(execution.device, (inputs, labels), history, population)
+    if prior is not None:
+        prior = copied(_moved(prior, execution.device))
+    if world is None:
+        world = _usual_world(model, batch[0], public)
+    client = _Client(model, batch, past, defense, world.loss, noise or from_os(), execution, local)
+    own = 1 if local is None else local.steps(len(inputs))
+    # Schedules of methods, as a sparsity that grows, refer to the planned length.
+    client.start(public, steps=steps or step + own, seed=seed)
+    for earlier in range(step):
+        client.step(earlier, shared=False, lr=lr)
+    if local is not None:
+        client.refuse_unknown_plans(step, own)
+    seen = [client.step(number, shared=True, lr=lr) for number in range(step, step + own)]
+    return client.shares(seen, world, public, prior, lr=lr)
+
+
+class _Client:
+    """A client in training, up to the step or the steps that it shares.
+
+    Attributes:
+        size: examples a step.
+        local: its local steps; None where it shares one.
+        account: ledger and remarks of releases that its own batch took part in.
+        others: the same of steps on the history, whose cost is not the batch's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        past: tuple[Tensor, Tensor] | None,
+        defense: Defense,
+        loss: Loss,
+        noise: Noise,
+        execution: Execution,
+        local: LocalTraining | None,
+    ) -> None:
+        """Takes a copy of the model; nothing is released yet."""
+        _refuse_lengths("inputs and labels must have", batch)
+        self.defense, self.sigma, self.noise = defense, defense.calibrated_multiplier, noise
+        self.batch, self.past, self.local = batch, past, local
+        self.size = len(batch[0]) if local is None else local.batch
+        self.per_epoch = 1 if local is None else local.steps_per_epoch(len(batch[0]))
+        # In evaluation mode: dropout would make the release depend on draws that no simulation can repeat.
+        self.model = copy.deepcopy(model).to(batch[0].device).eval()
+        self.runner = Engine(
+            self.model,
+            loss=loss,
+            noise=noise,
+            microbatch=execution.microbatch,
+            memory_budget=execution.memory_budget,
+            engine=execution.engine,
+            expected_batch=self.size,
+            unchecked=execution.unchecked,
+        )
+        if past is not None:
+            _refuse_lengths("history must be (inputs, labels) of", past)
+        # Rate 1: who attacks an update knows that the batch is in it, so that no sampling amplifies. Of several local
+        # steps an example is in one an epoch, and in the same of each.
+        sampling = full() if self.per_epoch == 1 else partition(1 / self.per_epoch)
+        self.account = Account(Ledger(sampling), noise.exact, unverified(noise=noise, defense=defense))
+        self.others = Account(Ledger(full()), noise.exact)
+
+    def start(self, population: Examples | None, *, steps: int, seed: int) -> None:
+        """Starts the method, which may release something once, on the batch and at its cost."""
+        self.public = None
+        if population is not None:
+            refuse_shared(self.batch[0], population.inputs)  # an input that is public is no secret to attack
+            self.public = PublicGradients(self._gradients, population.inputs, population.labels)
+        context = Context(
+            step=0,
+            steps=steps,
+            steps_per_epoch=self.per_epoch,
+            layout=self.runner.layout,
+            parameters=self.runner.layout.read(self.model),
+            expected_batch=float(self.size),
+            architecture=partial(copy.deepcopy, self.model),
+            input_shape=tuple(self.batch[0].shape[1:]),
+            seed=seed,
+            public=self.public,
+            one_off=self.account.one_off(lambda plan: self.runner.run(plan, *self.batch)),
+            device=self.batch[0].device,
+        )
+        self.stepper = Stepper(self.defense, context, partial(self.runner.layout.write, self.model))
+        self.stepper.start()
+
+    def step(self, step: int, *, shared: bool, lr: float) -> Step:
+        """Takes one step, of plain SGD, on the batch or on what the history has for it."""
+        layout = self.runner.layout
+        # Without a history the batch is in every step before, too, and is charged for it.
+        inputs, labels = self._own(step) if shared or self.past is None else self._of_the_past(step)
+        account = self.account if shared or self.past is None else self.others
+
+        def execute(plan: NoisyPlan) -> Release:
+            return self.runner.run(plan, inputs, labels)
+
+        # Parameters before the update below: the gradients are taken there.
+        seen = self.stepper.take(step, layout.read(self.model), execute, account)
+        moved = seen.parameters - lr * self.stepper.update
+        layout.write(self.model, moved)
+        self.stepper.hold(moved)
+        # A client has no other data to try the step on; nothing is sampled, and the batch is charged in full.
+        return replace(seen, verdict=self.stepper.judge(execute, account, full()))
+
+    def refuse_unknown_plans(self, step: int, steps: int) -> None:
+        """Refuses local steps whose plans a server that sees their sum cannot know, before the first is taken."""
+        context = self.stepper.context.at(step, parameters=self.runner.layout.read(self.model))
+        if problem := unknown_to_server(self.defense, self.stepper.state, context, steps):
+            raise ValueError(problem)
+
+    def shares(
+        self, seen: list[Step], world: World, population: Examples | None, prior: Examples | None, *, lr: float
+    ) -> Shared:
+        """The observation of a step, or of several, the truth behind it, and what the batch was charged."""
+        inputs, labels = self.batch
+        known = world if world.population is None else replace(world, population=copied(world.population))
+        told: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
+        layout = self.runner.layout
+        if self.local is None:
+            if prior is not None:
+                # Computed here, and not when it is asked for: no function that an attack holds closes over the others.
+                step = Observed(seen[0], self.model, layout, world.loss)
+                told |= {"prior": prior, "remainder": step.without(inputs[1:], labels[1:])}
+            observation = observe(seen[0], self.model, layout, known, **told)
+        else:
+            told |= {"lr": lr, "max_unroll": self.local.max_unroll}
+            observation = observe_local(seen, self.model, layout, known, **told)
+        # Also where the attacker gets no public examples: anybody might have looked at them.
+        public = None if population is None else population.inputs
+        floor = None if public is None else public.mean(dim=0)
+        remarks = self.account.remarks
+        if self.runner.unverified:
+            remarks["unverified_model"] = self.runner.unverified
+        return Shared(
+            observation,
+            GroundTruth(
+                inputs=inputs,
+                labels=labels,
+                low=world.low,
+                high=world.high,
+                floor=floor,
+                public=public,
+                public_labels=None if population is None else population.labels,
+                prior=None if prior is None else prior.inputs.clone(),
+            ),
+            self.account.ledger,
+            self.runner.name,
+            noise=self.account.drew(self.noise, self.sigma),
+            public_used=self.public is not None and self.public.used,
+            remarks=tuple(remarks),
+            unverified=tuple(sentence for sentence in remarks.values() if sentence),
+        )
+
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Per-example gradients of public examples at the current parameters."""
+        return self.runner.gradients(inputs, labels)(None)
+
+    def _own(self, step: int) -> tuple[Tensor, Tensor]:
+        """The client's own examples of a step; all of them where it takes no local steps."""
+        if self.local is None:
+            return self.batch
+        chosen = turn(step, self.size, len(self.batch[0])).to(self.batch[0].device)
+        return self.batch[0][chosen], self.batch[1][chosen]
+
+    def _of_the_past(self, step: int) -> tuple[Tensor, Tensor]:
+        inputs, labels = self.past or self.batch
+        chosen = turn(step, self.size, len(inputs))
+        return inputs[chosen], labels[chosen]
+
+
+def _usual_world(model: nn.Module, inputs: Tensor, population: Examples | None) -> World:
+    """The world where the caller describes none: inputs in [0, 1], classes and loss by the model's outputs."""
+    with torch.no_grad():
+        # A copy in evaluation mode, as of the client: a forward pass may change the statistics of a batch norm.
+        width = copy.deepcopy(model).to(inputs.device).eval()(inputs[:1]).shape[1]
+    loss, classes = (logistic, 2) if width == 1 else (cross_entropy, width)
+    shape = tuple(inputs.shape[1:])
+    return World(input_shape=shape, classes=classes, low=0.0, high=1.0, loss=loss, population=population)
+
+
+def _on_device(
+    device: torch.device | str | None,
+    batch: tuple[Tensor, Tensor],
+    history: tuple[Tensor, Tensor] | None,
+    population: Examples | None,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None, Examples | None]:
+    """All data on one device; as they are where none is named."""
+    if device is None:
+        return batch, history, population
+    moved = None if history is None else (history[0].to(device), history[1].to(device))
+    if population is not None:
+        population = _moved(population, device)
+    return (batch[0].to(device), batch[1].to(device)), moved, population
+
+
+def _moved(examples: Examples, device: torch.device | str | None) -> Examples:
+    if device is None:
+        return examples
+    return Examples(ids=examples.ids.to(device), inputs=examples.inputs.to(device), labels=examples.labels.to(device))
+
+
+def _refuse_lengths(what: str, pair: tuple[Tensor, Tensor]) -> None:
+    if len(pair[0]) == 0 or len(pair[0]) != len(pair[1]):
+        raise ValueError(f"{what} one length above 0, got {len(pair[0])} and {len(pair[1])}")

@@ -1,0 +1,232 @@
+"""A step as equations: the operations of its model and what each released number is, for closed-form attacks.
+
+All of it is public: the server sent the model, and the plan was fixed before the batch was drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from attacks.core import Network, Operation, ReleasedPart, Structure
+from attacks.core.targets.network import LossName
+from defenses.core import (
+    Block,
+    Coordinates,
+    Everything,
+    Gradient,
+    ImplicitSubspace,
+    Layout,
+    Loss,
+    Masked,
+    Scaled,
+    StepPlan,
+    Subspace,
+    Within,
+    cross_entropy,
+    logistic,
+    spread,
+)
+
+_ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.LeakyReLU: "leaky_relu",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+    nn.Identity: "identity",
+}
+_MODULES = {
+    *_ACTIVATIONS, nn.Flatten, nn.Linear, nn.Conv2d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout,
+    nn.Dropout2d,
+}  # fmt: skip
+"""Exactly these: a subclass may compute something else."""
+_SUBSPACES = (Subspace, ImplicitSubspace)
+_ADDITIONS = (operator.add, operator.iadd, torch.add)
+_LOSSES: dict[Loss, LossName] = {cross_entropy: "cross_entropy", logistic: "logistic"}
+
+
+def structure(
+    plan: StepPlan, model: nn.Module, layout: Layout, parameters: Tensor, loss: Loss, input_shape: tuple[int, ...]
+) -> Structure:
+    """The equations behind one step.
+
+    Args:
+        plan: as executed.
+        model: the architecture; its trained parameters are not read.
+        layout: order of the flat vectors.
+        parameters: at the step [dim].
+        loss: by example.
+        input_shape: of one example.
+    """
+    parts, start = [], 0
+    for block in plan.blocks:
+        parts.append(_part(block, start, layout.dim))
+        start += block.codec.size
+    values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    sizes = zip(layout.names, layout.shapes, parameters.split(layout.sizes), strict=True)
+    values |= {name: value.detach().clone().view(shape) for name, shape, value in sizes}
+    network, problem = None, ""
+    try:
+        operations = _operations(model, values, input_shape)
+        network = Network(operations=operations, parameters=values, loss=_LOSSES.get(loss, "other"))
+    # Whatever a stranger's forward pass raises when it is run on symbols: control flow by values, mostly.
+    except Exception as error:
+        problem = f"its forward pass cannot be traced ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+    return Structure(
+        network=network, names=layout.names, shapes=layout.shapes, parts=tuple(parts), why_no_network=problem
+    )
+
+
+def _part(block: Block, start: int, dim: int) -> ReleasedPart:
+    """What the numbers of one block are."""
+    codec, first, within = block.codec, 0, dim
+    # One layer's codec: its coordinates count from the start of the layer.
+    while type(codec) is Within:
+        first, codec = first + codec.start, codec.codec
+        within = codec.dim
+    if type(codec) is Masked and isinstance(inner := codec.codec, Subspace) and type(inner) in _SUBSPACES:
+        codec = spread(inner, codec.kept)
+    about: dict[str, Any] = {"kind": "other", "words": f"values of {type(codec).__name__}"}
+    # Exactly these classes: a subclass may encode otherwise.
+    if type(codec) in (Everything, Scaled):
+        about = {"kind": "coordinates", "coordinates": first + torch.arange(within), "words": "all coordinates"}
+        if isinstance(codec, Scaled):
+            about |= {"factors": codec.factors.detach().clone(), "words": "scaled coordinates"}
+    elif isinstance(codec, Coordinates) and type(codec) is Coordinates:
+        words = f"{codec.size} of {dim} coordinates"
+        about = {"kind": "coordinates", "coordinates": first + codec.kept.detach().clone(), "words": words}
+    elif isinstance(codec, Subspace) and type(codec) in _SUBSPACES:
+        spans = tuple((first + a, first + b) for a, b in codec.spans)
+        bases = tuple(basis.detach().clone() for basis in codec.bases)
+        about = {"kind": "directions", "spans": spans, "bases": bases, "words": f"{codec.size} coefficients"}
+    of_gradient = block.updates and type(block.query) is Gradient
+    if not of_gradient:
+        about["words"] = f"{about['words']} of {type(block.query).__name__}"
+    return ReleasedPart(start=start, stop=start + block.codec.size, of_gradient=of_gradient, **about)
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a traced network on one example and keeps the shape of each result."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As the interpreter does, and remembers the shape."""
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            self.shapes[n.name] = tuple(result.shape[1:])
+        return result
+
+
+def _operations(model: nn.Module, values: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> tuple[Operation, ...]:
+    """The forward pass in evaluation mode, operation by operation."""
+    # A copy: tracing and evaluation mode must not touch what others hold.
+    traced = fx.symbolic_trace(copy.deepcopy(model).eval())
+    like = next(v for v in values.values() if v.is_floating_point())
+    shapes = _Shapes(traced)
+    with torch.no_grad():
+        shapes.run(torch.zeros(1, *input_shape, dtype=like.dtype, device=like.device))
+    modules, tied = dict(traced.named_modules()), _first_names(model)
+    operations = []
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            break
+        inputs = tuple(one.name for one in node.all_input_nodes)
+        about = _about(node, modules)
+        about |= {key: tied.get(about[key], about[key]) for key in ("weight", "bias") if about.get(key)}
+        operations.append(
+            Operation(name=node.name, inputs=inputs, shape=shapes.shapes.get(node.name, ()), **about),
+        )
+    return tuple(operations)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter -> the one name that a layout has for it, where modules share one."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+def _about(node: fx.Node, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Kind, parameters and settings of one operation."""
+    if node.op == "placeholder":
+        return {"kind": "input", "words": "the input"}
+    if node.op == "call_function" and node.target in _ADDITIONS and len(node.all_input_nodes) == 2:
+        scaled = set(node.kwargs) - {"input", "other"}  # torch.add(a, b, alpha=...)
+        return {"kind": "other" if scaled else "add", "words": "an addition"}
+    functional = {torch.relu: "relu", torch.tanh: "tanh", torch.sigmoid: "sigmoid", nn.functional.relu: "relu"}
+    if node.op == "call_function" and node.target in functional:
+        return {"kind": functional[node.target], "words": str(functional[node.target])}
+    if _flattens(node):
+        return {"kind": "flatten", "words": "a flattening"}
+    if node.op == "call_module":
+        return _of_module(str(node.target), modules[str(node.target)])
+    return {"kind": "other", "words": f"{node.op} of {getattr(node.target, '__name__', node.target)}"}
+
+
+def _flattens(node: fx.Node) -> bool:
+    """Whether an operation is `flatten(1)`, of a tensor or by torch."""
+    if not (node.target == "flatten" or node.target is torch.flatten):
+        return False
+    arguments = [*node.args[1:], *node.kwargs.values()]
+    return arguments in ([1], [1, -1])
+
+
+def _of_module(name: str, module: nn.Module) -> dict[str, Any]:
+    own = {
+        f"{kind}": f"{name}.{kind}" if getattr(module, kind, None) is not None else None for kind in ("weight", "bias")
+    }
+    words = f"{name} ({type(module).__name__})"
+    kind = type(module)
+    # Hooks and parametrizations compute something else than the class says.
+    foreign = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    if kind not in _MODULES or foreign or hasattr(module, "parametrizations"):
+        return {"kind": "other", "words": words}
+    if kind in _ACTIVATIONS:
+        slope = {"slope": float(module.negative_slope)} if isinstance(module, nn.LeakyReLU) else {}
+        return {"kind": _ACTIVATIONS[kind], "settings": slope, "words": words}
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+        return {"kind": "flatten", "words": words}
+    if isinstance(module, nn.Linear):
+        return {"kind": "linear", "words": words, **own}
+    if isinstance(module, nn.Conv2d) and module.padding_mode == "zeros":
+        padding = module.padding
+        if isinstance(padding, str):
+            # `same` may pad one side more than the other, which the equations have no word for.
+            twice = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+            if padding == "same" and any(total % 2 for total in twice):
+                return {"kind": "other", "words": f"{words} with uneven padding"}
+            padding = tuple(total // 2 for total in twice) if padding == "same" else (0, 0)
+        settings = {
+            "kernel_size": tuple(module.kernel_size),
+            "stride": tuple(module.stride),
+            "padding": tuple(padding),
+            "dilation": tuple(module.dilation),
+            "groups": module.groups,
+        }
+        return {"kind": "conv2d", "settings": settings, "words": words, **own}
+    if isinstance(module, nn.AvgPool2d) and _plain(module):
+        pairs = {key: _pair(getattr(module, key)) for key in ("kernel_size", "stride", "padding")}
+        return {"kind": "avg_pool2d", "settings": pairs, "words": words}
+    if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.track_running_stats:
+        names = {"mean": f"{name}.running_mean", "variance": f"{name}.running_var", "eps": float(module.eps)}
+        return {"kind": "batch_norm", "settings": names, "words": words, **own}
+    if isinstance(module, nn.Dropout | nn.Dropout2d):
+        return {"kind": "identity", "words": words}  # of evaluation
+    return {"kind": "other", "words": words}
+
+
+def _plain(pool: nn.AvgPool2d) -> bool:
+    """Whether every window's mean is over as many numbers."""
+    padded = any(_pair(pool.padding))
+    return not pool.ceil_mode and pool.divisor_override is None and (pool.count_include_pad or not padded)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

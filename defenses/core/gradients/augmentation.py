@@ -1,0 +1,214 @@
+"""Augmentation multiplicity: several views of each example, whose gradients are averaged before the bound.
+
+De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
+2022, section 3.2: the mean gradient of all views is bounded once, so that an example costs what it cost with one view.
+
+Guarantee:
+    The same as without: an example's contribution is still a function of the example alone, bounded once, because what
+    decides its views is drawn for that record by itself (`record_draws.py`) from public coins. Assumes that `draw` and
+    `apply` treat every entry by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..randomness.keys import seed_from
+from ..randomness.record_draws import entry_keys, words
+
+
+@runtime_checkable
+class Augmentation(Protocol):
+    """Random views of examples; what is random about a view follows from the random words that it is given."""
+
+    @property
+    def views(self) -> int:
+        """Views of each example."""
+        ...
+
+    @property
+    def words(self) -> int:
+        """Random 64-bit words that decide a view."""
+        ...
+
+    def draw(self, words: Int64[Tensor, "entries words"]) -> Tensor:
+        """What decides each view, one row each: a function of that entry's words alone."""
+        ...
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        """The views: each entry by itself, of the same shape."""
+        ...
+
+
+def draws(coins: int, step: int) -> int:
+    """The public seed of what is drawn inside models and views in a step.
+
+    Args:
+        coins: key of a run's public randomness.
+        step: number of the step.
+    """
+    return seed_from(coins, "draws", step)
+
+
+def draws_at_start(coins: int) -> int:
+    """The same of a one-off release: not that of the step that it comes before.
+
+    Args:
+        coins: key of a run's public randomness.
+    """
+    return seed_from(coins, "draws at the start")
+
+
+def global_draws(coins: int, step: int | None) -> int:
+    """The public seed of PyTorch's global generators, from which a method may draw.
+
+    Args:
+        coins: key of a run's public randomness.
+        step: number of the step; None for the start of a run.
+    """
+    return seed_from(coins, "layers", -1 if step is None else step)
+
+
+Views = Callable[[Tensor, Tensor], Tensor]
+"""(inputs [n, ...], targets [n]) -> their views [views, n, ...] in one step."""
+
+
+def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coins: int) -> Tensor:
+    """What decides each view of a step.
+
+    Args:
+        augmentation: draws it.
+        keys: of the views, by `entry_keys`.
+        coins: public seed of the step.
+    """
+    return augmentation.draw(words(keys, augmentation.words, seed_from(coins, "views")))
+
+
+def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coins: int) -> Tensor:
+    """The views of examples in a step [views, n, ...], as anybody can make them of examples they know.
+
+    Differentiable in the inputs, but for which views are drawn.
+
+    Args:
+        augmentation: of the run.
+        inputs: the examples [n, ...].
+        targets: of the examples [n].
+        coins: public seed of the step.
+    """
+    keys = entry_keys(inputs, targets, augmentation.views, coins)
+    repeated = inputs.repeat_interleave(augmentation.views, dim=0)
+    seen = augmentation.apply(repeated, drawn_views(augmentation, keys, coins))
+    return seen.unflatten(0, (len(inputs), augmentation.views)).transpose(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropAndFlip:
+    """Random crops of the image padded by reflection, flipped left to right half of the time.
+
+    Attributes:
+        views: of each example.
+        padding: pixels added on every side before a crop of the image's own size is taken.
+        flip: whether to flip; not for digits or text.
+    """
+
+    views: int = 1
+    padding: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.views < 1:
+            raise ValueError(f"views must be at least 1, got {self.views}")
+        if self.padding < 0:
+            raise ValueError(f"padding must be at least 0, got {self.padding}")
+
+    @property
+    def words(self) -> int:
+        """Three: the shifts along both sides, and the flip."""
+        return 3
+
+    def draw(self, words: Int64[Tensor, "entries words"]) -> Int64[Tensor, "entries 3"]:
+        """Rows and columns to shift by, and whether to flip."""
+        shifts = words[:, :2].remainder(2 * self.padding + 1)  # its bias is 2^-60: one of 2^64 words more or less
+        flips = words[:, 2:3] & int(self.flip)
+        return torch.cat([shifts, flips], dim=1)
+
+    def apply(
+        self, inputs: Float[Tensor, "entries channels height width"], drawn: Int[Tensor, "entries 3"]
+    ) -> Float[Tensor, "entries channels height width"]:
+        """Crops and flips, all entries at once."""
+        if inputs.dim() != 4:
+            shape = list(inputs.shape[1:])
+            raise ValueError(f"views must be of images [channels, height, width], got examples of shape {shape}")
+        entries, _, height, width = inputs.shape
+        if self.padding >= min(height, width):
+            raise ValueError(f"padding must be below the image's {height}x{width} pixels, got {self.padding}")
+        padded = F.pad(inputs, (self.padding,) * 4, mode="reflect")
+        drawn = drawn.to(inputs.device)
+        # Crop and flip in one gather: a crop shifts row and column numbers, a flip counts the columns backwards.
+        rows = drawn[:, :1] + torch.arange(height, device=inputs.device)
+        across = torch.arange(width, device=inputs.device)
+        columns = drawn[:, 1:2] + torch.where(drawn[:, 2:].bool(), across.flip(0), across)
+        entry = torch.arange(entries, device=inputs.device).view(-1, 1, 1)
+        # Indexing around a slice puts the channels last, which is the order convolutions like best.
+        return padded[entry, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordSchedule:
+    """One view of each example, itself; but of a few known records another one in some steps.
+
+    For audits: a canary has to lie in the mask of each step, and so is another record under another mask. What it is in
+    a step is known from a table, by the random word that record and step decide; every other record is itself.
+
+    Attributes:
+        known: words of the records, a step each, rising.
+        added: what is added to all entries of the input of a record in that step.
+    """
+
+    known: Int64[Tensor, " any"]
+    added: Float[Tensor, " any"]
+
+    @property
+    def views(self) -> int:
+        """One: the record itself."""
+        return 1
+
+    @property
+    def words(self) -> int:
+        """One, by which the table is read."""
+        return 1
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor, added: Float[Tensor, "steps n"], *, seed: int) -> RecordSchedule:
+        """The schedule of some records.
+
+        Args:
+            inputs: of the records [n, ...], as they are in the data.
+            targets: of the records [n].
+            added: to all entries of each, by step.
+            seed: key of the run's public randomness.
+        """
+        found = []
+        for step in range(len(added)):
+            coins = draws(seed, step)
+            keys = entry_keys(inputs, targets, 1, coins)
+            found.append(words(keys, 1, seed_from(coins, "views")).flatten().cpu())
+        known, order = torch.cat(found).sort()
+        return cls(known=known, added=added.flatten().cpu()[order])
+
+    def draw(self, words: Int64[Tensor, "entries words"]) -> Float[Tensor, "entries 1"]:
+        """What is added to each entry's input; 0 for whatever is not in the table."""
+        known, added = self.known.to(words.device), self.added.to(words.device)
+        place = torch.searchsorted(known, words[:, 0].contiguous()).clamp(max=len(known) - 1)
+        return torch.where(known[place] == words[:, 0], added[place], 0.0).unsqueeze(1)
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        """The inputs with that added, all entries at once."""
+        return inputs + drawn.to(inputs).view(-1, *[1] * (inputs.dim() - 1))

@@ -1,0 +1,402 @@
+"""A SHA-256 over whatever decides a computation: values, functions with all that they refer to, modules, data.
+
+A resumed run draws the noise of its interrupted step a second time. On another sum that would be fatal: the difference
+of the two releases has no noise. So a checkpoint keeps a digest of all that a release depends on, down to the values
+in a loss function's closure, and what cannot be looked into is refused.
+
+Functions are looked into down to their code, defaults, closures and the globals that they name. Of PyTorch, NumPy and
+the standard library the name alone counts, and of this package the name and `source_digest`. What is not seen: state
+behind a C extension, in a file, or in a module that a function reaches by attribute (`settings.WEIGHT`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import enum
+import functools
+import hashlib
+import io
+import logging
+import pathlib
+import pickle
+import random
+import struct
+import sys
+import types
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..power_iteration import hooks_of
+
+_PACKAGE = __name__.partition(".")[0]
+_BY_NAME = frozenset({_PACKAGE, "torch", "numpy", "torchvision", *sys.stdlib_module_names})
+_ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    slice,
+    range,
+    type(...),
+)
+_BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, np.ufunc)
+_MANAGED_DICT, _WORD = 1 << 4, struct.calcsize("P")
+
+
+class UnknownContent(ValueError):
+    """Something that cannot be looked into; the message says where it is and of what type."""
+
+
+@functools.cache
+def source_digest() -> str:
+    """A SHA-256 over the source files of this package: two versions of a method do not pass for one."""
+    found = hashlib.sha256()
+    folder = pathlib.Path(__file__).parents[__name__.count(".") - 1]
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def digest(*values: object, strict: bool = True) -> str:
+    """A hexadecimal SHA-256 that is the same for the same content, in every process.
+
+    Args:
+        values: of any kind.
+        strict: whether what cannot be looked into is an error; otherwise its type, and what pickle makes of it, stand
+            for it, and what a dataclass remembers beside its settings is content too.
+
+    Raises:
+        UnknownContent: when strict, naming the place and the type.
+    """
+    walker = _Walker(strict)
+    for position, value in enumerate(values):
+        walker.add(value, f"[{position}]")
+    return walker.found.hexdigest()
+
+
+def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
+    """What a model is apart from the values that a checkpoint restores: (place, content).
+
+    Classes with their code, settings, shapes, which parameters are trained, the mode; of buffers that are not saved the
+    values too.
+    """
+    saved = set(model.state_dict())
+    for name, module in model.named_modules(remove_duplicate=False):  # a layer may be called in two places
+        yield f"{name}:class", type(module)
+        for key, value in own_attributes(module).items():
+            yield f"{name}.{key}", value
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield name, (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        yield name, (tuple(buffer.shape), buffer.dtype) if name in saved else buffer
+
+
+def own_attributes(module: nn.Module) -> dict[str, object]:
+    """A module's attributes that are no parameters, buffers or submodules, and the hooks that take part in its call."""
+    before, after = vars(module)["_forward_pre_hooks"], vars(module)["_forward_hooks"]
+    computed = {hook.name for hook in hooks_of(module)}  # from parameters, at every call
+    others = _OF_EVERY_MODULE | computed | (_OF_RECURRENT if isinstance(module, nn.RNNBase) else set())
+    own: dict[str, object] = {key: value for key, value in vars(module).items() if key not in others}
+    # The keys under which hooks are kept are numbers of the process.
+    return own | {"hooks before": [*before.values()], "hooks after": [*after.values()]}
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_OF_RECURRENT = frozenset({"_flat_weights", "_flat_weight_refs"})  # its parameters, looked for at every call
+
+
+class _Walker:
+    """Feeds a hash with a tree of content; what was met before is named by its number, so that cycles end."""
+
+    def __init__(self, strict: bool) -> None:
+        self.found = hashlib.sha256()
+        self._strict = strict
+        self._met: dict[int, int] = {}
+        self._kept: list[object] = []  # so that no address is used twice meanwhile
+
+    def add(self, value: object, place: str) -> None:
+        """Takes one value in."""
+        if isinstance(value, _PLAIN) and type(value).__module__ in ("builtins", "torch"):
+            return self._say(type(value).__name__, repr(value))
+        if not isinstance(value, tuple):  # whether equal constants are one object is the compiler's affair
+            if id(value) in self._met:
+                return self._say("again", self._met[id(value)])
+            self._met[id(value)] = len(self._met)
+            self._kept.append(value)
+        if isinstance(value, Tensor):
+            self._tensor(value)
+            return self._attached(value, place)
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+            return self._say("array", value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+        if isinstance(value, enum.Enum):
+            self._say("enum", _name(type(value)), value.name)
+            return self.add(value.value, f"{place}.value")
+        if isinstance(value, pathlib.PurePath):
+            return self._say("path", str(value))
+        if isinstance(value, _PLAIN):  # of a subclass, which may say of itself what it likes
+            kind: Any = next(kind for kind in _PLAIN if isinstance(value, kind))
+            self._say(_name(type(value)), kind.__repr__(value))
+            self.add(type(value), f"{place}:class")
+            return self._attached(value, place)
+        if isinstance(value, Mapping):
+            self._mapping(value, place)
+            self.add(getattr(value, "default_factory", None), f"{place}.default_factory")
+            return self._attached(value, place)
+        if isinstance(value, (list, tuple)):
+            self._say(_name(type(value)), len(value))
+            for position, one in enumerate(value):
+                self.add(one, f"{place}[{position}]")
+            return self._attached(value, place)
+        if isinstance(value, (set, frozenset)):
+            # Sorted digests: a set's own order follows from hashes that differ from process to process.
+            return self._say(_name(type(value)), *sorted(map(self._alone, value)))
+        return self._object(value, place)
+
+    def _alone(self, value: object) -> str:
+        """A digest of one element of an unordered collection."""
+        other = _Walker(self._strict)
+        if not isinstance(value, _PLAIN):
+            # What is under way already ends here too: a class may be a key in a table that its own methods read.
+            other._met, other._kept = dict(self._met), self._kept
+        other.add(value, "key")
+        return other.found.hexdigest()
+
+    def _attached(self, value: object, place: str) -> None:
+        """Attributes of something whose own content was taken in."""
+        if attached := _dictionary(value):
+            self.add(dict(attached), place)
+
+    def _object(self, value: object, place: str) -> None:
+        if isinstance(value, types.ModuleType):
+            return self._say("module", value.__name__)
+        if isinstance(value, type):
+            return self._class(value, place)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, place)
+        if isinstance(value, types.MethodType):
+            self.add(value.__func__, f"{place}.__func__")
+            return self.add(value.__self__, f"{place}.__self__")
+        if isinstance(value, functools.partial):
+            return self.add((value.func, value.args, value.keywords), f"{place}.partial")
+        if isinstance(value, np.ufunc) and all(set(kinds) <= set("O->") for kinds in value.types):
+            return self._opaque(value, place)  # of `np.frompyfunc`, which shows nothing of its function
+        if isinstance(value, _BUILTIN):
+            self._say("builtin", getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value)))
+            # What a method is bound to is as much of it as its name: `rates.get`, `weights.mul`.
+            return self.add(_bound_to(value), f"{place}.__self__")
+        if isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
+            inner = [getattr(value, key, None) for key in ("fget", "fset", "__func__", "func")]
+            return self.add(inner, place)
+        if isinstance(value, types.CodeType):
+            return self._code(value, place)
+        if isinstance(value, logging.Logger) or _stands_for_itself(value):
+            return self._say("named", _name(type(value)), getattr(value, "__name__", getattr(value, "name", "")))
+        if isinstance(value, torch.Generator):
+            return self.add((str(value.device), value.get_state()), place)
+        if isinstance(value, nn.Module):
+            self.add(type(value), f"{place}:class")
+            everywhere = value.named_modules(remove_duplicate=False)  # a layer may be called in two places
+            inside = {name: (type(module), own_attributes(module)) for name, module in everywhere}
+            parameters, buffers = (
+                dict(named(remove_duplicate=False)) for named in (value.named_parameters, value.named_buffers)
+            )
+            return self.add((inside, parameters, buffers), place)
+        if dataclasses.is_dataclass(value):
+            # Where no field is compared, all of them are content, and none is a memory.
+            never = all(not f.compare for f in dataclasses.fields(value))
+            # Where a change is looked for, memories are content too.
+            return self._instance(value, place, _memories(value) if self._strict and not never else set())
+        return self._instance(value, place)
+
+    def _instance(self, value: object, place: str, left_out: Set[str] = frozenset()) -> None:
+        content = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+        content |= _dictionary(value)
+        content = {name: one for name, one in content.items() if name not in left_out}
+        # What is written in Python keeps all it has in these two places; what is not may have more, behind them.
+        empty = not content and not hasattr(value, "__dict__") and type(value) is not object
+        if isinstance(value, io.IOBase) or empty or _extends_native(type(value)):
+            return self._opaque(value, place)
+        if isinstance(value, random.Random) and type(value).getstate is random.Random.getstate:
+            self.add(value.getstate(), f"{place}.getstate()")
+        self.add(type(value), f"{place}:class")
+        return self.add(content, place)
+
+    def _opaque(self, value: object, place: str) -> None:
+        """Refuses what nothing can look into; where that is allowed, its type stands for it."""
+        if self._strict:
+            raise UnknownContent(
+                f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
+                "tell whether a resumed run computes the same; use plain values, or train without a checkpoint"
+            )
+        self._say("opaque", _name(type(value)), _pickled(value))
+
+    def _tensor(self, value: Tensor) -> None:
+        plain = value.detach()
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        if plain.dtype == torch.bfloat16:  # unknown to NumPy
+            plain = plain.view(torch.int16)
+        # Conjugation and negation may be pending as flags on the memory, which NumPy refuses.
+        content = plain.cpu().contiguous().resolve_conj().resolve_neg().numpy().tobytes()
+        self._say("tensor", str(value.dtype), tuple(value.shape), content)
+
+    def _mapping(self, value: Mapping[Any, Any], place: str) -> None:
+        self._say(_name(type(value)), len(value))
+        # Keys of several types do not compare, so their digests are sorted; insertion order is taken for no content.
+        keyed = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
+        for name, key in keyed:
+            self._say("key", name)
+            self.add(value[key], f"{place}[{key!r}]")
+
+    def _function(self, value: types.FunctionType, place: str) -> None:
+        self._say("function", _name(value))
+        if _by_name(value):
+            return
+        place = f"{place} ({value.__qualname__})"
+        self._code(value.__code__, place)
+        self.add(value.__defaults__, f"{place} defaults")
+        self.add(value.__kwdefaults__, f"{place} defaults")
+        self._attached(value, place)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # a name that is not bound yet
+                content = None
+            self.add(content, f"{place} variable '{name}'")
+        for name in sorted(_globals_of(value.__code__)):
+            if name in value.__globals__:
+                self._say("global", name)
+                self.add(value.__globals__[name], f"{place} global '{name}'")
+
+    def _code(self, code: types.CodeType, place: str) -> None:
+        # No line numbers and no file name: a function that was moved computes the same.
+        self._say(
+            "code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_flags
+        )
+        for constant in code.co_consts:
+            self.add(constant, place)
+
+    def _class(self, value: type, place: str) -> None:
+        self._say("class", _name(value))
+        if _by_name(value):
+            return
+        for base in value.__bases__:
+            self.add(base, place)
+        for name, member in sorted(vars(value).items()):
+            kinds = (
+                types.FunctionType,
+                property,
+                staticmethod,
+                classmethod,
+                functools.cached_property,
+                *_PLAIN,
+                Tensor,
+            )
+            special = name.startswith("__") and name.endswith("__")
+            # Annotations compute nothing; from Python 3.14 on a function makes them.
+            text = special and (isinstance(member, (str, type(None))) or name in _ANNOTATIONS)
+            # What `dataclass` writes follows from the fields.
+            written = isinstance(member, types.FunctionType) and member.__code__.co_filename == "<string>"
+            # Python's own bookkeeping, and places of values that are looked up in each instance.
+            inner = (
+                special or name == "_abc_impl" or (hasattr(type(member), "__get__") and not hasattr(member, "__dict__"))
+            )
+            if (isinstance(member, kinds) or not inner) and not text and not written:
+                self._say("member", name)
+                self.add(member, f"{place}.{name}")
+
+    def _say(self, *words: object) -> None:
+        for word in words:
+            # The length first, so that no two sequences of words run together into the same bytes.
+            content = word if isinstance(word, bytes) else repr(word).encode()
+            self.found.update(f"{len(content)}:".encode() + content)
+
+
+def _dictionary(value: object) -> Mapping[str, object]:
+    """An object's attributes; none where it has slots alone and answers every name, as a library behind ctypes."""
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _pickled(value: object) -> bytes:
+    """What pickle makes of something; nothing where it makes nothing of it."""
+    try:
+        return pickle.dumps(value)
+    except Exception:  # whatever an object's own methods raise
+        return b""
+
+
+def _bound_to(value: Any) -> object:
+    """What a built-in method is a method of; a function's module; None for neither."""
+    owner = getattr(value, "__self__", None)
+    # Functions of pybind11 are bound to a record of themselves.
+    record = type(owner).__name__ == "PyCapsule" or type(owner).__module__.startswith("pybind11")
+    return None if record else owner
+
+
+def _extends_native(kind: type) -> bool:
+    """Whether a class that is looked into has memory which is neither its attributes' nor its slots': a base's in C."""
+    if _by_name(kind) or kind is object:
+        return False
+    # As Python counts when it pickles (`object_getstate_default`): a word for each slot, for weak references, and for
+    # the attributes, unless these are managed before the object, which a flag says.
+    words = sum(name not in ("__dict__", "__weakref__") for name in _slots(kind))
+    words += (kind.__dictoffset__ != 0 and not kind.__flags__ & _MANAGED_DICT) + (kind.__weakrefoffset__ > 0)
+    return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + words * _WORD
+
+
+def _slots(kind: type) -> list[str]:
+    found = []
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            # A name with two leading underscores is mangled by the compiler, in __slots__ too.
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return found
+
+
+def _memories(value: Any) -> set[str]:
+    """What a dataclass keeps beside its settings: fields that nobody gives or compares, and cached properties."""
+    kept = {f.name for f in dataclasses.fields(value) if not (f.compare or f.init)}
+    members = (member for base in type(value).__mro__ for member in vars(base).items())
+    return kept | {name for name, member in members if isinstance(member, functools.cached_property)}
+
+
+def _stands_for_itself(value: object) -> bool:
+    """Whether a library's callable is told by its name: it wraps nothing, and has nothing attached."""
+    kind = type(value)
+    if not (_by_name(kind) and callable(value) and hasattr(value, "__name__")):
+        return False
+    return kind.__module__ == "torch._ops" or not getattr(value, "__dict__", None)
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """The global names that a function's code reads, those of functions defined inside it included."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals_of(constant)
+    return names
+
+
+def _name(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _by_name(value: Any) -> bool:
+    """Whether a function or class comes from a library whose content its name stands for."""
+    return (value.__module__ or "").partition(".")[0] in _BY_NAME

@@ -1,0 +1,254 @@
+"""Rows of a convolution, their norms and their weighted sum by kernels that are compiled for its sizes.
+
+Guarantee:
+    An example's row is made of its own numbers, whatever its neighbours hold. Nothing is believed of a kernel: each is
+    tried first, in the dtype that it is for, on made-up images next to one that is NaN, against products of patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ....kernels.convolution_rows import RowKernel
+from ....kernels.machine_code import in_threads, processor
+from .convolution_settings import Geometry
+from .kept_rows import product_order
+from .patch_rows import PatchProducts, images_of
+
+_TOLERANCE = 1e-5  # of a row's length: what is off by less is rounding
+_WORTH_A_THREAD = 2e7  # flops, below which it takes longer to hand the work over
+_CHUNK_BYTES = 2**20  # of rows that are looked at as they are made: half a core's second cache
+
+
+class CompiledRows:
+    """Makes rows.
+
+    Attributes:
+        order: of the numbers in them.
+        scratch: numbers that exist for a while for each row that is made.
+    """
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "images channels height width"],
+        signals: Float[Tensor, "images out rows columns"],
+        geometry: Geometry,
+        views: int,
+    ) -> None:
+        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example.
+
+        Raises:
+            ValueError: for tensors that a kernel of this geometry would read past the end of.
+        """
+        refuse_unlike(inputs, signals, geometry, views)
+        self.inputs, self.signals, self._geometry, self._views = inputs, signals, geometry, views
+        self.order, self.scratch = product_order(geometry), 0
+        wide = signals.dtype == torch.float64
+        self.kernel = row_kernel(geometry, inputs.shape[2:], signals.shape[2:], views, wide)
+        self.size = self.kernel.size
+
+    def parts(self, *, wide: bool = False) -> Iterator[slice]:
+        """Slices of examples whose rows are looked at while they are in the cache, or some more for products."""
+        examples, each = len(self.signals) // self._views, self.size * self.signals.element_size()
+        step = max(1, (16 if wide else 1) * _CHUNK_BYTES // each)
+        for start in range(0, examples, step):
+            yield slice(start, min(start + step, examples))
+
+    def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
+        """The gradients of some examples; into `out` if given."""
+        inputs, signals = images_of((self.inputs, self.signals), which, self._views)
+        some = len(signals) // self._views
+        rows = signals.new_empty(some, self.size) if out is None else out
+        self._measured(inputs, signals, rows)
+        return rows
+
+    def squares(
+        self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Squared norms of all rows, and of what a mask leaves of them, in float64.
+
+        Args:
+            out: where the rows are written; nowhere where None.
+            mask: in the order of the rows.
+        """
+        return self._measured(self.inputs, self.signals, out, mask)
+
+    def weighted(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, " size"]:
+        """The sum of rows times factors, where the kernel is `exact`: of the very rows that `made` gives."""
+        sums: dict[int, Tensor] = {}
+        if not self.kernel.exact or factors.shape != (len(self.signals) // self._views,):
+            raise ValueError(f"factors must be one for each row, which is formed in one piece, got {factors.shape}")
+        factors = factors.to(self.signals.dtype).contiguous()
+
+        def run(*batch: int) -> None:
+            out = self.signals.new_zeros(self.size)
+            self.kernel.weighted(*batch, out.data_ptr(), factors.data_ptr())
+            sums[batch[3]] = out
+
+        self._run(self.inputs, self.signals, run)
+        # In the order of the examples, whichever thread was the first.
+        return sum((sums[first] for first in sorted(sums)), start=factors.new_zeros(self.size))
+
+    def _measured(
+        self, inputs: Tensor, signals: Tensor, out: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        whole = signals.new_empty(len(signals) // self._views, dtype=torch.float64)
+        masked = whole if mask is None else torch.empty_like(whole)
+        place = (len(whole), self.size)
+        if out is not None and (out.shape != place or out.stride(1) != 1 or out.dtype != signals.dtype):
+            raise ValueError(
+                f"out must have rows in one piece, {place} of dtype {signals.dtype}, got {tuple(out.shape)} with "
+                f"strides {out.stride()}, {out.dtype}"
+            )
+        if mask is not None and (mask.shape != place[1:] or not mask.is_contiguous() or mask.dtype != torch.bool):
+            raise ValueError(
+                f"mask must have {self.size} numbers in one piece, of dtype torch.bool, got {tuple(mask.shape)} "
+                f"with strides {mask.stride()}, {mask.dtype}"
+            )
+
+        def run(*batch: int) -> None:
+            rows, step = (signals.new_empty(1, self.size), 0) if out is None else (out, out.stride(0))
+            into = (rows.data_ptr(), step, whole.data_ptr())
+            if mask is None:
+                self.kernel.make(*batch, *into)
+            else:
+                self.kernel.make_masked(*batch, *into, mask.data_ptr(), masked.data_ptr())
+
+        self._run(inputs, signals, run)
+        return whole, masked
+
+    def _run(self, inputs: Tensor, signals: Tensor, run: Callable[..., None]) -> None:
+        flops = 2.0 * self.size * self._views * signals.shape[2] * signals.shape[3]
+        over_images(run, (inputs, signals), len(signals) // self._views, numbers=self.kernel.padded, flops=flops)
+
+
+def over_images(
+    run: Callable[..., None],
+    images: tuple[Tensor, Tensor],
+    examples: int,
+    *,
+    numbers: int,
+    flops: float,
+    memory: torch.dtype | None = None,
+) -> None:
+    """Calls a kernel with inputs, signals, memory of its own, and the first and last example of each thread.
+
+    Args:
+        run: takes three addresses and two numbers.
+        images: inputs and signals.
+        examples: how many there are.
+        numbers: zeros in the memory.
+        flops: of an example.
+        memory: of what numbers it is; of the images' where None.
+    """
+    inputs, signals = (values.permute(0, 2, 3, 1).contiguous() for values in images)
+    if not examples:  # a compiled loop takes its first round before it asks
+        return
+    count = max(1, min(torch.get_num_threads(), int(examples * flops / _WORTH_A_THREAD), examples))
+    edges = [round(examples * i / count) for i in range(count + 1)]
+
+    def share(number: int) -> None:
+        zeros = signals.new_zeros(numbers, dtype=memory)
+        run(inputs.data_ptr(), signals.data_ptr(), zeros.data_ptr(), edges[number], edges[number + 1])
+
+    in_threads(share, count, at_once=count)
+
+
+def refuse_unlike(inputs: Tensor, signals: Tensor, geometry: Geometry, views: int) -> None:
+    """Refuses tensors that a kernel of this geometry would read past the end of."""
+    count, (entering, leaving) = len(signals), geometry.channels
+    if inputs.shape[:2] != (count, entering) or signals.shape[:2] != (count, leaving) or count % views:
+        raise ValueError(
+            f"inputs and signals must have images of {geometry.channels} channels, {views} for each example, "
+            f"got {tuple(inputs.shape)}, {tuple(signals.shape)}"
+        )
+    if not usable(inputs, signals, geometry):
+        raise ValueError(
+            f"inputs and signals must both be float32 or float64 on the CPU, got {inputs.dtype}, {signals.dtype}"
+        )
+
+
+@lru_cache(maxsize=512)
+def row_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, wide: bool) -> RowKernel:
+    """The one kernel of a layer's settings, heights and widths, which is compiled once."""
+    return RowKernel(
+        height=inputs[0],
+        width=inputs[1],
+        entering=g.channels[0],
+        leaving=g.channels[1],
+        kernel=g.kernel,
+        stride=g.stride,
+        dilation=g.dilation,
+        padding=g.padding,
+        rows=signals[0],
+        columns=signals[1],
+        views=views,
+        wide=wide,
+    )
+
+
+def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:
+    """Whether rows can be made this way; with groups of its own a layer's channels are too few for vectors."""
+    if geometry.groups > 1 or signals.dtype not in (torch.float32, torch.float64) or inputs.dtype != signals.dtype:
+        return False
+    plain = all(type(values) is Tensor and values.is_cpu for values in (inputs, signals))
+    # Without channels there is nothing to sum; of a kernel's sizes each must be one at least.
+    return plain and min(geometry.channels) > 0 and lanes() > 0
+
+
+@cache
+def lanes() -> int:
+    """Numbers of float32 in a vector of the processor; 0 where nothing is compiled for it."""
+    host = processor()
+    return 0 if host is None else host.vector // 4
+
+
+KernelUse = Literal["rows", "masked", "sums"]
+"""What a kernel is for: rows and their norms, norms of what a mask leaves too, or sums."""
+
+
+@lru_cache(maxsize=1024)
+def right(
+    geometry: Geometry,
+    inputs: tuple[int, ...],
+    signals: tuple[int, ...],
+    views: int,
+    dtype: torch.dtype,
+    use: KernelUse,
+) -> bool:
+    """Whether rows, norms and sums are those of patches, next to an example that is NaN.
+
+    Args:
+        geometry: of the layer.
+        inputs: height and width.
+        signals: rows and columns.
+        views: images of an example.
+        dtype: of the numbers.
+        use: what is asked about; a kernel that nobody uses is not compiled.
+    """
+    coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
+    x = torch.randn(3 * views, entering, *inputs, generator=coins, dtype=dtype)
+    s = torch.randn(3 * views, leaving, *signals, generator=coins, dtype=dtype)
+    reference = PatchProducts(x.double(), s.double(), geometry, views)
+    expected = torch.cat([reference.made(slice(i, i + 1)) for i in (0, 2)])  # patches of large images are large
+    x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
+    maker = CompiledRows(x, s, geometry, views)
+    found: list[tuple[Tensor, Tensor]] = []
+    if use == "sums":
+        factors = x.new_tensor([0.25, 0.0, 0.5])
+        found.append((maker.weighted(factors).double(), factors[::2].double() @ expected))
+    else:
+        rows, mask = x.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0 if use == "masked" else None
+        kept = expected if mask is None else expected * mask
+        for out in (rows, None):
+            whole, masked = (squares[::2].sqrt() for squares in maker.squares(out, mask))
+            found += [(whole, expected.norm(dim=1)), (masked, kept.norm(dim=1))]
+        found.append((rows[::2].double(), expected))
+    limit = _TOLERANCE * float(expected.norm(dim=1).max())
+    return all(bool((a - b).abs().max() <= limit) for a, b in found)

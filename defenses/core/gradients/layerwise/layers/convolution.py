@@ -1,0 +1,425 @@
+"""Per-example gradients of a convolution's weight: sums over positions of derivative times patch, in several ways.
+
+Rows are made by products of patches (`patches.py`) or by compiled kernels (`compiled_rows.py`); norms without rows come
+from inner products between positions, of which there is a compiled kernel too (`compiled_products.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
+
+from ....kernels.convolution_rows import MOST_IN_A_ROW
+from ....plan.bound import row_norms
+from ....plan.linear_algebra.products import product
+from ....plan.public_data import RowSizes
+from ...numerics.full_precision import device_type
+from ..cost import Shape, Strategy, Summation, cheapest, estimates, made_by_kernel, summation
+from ..factors import (
+    BasisPiece,
+    FactoredGradient,
+    Squares,
+    added_in_parts,
+    gram,
+    gram_squares,
+    joined,
+    parts,
+    product_size,
+    recomputed,
+)
+from . import compiled_rows
+from . import winograd as tiles
+from .compiled_products import product_flops, product_squares
+from .compiled_rows import CompiledRows
+from .convolution_settings import Geometry
+from .kept_rows import KeptRows, along
+from .patch_rows import PatchProducts
+
+
+class Convolution(FactoredGradient):
+    """Gradients of a convolution's weight, [out, in / groups, height, width] flattened."""
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "images channels height width"],
+        signals: Float[Tensor, "images out rows columns"],
+        geometry: Geometry,
+        *,
+        views: int = 1,
+        buffers: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> None:
+        """Takes what went into the layer and the loss's derivatives by what came out.
+
+        Args:
+            inputs: before padding.
+            signals: by the output.
+            geometry: settings of the layer.
+            views: neighbouring images that belong to one example.
+            buffers: gives the memory for rows that are kept; fresh memory where None.
+        """
+        self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
+        self._buffers = buffers or (lambda numbers, like: like.new_empty(numbers))
+        self.like, self.examples = signals, len(signals) // views
+        self.size = torch.Size(geometry.weight_shape).numel()
+        self._kept: KeptRows | None = None
+
+    @cached_property
+    def _patches(self) -> PatchProducts:
+        return PatchProducts(self.inputs, self.signals, self.geometry, self.views)
+
+    @cached_property
+    def _maker(self) -> PatchProducts | CompiledRows:
+        """What makes rows."""
+        if self._plan.compiled and self._right("rows"):
+            return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
+        return self._patches
+
+    @cached_property
+    def _summing(self) -> CompiledRows | None:
+        """What adds rows up that are made anew, where our kernel does."""
+        maker = self._maker
+        if self._summation is Summation.KERNEL and isinstance(maker, CompiledRows) and self._right("sums"):
+            return maker
+        return None
+
+    def _right(self, use: compiled_rows.KernelUse) -> bool:
+        sizes = (values.shape[2:] for values in (self.inputs, self.signals))
+        return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype, use)
+
+    @property
+    def scratch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  that of what makes the rows
+        """Numbers that exist for a while for each row that is made."""
+        return self._maker.scratch
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """In the weight's own order."""
+        return self._maker.order.in_order(self._maker.made(which))
+
+    def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
+        """All rows, as many at a time as suits what makes them."""
+        for part in self._maker.parts(wide=wide):
+            yield part, self.rows(part)
+
+    def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
+        """From the rows if they were kept, otherwise made anew, by tiles, or the vendor's kernel for many examples."""
+        if self._kept is not None:
+            return self._kept.weighted(factors)
+        return added_in_parts(self.examples, self.like, lambda part: self._some(part)._added(factors[part]))
+
+    def _some(self, which: slice) -> Convolution:
+        """The same of some examples."""
+        if which == slice(0, self.examples):
+            return self
+        images = slice(which.start * self.views, which.stop * self.views)
+        return Convolution(self.inputs[images], self.signals[images], self.geometry, views=self.views)
+
+    def _added(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, "leaving entering height width"]:
+        g = self.geometry
+        if self._summing is not None:
+            return self._summing.order.restored(self._summing.weighted(factors))
+        factors = factors.repeat_interleave(self.views)
+        _, _, rows, columns = self.signals.shape
+        if self._summation is Summation.TILES:
+            each = tiles.factor_numbers(rows, columns, sum(g.channels)) * self.like.element_size()
+            return tiles.summed(len(self.signals), lambda some: self._tiled(some, factors), each)
+        scaled = self.signals * factors.view(-1, 1, 1, 1)
+        top, bottom, left, right = g.padding
+        symmetric = top == bottom and left == right
+        # conv2d pads both sides of a dimension alike; "same" with an even kernel does not.
+        inputs = self.inputs if symmetric else F.pad(self.inputs, (left, right, top, bottom))
+        padding = (top, left) if symmetric else (0, 0)
+        # Typed for one number for both dimensions, and takes a pair as every convolution does.
+        settings: Any = (g.stride, padding, g.dilation, g.groups)
+        return conv2d_weight(inputs, g.weight_shape, scaled, *settings)
+
+    def without(self, bad: Tensor) -> Convolution:
+        """Zeros in both factors."""
+        gone = bad.repeat_interleave(self.views).view(-1, 1, 1, 1)
+        inputs, signals = (torch.where(gone, 0.0, values) for values in (self.inputs, self.signals))
+        rest = Convolution(inputs, signals, self.geometry, views=self.views)
+        rest._kept = None if self._kept is None else self._kept.without(bad)
+        return rest
+
+    def largest(self) -> Tensor:
+        """By the factors' norms: an entry is a sum of products, each pixel in one at most."""
+        first, second = (v.permute(0, 2, 3, 1).reshape(self.examples, -1) for v in (self.inputs, self.signals))
+        return product_size(first, second)
+
+    def squares(self) -> Squares:
+        """By the formula that `cost.py` finds the cheapest; rows that are kept already are not computed again."""
+        if self._kept is not None:
+            return self._kept.squares()
+        way = self._plan.way
+        if way is Strategy.PAIRS:
+            found = product_squares(self.inputs, self.signals, self.geometry)
+            if found is not None:
+                return found
+            way = Strategy.PIXELS
+        if way in (Strategy.GRAM, Strategy.PIXELS):
+            return self._by_products(way)
+        return self._of_rows(keep=way is Strategy.KEEP)
+
+    def masked_squares(self, mask: Tensor) -> Squares:
+        """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
+        if self._kept is not None:
+            return self._kept.masked_squares(mask)
+        return self._of_rows(keep=self._worth_keeping, mask=mask)
+
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
+        """From rows as they are made, kept where that is cheaper."""
+        if self._kept is None and self._worth_keeping:
+            self._of_rows(keep=True)
+        if self._kept is not None:
+            return self._kept.along(pieces)
+        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        found = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
+        products, norms = zip(*found, strict=True)
+        return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
+
+    @property
+    def made_as(self) -> RowSizes:
+        """Sizes of the order that rows are made in."""
+        return self._maker.order.sizes
+
+    def made(self) -> Tensor:
+        """All rows, in that order."""
+        return self._kept.made() if self._kept is not None else self._maker.made(slice(None))
+
+    def along_made(self, directions: Float[Tensor, "size k"]) -> tuple[Tensor, Tensor]:
+        """Inner products with directions in that order, from rows as they are made, and norms."""
+        if self._kept is None and self._worth_keeping:
+            self._of_rows(keep=True)
+        if self._kept is not None:
+            return self._kept.along_made(directions)
+        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        found = ((product(rows, directions), row_norms(rows)) for rows in made)
+        products, norms = zip(*found, strict=True)
+        return torch.cat(products), torch.cat(norms)
+
+    @property
+    def _worth_keeping(self) -> bool:
+        """Whether rows that have to be formed are kept for the sum."""
+        costs = estimates(self.shape, self.like.device.type)
+        return costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
+
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """From the rows if they were kept, otherwise one convolution with the direction in the weight's place."""
+        if self._kept is not None:
+            return self._kept.inner(direction)
+        g = self.geometry
+        top, bottom, left, right = g.padding
+        inputs = F.pad(self.inputs, (left, right, top, bottom)) if any(g.padding) else self.inputs
+        through = F.conv2d(inputs, direction.view(g.weight_shape), None, g.stride, 0, g.dilation, g.groups)
+        products = (through * self.signals).sum(dim=(1, 2, 3), dtype=torch.float64)
+        return products.unflatten(0, (self.examples, self.views)).sum(dim=1)
+
+    def formed(self, mask: Bool[Tensor, " size"] | None = None) -> FactoredGradient:
+        """Its rows, where these are what norms and sums come from; else itself.
+
+        Made at once they take what the pass back has just left in the cache, which then need not be kept.
+
+        Args:
+            mask: of which norms will be asked for: they are taken of each row while it is in the cache.
+        """
+        if self._plan.way is not Strategy.KEEP:
+            return self
+        self._of_rows(keep=True, mask=mask)
+        return self._kept or self
+
+    def _of_rows(self, *, keep: bool, mask: Bool[Tensor, " size"] | None = None) -> Squares:
+        """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
+        kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
+        maker = self._maker
+        if mask is not None and isinstance(maker, CompiledRows) and not self._right("masked"):
+            maker = self._patches
+        order = maker.order
+        whole, masked = maker.squares(kept, None if mask is None else order.ordered(mask))
+        if kept is not None:
+            self._kept = KeptRows(kept, order, whole, None if mask is None else (mask, masked))
+            return Squares.exact(masked)
+        return self._recomputed(masked, maker)
+
+    def _recomputed(self, value: Tensor, maker: PatchProducts | CompiledRows) -> Squares:
+        if maker is self._summing:
+            return Squares.exact(value)  # of the very rows that are added up
+        # In the order in which they lie in memory: a view, no copy.
+        inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
+        signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
+        overlap = self.geometry.kernel[0] * self.geometry.kernel[1]
+        return recomputed(
+            value, inputs, signals, overlap * tiles.GROWTH**2 if self._summation is Summation.TILES else overlap
+        )
+
+    @property
+    def shape(self) -> Shape:
+        """What the cost model looks at."""
+        return self._plan.shape
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        (_, _, *inputs), (_, _, *signals), like = self.inputs.shape, self.signals.shape, self.like
+        compiled = compiled_rows.usable(self.inputs, self.signals, self.geometry)
+        # Asked of every layer in every step, hence by one look into one cache.
+        sizes = (self.geometry, tuple(inputs), tuple(signals), self.views)
+        return _planned((cheapest, made_by_kernel), *sizes, like.dtype, device_type(like), compiled=compiled)
+
+    @property
+    def _summation(self) -> Summation:
+        return summation(self.shape, self.like.device.type)
+
+    @property
+    def _positions(self) -> int:
+        return self.signals.shape[2] * self.signals.shape[3]
+
+    def _tiled(self, some: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Some images' inputs and weighted signals, channels last, padded to an even number of rows and columns."""
+        inputs, signals = (values[some].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
+        signals = signals * factors[some].view(-1, 1, 1, 1)
+        below, beside = (size % 2 for size in signals.shape[1:3])
+        top, bottom, left, right = self.geometry.padding
+        # Derivatives of zero add nothing, whatever inputs they meet.
+        if below or beside:
+            signals = F.pad(signals, (0, 0, 0, beside, 0, below))
+        return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
+
+    def _by_products(self, way: Strategy) -> Squares:
+        """Norms from inner products between positions."""
+        positions = self.views * self._positions
+        numbers = 2 * self.geometry.groups * positions**2
+        if way is Strategy.PIXELS:
+            numbers += 2 * (self.shape.pixels or 0) ** 2
+        else:
+            numbers += positions * self.shape.inputs * self.geometry.groups
+        each = 8 * numbers
+        found = []
+        for part in parts(self.examples, each, self.like):
+            inputs, signals = self._patches.images(part)
+            if way is Strategy.PIXELS:
+                both = self._pixel_products(inputs, signals), gram(signals.flatten(1, 2))
+                found.append(gram_squares(*both, self.like.dtype))
+            else:
+                patches, grouped = (
+                    self._by_example(values)
+                    for values in (self._patches.unfolded(inputs, signals), self._patches.by_group(signals))
+                )
+                one = gram_squares(gram(patches), gram(grouped), self.like.dtype)
+                # Groups fill different entries of the weight, so their squares add up.
+                groups = (-1, self.geometry.groups)
+                found.append(Squares(one.value.view(groups).sum(dim=1), one.slack.view(groups).sum(dim=1)))
+        return joined(found)
+
+    def _by_example(self, values: Float[Tensor, "parts positions width"]) -> Tensor:
+        """The positions of all views of an example in one: [examples * groups, views * positions, width]."""
+        if self.views == 1:
+            return values
+        split = values.unflatten(0, (-1, self.views, self.geometry.groups))
+        return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def _pixel_products(self, inputs: Tensor, signals: Tensor) -> Float[Tensor, "some positions positions"]:
+        """Inner products of patches: <patch_t, patch_u> = sum over kernel offsets k of <pixel_(t+k), pixel_(u+k)>.
+
+        Separable, so a kernel of height h and width w takes h + w passes rather than h * w.
+        """
+        g, (_, high, wide, _) = self.geometry, inputs.shape
+        _, rows, columns, _ = signals.shape
+        products = gram(inputs.flatten(1, 2)).unflatten(2, (high, wide)).unflatten(1, (high, wide))
+
+        def along(values: Tensor, first: int, count: int, size: int, stride: int, dilation: int) -> Tensor:
+            total: Tensor | None = None
+            for offset in range(0, size * dilation, dilation):
+                span = slice(offset, offset + stride * (count - 1) + 1, stride)
+                index = [slice(None)] * 5
+                index[first] = index[first + 2] = span  # both pixels of a pair move by one offset
+                shifted = values[tuple(index)]
+                total = shifted.clone() if total is None else total.add_(shifted)
+            assert total is not None  # noqa: S101  a kernel has at least one row and one column
+            return total
+
+        summed = along(products, 1, rows, g.kernel[0], g.stride[0], g.dilation[0])
+        summed = along(summed, 2, columns, g.kernel[1], g.stride[1], g.dilation[1])
+        return summed.reshape(len(inputs), rows * columns, rows * columns)
+
+
+class _Plan(NamedTuple):
+    """How a layer's norms are found.
+
+    Attributes:
+        shape: what the cost model has looked at.
+        way: what it has chosen.
+        compiled: whether rows, where some are made, are made by our kernel if that is right.
+    """
+
+    shape: Shape
+    way: Strategy
+    compiled: bool
+
+
+@lru_cache(maxsize=1024)
+def _planned(
+    choices: tuple[Callable[[Shape, str], Strategy], Callable[[Shape, str], bool]],
+    g: Geometry,
+    inputs: tuple[int, int],
+    signals: tuple[int, int],
+    views: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    compiled: bool,
+) -> _Plan:
+    """The plan of a layer's settings, heights and widths.
+
+    Args:
+        choices: `cheapest` and `made_by_kernel`.
+        g: the settings.
+        inputs: height and width.
+        signals: rows and columns.
+        views: images of an example.
+        dtype: of the numbers.
+        device: where they are.
+        compiled: whether our kernel can make rows.
+    """
+    shape = _shape(g, inputs, signals, views, dtype == torch.float64 if compiled else None)
+    cheapest_of, by_kernel = choices
+    return _Plan(shape, cheapest_of(shape, device), by_kernel(shape, device))
+
+
+def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, double: bool | None) -> Shape:
+    """What the cost model looks at, of a layer's settings, heights and widths.
+
+    Args:
+        g: the settings.
+        inputs: height and width.
+        signals: rows and columns.
+        views: images of an example.
+        double: whether our kernel makes rows of float64, or of float32; None where it cannot.
+    """
+    lanes = 0 if double is None else compiled_rows.lanes()
+    multiplied = 0 if double is None else compiled_rows.row_kernel(g, inputs, signals, views, double).products
+    (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
+    # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
+    plain = g.groups == 1 and views == 1
+    once = g.stride == (1, 1) and g.dilation == (1, 1)
+    tiles = views * ((rows + 1) // 2) * ((columns + 1) // 2)
+    return Shape(
+        positions=views * rows * columns,
+        inputs=g.weight_shape[1] * g.kernel[0] * g.kernel[1],
+        outputs=g.channels[1] // g.groups,
+        stored=views * (g.channels[0] * high * wide + g.channels[1] * rows * columns),
+        groups=g.groups,
+        pixels=(high + top + bottom) * (wide + left + right) if plain else None,
+        channels=g.channels[0],
+        kernel=g.kernel,
+        tiles=tiles if once and g.groups == 1 and g.kernel == (3, 3) else None,
+        lanes=lanes,
+        multiplied=multiplied,
+        products=product_flops(g, inputs, signals) if plain and lanes else None,
+        in_one_piece=views == 1 and rows * columns <= MOST_IN_A_ROW,
+    )

@@ -1,0 +1,250 @@
+"""Gradients of a linear layer: one outer product per example, or a sum of them over a sequence.
+
+Norms without the product: |s xᵀ|² = |s|²|x|² (Goodfellow, "Efficient Per-Example Gradient Computations", 2015), and
+under a mask M that all examples share |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from ....plan.linear_algebra.products import compiled_for, outer_products, product
+from ..cost import Shape, Strategy, cheapest
+from ..factors import (
+    TOGETHER,
+    BasisPiece,
+    FactoredGradient,
+    GradientRows,
+    Squares,
+    added_products,
+    gram,
+    gram_squares,
+    joined,
+    parts,
+    product_size,
+    recomputed,
+)
+from ..tables import NormTable, SumTable
+from .compiled_products import product_flops, product_squares
+from .compiled_rows import usable
+from .convolution_settings import Geometry
+
+_MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
+# How many times what may have vanished a sum of squares is at least, where it is believed.
+_CERTAIN = 1e6
+# Outputs that are multiplied with a mask at a time: MKL adds one after another, and of numbers that are alike float32
+# loses 1e-5 of a sum of a thousand, 1e-3 of one of a hundred thousand.
+_STRIP = 256
+
+
+class Outer(FactoredGradient):
+    """Gradients of a weight that each example meets once: s xᵀ."""
+
+    def __init__(
+        self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"], bias: GradientRows | None = None
+    ) -> None:
+        """Takes what went into the layer and the loss's derivatives by what came out, which are the bias's rows too."""
+        self.inputs, self.signals = inputs, signals
+        self._sides = GradientRows(inputs), bias or GradientRows(signals)
+        self.like, self.examples = signals, signals.shape[0]
+        self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """The outer products, [out, in] flattened."""
+        return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """One product over the batch."""
+        return added_products(self.signals, factors, self.inputs, 1).flatten()
+
+    def weighted_into(self, place: Float[Tensor, " size"], factors: Tensor) -> None:
+        """One product, written where it belongs."""
+        if self.examples > TOGETHER:
+            return super().weighted_into(place, factors)
+        scaled = self.signals * factors.unsqueeze(1)
+        torch.mm(scaled.T, self.inputs, out=place.view(self.signals.shape[1], self.inputs.shape[1]))
+
+    def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
+        """Both factors; and, where a mask leaves some of the product, how it weighs the inputs' squares."""
+        first, second = (side.side(norms) for side in self._sides)
+        if isinstance(mask, bool):
+            return norms.add(first, second, counts=mask)
+        out, entering = self.signals.shape[1], self.inputs.shape[1]
+        if out > _STRIP:
+            return norms.add(first, second, under=norms.squares(self.masked_squares(mask).value))
+        weights = self.signals.square() @ mask.view(out, entering).to(self.like)
+        return norms.add(first, second, under=norms.weighted(self.inputs, weights))
+
+    def enter_sum(self, sums: SumTable, start: int) -> bool:
+        """Both factors."""
+        return sums.outer(self.signals, self.inputs, start)
+
+    def without(self, bad: Tensor) -> Outer:
+        """Zeros in both factors."""
+        gone = bad.unsqueeze(1)
+        return Outer(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
+
+    def largest(self) -> Tensor:
+        """By the factors' norms."""
+        return product_size(self.inputs, self.signals)
+
+    def norms(self) -> Tensor:
+        """|s| |x|, each in float64, where no square of a float32 overflows."""
+        first, second = self._sides
+        return first.norms() * second.norms()
+
+    def squares(self) -> Squares:
+        """Those of the norms, in which nothing cancels."""
+        value = self.norms().square()
+        return Squares(value, self._vanished() if self.like.dtype == torch.float64 else None)
+
+    def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
+        """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
+        out, entering = self.signals.shape[1], self.inputs.shape[1]
+        kept = mask.view(out, entering)
+        if self.like.device.type != "cpu":  # where an answer that is waited for takes longer than float64
+            return Squares.exact(_masked(self.signals, self.inputs, kept, torch.float64))
+        found, lost = _masked(self.signals, self.inputs, kept, self.like.dtype), self._vanished()
+        if self.like.dtype == torch.float64:
+            return Squares(found, lost)
+        doubtful = ~((found >= _CERTAIN * lost) & (found <= torch.finfo(self.like.dtype).max))
+        if bool(doubtful.any()):
+            found[doubtful] = _masked(self.signals[doubtful], self.inputs[doubtful], kept, torch.float64)
+        return Squares.exact(found)
+
+    def _vanished(self) -> Float[Tensor, " rows"]:
+        """What is lost at most by squares that the format does not hold, whatever they are multiplied by."""
+        x, s = (side.norms().square() for side in self._sides)
+        out, entering = self.signals.shape[1], self.inputs.shape[1]
+        return torch.finfo(self.like.dtype).tiny * (out * x + entering * (s + -(-out // _STRIP)))
+
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """sᵀ U x: what goes in through the direction in the weight's place, with the signals."""
+        through = self.inputs @ direction.view(self.signals.shape[1], self.inputs.shape[1]).T
+        return (through * self.signals).sum(dim=1, dtype=torch.float64)
+
+    def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
+        """sᵀ B_k x for every direction: one product with all directions, then one with the signals."""
+        return [self._products(start, basis) for start, basis in pieces], self.norms()
+
+    def _products(self, start: int, basis: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:
+        """Inner products with a piece of a basis, of the outputs that it touches alone."""
+        if basis.shape[1] >= _MANY and compiled_for(self.signals, self.inputs, basis.T):
+            return outer_products(self.signals, self.inputs, start, basis)
+        width, stop, directions = self.inputs.shape[1], start + len(basis), basis.shape[1]
+        first, last = start // width, -(-stop // width)
+        outputs, turned = last - first, basis.T
+        if (before := start - first * width) | (behind := last * width - stop):
+            turned = F.pad(turned, (before, behind))
+        # Public gradients that are zero, as those of a layer behind a product of zeros, span no direction.
+        signals, found = self.signals[:, first:last].unsqueeze(2), [self.like.new_zeros(self.examples, 0)]
+        # Between the two products there are [rows, k, out] numbers, which should stay in the cache.
+        for part in parts(directions, 2 * outputs * self.examples * self.like.element_size(), self.like):
+            # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy inputs for each.
+            wide = turned[part].reshape(-1, width).T
+            inner = product(self.inputs, wide).unflatten(1, (-1, outputs))
+            found.append(torch.bmm(inner, signals).squeeze(2))
+        return torch.cat(found, dim=1)
+
+
+def _masked(
+    signals: Float[Tensor, "rows out"],
+    inputs: Float[Tensor, "rows in"],
+    kept: Bool[Tensor, "out in"],
+    within: torch.dtype,
+) -> Float[Tensor, " rows"]:
+    leaving, entering = (values.to(within).square() for values in (signals, inputs))
+    found = signals.new_zeros(signals.shape[0], dtype=torch.float64)
+    for start in range(0, signals.shape[1], _STRIP):
+        part = slice(start, start + _STRIP)
+        found += (leaving[:, part] @ kept[part].to(within)).mul_(entering).sum(dim=1)
+    return found
+
+
+class OuterSum(FactoredGradient):
+    """Gradients of a weight that each example meets at several positions: the sum of s_t x_tᵀ."""
+
+    def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:
+        """Takes what went in and the derivatives by what came out, position by position."""
+        self.inputs, self.signals = inputs, signals
+        self.like, self.examples = signals, signals.shape[0]
+        self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
+        self._kept: GradientRows | None = None
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """The sums of products, [out, in] flattened."""
+        return torch.bmm(self.signals[which].mT, self.inputs[which]).flatten(1)
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """From the rows if they were kept, otherwise one product over all positions of the batch."""
+        if self._kept is not None:
+            return self._kept.weighted(factors)
+        positions = self.inputs.shape[1]
+        weights = factors.repeat_interleave(positions)
+        signals, inputs = (values.flatten(0, 1) for values in (self.signals, self.inputs))
+        return added_products(signals, weights, inputs, positions).flatten()
+
+    def without(self, bad: Tensor) -> OuterSum:
+        """Zeros in both factors."""
+        gone = bad.view(-1, 1, 1)
+        rest = OuterSum(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
+        rest._kept = None if self._kept is None else self._kept.without(bad)
+        return rest
+
+    def largest(self) -> Tensor:
+        """By the factors' norms."""
+        return product_size(self.inputs, self.signals)
+
+    def squares(self) -> Squares:
+        """By the formula that `cost.py` finds the cheapest."""
+        way = cheapest(self._shape, self.like.device.type)
+        if way is Strategy.PAIRS:
+            found = product_squares(*self._images, self._geometry)
+            if found is not None:
+                return found
+        if way in (Strategy.GRAM, Strategy.PAIRS):
+            positions = self.inputs.shape[1]
+            each = 8 * (2 * positions**2 + positions * (self.inputs.shape[2] + self.signals.shape[2]))
+            pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
+            return joined([gram_squares(gram(x), gram(s), s.dtype) for x, s in pairs])
+        if way is Strategy.KEEP:
+            self._kept = GradientRows(torch.cat([rows for _, rows in self.chunks()]))
+            return self._kept.squares()
+        return recomputed(super().squares().value, self.inputs, self.signals)
+
+    def masked_squares(self, mask: Tensor) -> Squares:
+        """By rows that are masked: |M ∘ sum_t s_t x_tᵀ|² has cross terms, so `Outer`'s formula does not hold."""
+        return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
+
+    def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
+        """From the rows if they were kept, otherwise as for one position, position by position."""
+        if self._kept is not None:
+            return self._kept.inner(direction)
+        through = self.inputs @ direction.view(self.signals.shape[2], self.inputs.shape[2]).T
+        return (through * self.signals).sum(dim=(1, 2), dtype=torch.float64)
+
+    @property
+    def _shape(self) -> Shape:
+        _, positions, inputs = self.inputs.shape
+        outputs = self.signals.shape[2]
+        stored = positions * (inputs + outputs)
+        compiled = positions > 0 and usable(*self._images, self._geometry)
+        products = product_flops(self._geometry, (1, positions), (1, positions)) if compiled else None
+        return Shape(
+            positions=positions, inputs=inputs, outputs=outputs, stored=stored, patched=False, products=products
+        )
+
+    @property
+    def _images(self) -> tuple[Tensor, Tensor]:
+        """What went in and the derivatives, as a convolution with a kernel of one pixel would have met them."""
+        return self.inputs.mT.unsqueeze(2), self.signals.mT.unsqueeze(2)
+
+    @property
+    def _geometry(self) -> Geometry:
+        channels, one = (self.inputs.shape[2], self.signals.shape[2]), (1, 1)
+        return Geometry(channels=channels, kernel=one, stride=one, dilation=one, padding=(0, 0, 0, 0), groups=1)

@@ -1,0 +1,199 @@
+"""Per-layer rules of the layerwise engine: from one recorded call to per-example gradients of weight and bias.
+
+To add a layer, write a function from a call to its terms and name it in `KNOWN`; the equality tests cover it as soon
+as one of their architectures has it. Types are matched exactly: a subclass may compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ....kernels.channel_sums import channel_sums
+from ...engines.interface import Unsupported
+from ..factors import FactoredGradient, GradientRows, Lookup
+from ..recorder import Use
+from ..tables import measurable
+from .convolution import Convolution
+from .convolution_settings import Geometry
+from .linear import Outer, OuterSum
+
+_WORTH_A_THREAD = 2**22  # numbers of a tensor, from which on PyTorch's sums on several threads are the faster
+
+FactoredGradients = dict[str, FactoredGradient]
+"""The gradients of "weight" and "bias", if the layer has one."""
+
+
+def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
+    """Linear, with or without sequence dimensions."""
+    inputs, signals = use.inputs, use.signals
+    if inputs.numel() == examples * layer.in_features:
+        # The derivatives are the bias's rows already; where the layer has none, nobody asks for them.
+        if inputs.dim() != 2:
+            inputs = inputs.reshape(examples, layer.in_features)
+            signals = signals.reshape(examples, layer.out_features)
+        bias = GradientRows(signals)
+        return {"weight": Outer(inputs, signals, bias), "bias": bias}
+    inputs = inputs.reshape(examples, -1, layer.in_features)
+    signals = signals.reshape(examples, -1, layer.out_features)
+    terms: FactoredGradients = {"weight": OuterSum(inputs, signals)}
+    return terms if layer.bias is None else {**terms, "bias": GradientRows(signals.sum(dim=1))}
+
+
+def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> FactoredGradients:
+    """Convolutions over one or two dimensions, with any stride, padding, dilation and groups."""
+    inputs, signals = use.inputs, use.signals
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    padding = padding_of(layer)
+    if layer.padding_mode != "zeros":
+        # The weight's gradient takes patches of the padded input, whatever it was padded with. F.pad: last axis first.
+        inputs = F.pad(inputs, [size for pair in reversed(padding) for size in pair], mode=layer.padding_mode)
+        padding = [(0, 0)] * len(padding)
+    if isinstance(layer, nn.Conv1d):
+        inputs, signals = inputs.unsqueeze(2), signals.unsqueeze(2)
+        kernel, stride, dilation, padding = (1, *kernel), (1, *stride), (1, *dilation), [(0, 0), *padding]
+    settings = (kernel, stride, dilation, (*padding[0], *padding[1]))
+    geometry = _geometry((layer.in_channels, layer.out_channels), *settings, layer.groups)
+    views = inputs.shape[0] // examples
+    buffers = None if use.buffers is None else partial(use.buffers, layer)
+    factored = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
+    weight = factored if buffers is None else factored.formed(use.masks.get("weight"))
+    if layer.bias is None:
+        return {"weight": weight}
+    return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
+
+
+@lru_cache(maxsize=512)  # of which caches behind it know the very same object again
+def _geometry(
+    channels: tuple[int, int],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[int, int, int, int],
+    groups: int,
+) -> Geometry:
+    return Geometry(
+        channels=channels,
+        kernel=(kernel[0], kernel[1]),
+        stride=(stride[0], stride[1]),
+        dilation=(dilation[0], dilation[1]),
+        padding=padding,
+        groups=groups,
+    )
+
+
+def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
+    """GroupNorm: two sums over positions, and no normalised tensor."""
+    inputs, signals = use.inputs, use.signals
+    mean, scale = use.statistics or _statistics(inputs, layer)
+    weight, bias = _normal_sums(signals, inputs, mean, scale)
+    return _by_example(examples, weight=weight, bias=bias)
+
+
+def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
+    images, channels, positions = inputs.shape[0], inputs.shape[1], prod(inputs.shape[2:])
+    return torch.native_group_norm(inputs, None, None, images, channels, positions, layer.num_groups, layer.eps)[1:]
+
+
+def layer_norm(use: Use, layer: nn.LayerNorm, examples: int) -> FactoredGradients:
+    """LayerNorm over the last dimensions, whatever comes before them."""
+    shape = list(layer.normalized_shape)
+    # Without weight and bias: the weight's gradient is the derivative times the normalised input.
+    normal = torch.native_layer_norm(use.inputs, shape, None, None, layer.eps)[0]
+    size = prod(shape)
+    weight, bias = ((values.reshape(examples, -1, size).sum(dim=1)) for values in (normal * use.signals, use.signals))
+    return {"weight": GradientRows(weight), "bias": GradientRows(bias)}
+
+
+def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, examples: int) -> FactoredGradients:
+    """InstanceNorm without running statistics."""
+    normal = F.instance_norm(use.inputs, eps=layer.eps)
+    spatial = tuple(range(2, use.inputs.dim()))
+    weight, bias = (normal * use.signals).sum(dim=spatial), use.signals.sum(dim=spatial)
+    return _by_example(examples, weight=weight, bias=bias)
+
+
+def embedding(use: Use, layer: nn.Embedding, examples: int) -> FactoredGradients:
+    """Embedding; what is looked up at the padding index is never trained."""
+    entries = use.inputs.reshape(examples, -1)
+    signals = use.signals.reshape(examples, -1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        signals = torch.where((entries == layer.padding_idx).unsqueeze(2), 0.0, signals)
+    return {"weight": Lookup(entries, signals, vocabulary=layer.num_embeddings)}
+
+
+KNOWN: Mapping[type[nn.Module], Callable[..., FactoredGradients]] = {
+    nn.Linear: linear,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: layer_norm,
+    nn.InstanceNorm1d: instance_norm,
+    nn.InstanceNorm2d: instance_norm,
+    nn.Embedding: embedding,
+}
+
+
+def refuse_settings(layer: nn.Module, name: str) -> None:
+    """Refuses settings under which a known layer changes its weights in a forward pass, or mixes examples.
+
+    Raises:
+        Unsupported: naming the setting.
+    """
+    if isinstance(layer, nn.Embedding):
+        if layer.max_norm is not None:
+            raise Unsupported(f"embedding '{name}' must have max_norm=None, which changes weights in forward passes")
+        if layer.scale_grad_by_freq:
+            raise Unsupported(f"embedding '{name}' must not have scale_grad_by_freq, which counts the whole batch")
+
+
+def padding_of(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """(before, after) of each dimension."""
+    if layer.padding == "valid":
+        return [(0, 0)] * len(layer.kernel_size)
+    if layer.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]  # the odd one behind, as PyTorch has it
+    return [(int(size), int(size)) for size in layer.padding]
+
+
+def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a norm's weight and bias, [images, channels] each.
+
+    Args:
+        signals: derivatives by what came out [images, channels, ...].
+        inputs: what went in.
+        mean: of each group of channels [images, groups].
+        scale: 1 / standard deviation, likewise.
+    """
+    # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
+    images, channels, *spatial = signals.shape
+    last = (0, *range(2, signals.dim()), 1)
+    both, groups = [values.permute(last) for values in (signals, inputs)], mean.numel() // max(1, images)
+    threads = 1 if signals.numel() < _WORTH_A_THREAD else torch.get_num_threads()
+    alike = all(each.dtype == signals.dtype and each.is_contiguous() for each in (mean, scale))
+    lying = alike and all(measurable(each) and each.is_contiguous() for each in both)
+    if signals.numel() and threads == 1 and lying:
+        weight, bias = (signals.new_empty(images, channels) for _ in both)
+        memory = signals.new_empty(2 * channels, dtype=torch.float64)
+        places = (each.data_ptr() for each in (*both, memory, mean, scale, weight, bias))
+        channel_sums(wide=signals.dtype == torch.float64)(*places, images, prod(spatial), channels, groups)
+        return weight, bias
+    over = tuple(range(2, signals.dim()))
+    sums, products = ((each.sum(dim=over) if over else each) for each in (signals, signals * inputs))
+    by_group, each = (images, groups, channels // groups), (images, groups, 1)
+    weight = torch.addcmul(products.view(by_group), mean.view(each), sums.view(by_group), value=-1)
+    return weight.mul_(scale.view(each)).flatten(1), sums
+
+
+def _by_example(examples: int, **values: Tensor) -> FactoredGradients:
+    """Rows of images to rows of examples, whose gradients are sums over their images."""
+    return {
+        slot: GradientRows(rows if rows.shape[0] == examples else rows.unflatten(0, (examples, -1)).sum(dim=1))
+        for slot, rows in values.items()
+    }

@@ -1,0 +1,1 @@
+"""Families of methods: what several defenses of one kind share beyond the step plan."""

@@ -1,0 +1,170 @@
+"""A clip norm that follows a quantile of the norms it bounds, for any method that releases one block.
+
+Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
+1. Beside the method's own block a second one of the same batch counts the examples whose contribution is within the
+clip norm before it is bounded, as +1/2 or -1/2 each (just beyond it, something between), so that one example moves the
+count by at most 1/2; the clip norm then moves geometrically towards the quantile. What is counted is what is bounded:
+coefficients, where there is a codec. The method is told of the noise that the count leaves it, and of the clip norm of
+the step, by its field `bound`: what it computes of that besides the bound, as the variance that dp_adam_bc takes off,
+follows. One that remembers something in units of its clip norm says in `not_adapted` why it cannot follow, and is
+refused.
+
+Guarantee:
+    Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as before. The clip
+    norm is a function of releases.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..bound import Bound, clip, row_norms
+from ..codec import Codec, Everything
+from ..defense import Block, Context, Defense, Method, Stateless, StepPlan
+from ..query import Gradient, Gradients, NormWithin, Query
+from ..rounding import LEAST_SHARE, least_norms
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedNormWithin:
+    """Whether what a block bounds is within a threshold, as +1/2 or -1/2.
+
+    Attributes:
+        within: the question about a norm.
+        codec: of the block.
+        query: of the block.
+    """
+
+    within: NormWithin
+    codec: Codec
+    query: Query
+    linear: bool = False
+
+    def __call__(self, gradients: Gradients) -> Float[Tensor, "rows 1"]:
+        """Centred indicators: their norm is at most 1/2 whatever the example is."""
+        rows = self.query(gradients)
+        norms = row_norms(self.codec.encode(rows))
+        least = least_norms(self.codec, self.query, rows, gradients)
+        own = LEAST_SHARE * norms
+        return self.within.answers(norms, own if least is None else torch.maximum(own, least)).to(rows.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """Another method with its clip norm adapted; state: the clip norm, None at first, and that of the other method.
+
+    Attributes:
+        method: plans one block that updates; its clip norm is the first one.
+        quantile: fraction of the contributions that is to be within the clip norm.
+        rate: eta_C, of the geometric step towards it; 0 leaves the clip norm where it is.
+        share: fraction of a step's 1 / sigma^2 spent on the count.
+        lowest: the clip norm falls no further, in gradient units; fixed beforehand.
+        highest: it rises no further.
+    """
+
+    method: Method | Stateless
+    quantile: float = 0.5
+    rate: float = 0.2
+    share: float = 0.01
+    lowest: float = 1e-3
+    highest: float = 1e3
+
+    def __post_init__(self) -> None:
+        if reason := getattr(self.method, "not_adapted", ""):
+            raise ValueError(f"the clip norm of {type(self.method).__name__} must stay what it is: {reason}")
+        if not 0 <= self.quantile <= 1:
+            raise ValueError(f"quantile must be in [0, 1], got {self.quantile}")
+        if not (math.isfinite(self.rate) and self.rate >= 0):
+            raise ValueError(f"rate must be at least 0, got {self.rate}")
+        if not 1e-6 <= self.share <= 1 - 1e-6:
+            raise ValueError(f"share must be in [1e-6, 1 - 1e-6], got {self.share}")
+        # A range for which noise can be drawn, whatever the releases make of the clip norm.
+        if not 1e-9 <= self.lowest <= self.highest <= 1e9:
+            raise ValueError(
+                f"lowest and highest must be in this order and in [1e-9, 1e9], got {self.lowest} and {self.highest}"
+            )
+
+    def start(self, context: Context) -> dict[str, Any]:
+        """No clip norm but the method's own."""
+        return {"norm": None, "own": self.method.start(self._told(context))}
+
+    def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
+        """The method's plan at the current clip norm, and the count of what is within it."""
+        own, plan = self._method(state["norm"]).plan(state["own"], self._told(context))
+        updating = [block for block in plan.blocks if block.updates]
+        if len(updating) != 1 or math.isinf(plan.sensitivity):
+            raise ValueError(
+                f"a method whose clip norm adapts must have one bounded block that updates, got {len(updating)}"
+            )
+        (block,) = updating
+        norm = block.bound.norm if state["norm"] is None else state["norm"]
+        if not self.lowest <= norm <= self.highest:
+            raise ValueError(
+                f"clip_norm must lie between lowest and highest, got {norm}, {self.lowest}, {self.highest}"
+            )
+        blocks = [
+            replace(
+                one,
+                share=one.share * (1 - self.share),
+                bound=replace(one.bound, norm=norm) if one is block else one.bound,
+            )
+            for one in plan.blocks
+        ]
+        within = NormWithin(norm)
+        # The plain question has a faster engine.
+        plain = type(block.codec) is Everything and type(block.query) is Gradient
+        query = within if plain else EncodedNormWithin(within, block.codec, block.query)
+        count = Block(codec=Everything(1), bound=clip(0.5), share=self.share, query=query, updates=False)
+        changed = StepPlan(
+            *blocks,
+            count,
+            post=plan.post,
+            remarks=plan.remarks,
+            moves=plan.moves,
+            start_at=plan.start_at,
+            correlated=plan.correlated,
+            trial=plan.trial,
+        )
+        return {"norm": norm, "own": own}, changed
+
+    def observe(
+        self, state: dict[str, Any], context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
+    ) -> dict[str, Any]:
+        """The clip norm of the next step: C exp(-rate (fraction within C - quantile))."""
+        within = float(noisy[-1]) / context.expected_batch + 0.5
+        # The noise of one count may be large: of its exponent no more is taken than a range of floats holds.
+        moved = state["norm"] * math.exp(min(max(-self.rate * (within - self.quantile), -50.0), 50.0))
+        method = self._method(state["norm"])
+        own = method.observe(state["own"], self._told(context), noisy[:-1], update)
+        return {"norm": min(max(moved, self.lowest), self.highest), "own": own}
+
+    def _method(self, norm: float | None) -> Method | Stateless:
+        """The method at the clip norm of a step; at its own where there is none yet, or where it has no `bound`."""
+        method, bound = self.method, getattr(self.method, "bound", None)
+        if norm is None or not is_dataclass(method) or not isinstance(bound, Bound) or bound.norm == norm:
+            return method
+        told: Any = replace(method, bound=replace(bound, norm=norm))
+        for one in fields(method):
+            if not one.init:  # what it keeps between steps to save work
+                object.__setattr__(told, one.name, getattr(method, one.name))
+        return told
+
+    def _told(self, context: Context) -> Context:
+        """The context at the noise of the method's own blocks."""
+        return replace(context, noise_multiplier=context.noise_multiplier / math.sqrt(1 - self.share))
+
+
+def adapted(defense: Defense, **settings: float) -> Defense:
+    """A defense whose clip norm adapts: `adapted(pcdp(rank=50), quantile=0.5)`.
+
+    Args:
+        defense: plans one bounded block that updates.
+        settings: of `Adapted`.
+    """
+    return Defense(Adapted(method=defense.method, **settings), defense.noise_multiplier, f"adapted_{defense.name}")

@@ -1,0 +1,319 @@
+"""Projection subspaces and their refresh: spanned by public gradients or drawn at random, per tensor or global.
+
+A basis is a function of public data, of past releases (the parameters at which public gradients are taken) and of
+public coins, so it costs no privacy. It is kept for `interval` steps and then made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..codec import Subspace
+from ..defense import Context
+from ..implicit_subspace import Directions, FactoredBasis, ImplicitSubspace, OrderedBasis, OuterDirections
+from ..layout import Layout
+from ..linear_algebra.basis import gram, leading_directions, leading_shares
+from ..linear_algebra.products import inner_with
+from ..linear_algebra.sketch import SketchDirections
+from ..public_data import GradientBatch
+from ..refusals import refuse_count, refuse_unknown
+
+_MANY = 1024  # numbers of a Gaussian vector, from which on half as many vectors are never nearly parallel
+
+Scope = Literal["tensor", "global"]
+"""Whether every parameter tensor has a basis of its own, or all of them have one together."""
+
+Remembered = Tensor | tuple[Tensor, ...]
+"""Of a span a basis, or what directions are made of; tensors, as in checkpoints: three of `OuterDirections`, two of
+`SketchDirections`, or, with more than two whole numbers, of an `OrderedBasis`, five and more of a `FactoredBasis`."""
+
+RandomKind = Literal["gaussian", "sketch"]
+"""How random directions are drawn."""
+
+Bases = tuple[Remembered, ...] | None
+"""What a method remembers of a subspace between two refreshes; None before the first."""
+
+
+@runtime_checkable
+class Subspaces(Protocol):
+    """A subspace for every step."""
+
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
+        """The bases to remember, the subspace of a step, and what is to be remarked on it.
+
+        Args:
+            bases: those of the step before.
+            context: of this step.
+        """
+        ...
+
+
+class SubspaceMemory:
+    """Cache of the last codec, which may have formed a basis in the meantime."""
+
+    def __init__(self) -> None:
+        """Starts without any."""
+        self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
+
+    def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
+        """The codec of these bases; the one made before where they are the very same tensors."""
+        last = self._last
+        # By identity: comparing values would cost what is to be saved.
+        if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
+            last = self._last = (bases, ImplicitSubspace([_directions_of(basis) for basis in bases], spans, dim))
+        return last[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicSubspace:
+    """The leading directions of per-example gradients on public data at the current parameters.
+
+    Attributes:
+        rank: largest number of directions, of each tensor or of all together.
+        scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
+        interval: steps that a basis is used for.
+        auxiliary: where the public examples of a refresh come from: `random` draws them afresh from the whole pool,
+            `independent` cuts the pool into disjoint blocks, one for each refresh of the run.
+        auxiliary_size: public examples of a refresh; a basis cannot have more directions.
+        shortage: what happens where the pool is too small for that: `refuse`, or `lower_rank`, which takes as many
+            examples as there are and says so among the remarks of the run.
+    """
+
+    rank: int
+    scope: Scope = "tensor"
+    interval: int = 1
+    auxiliary: Literal["random", "independent"] = "random"
+    auxiliary_size: int | None = None
+    shortage: Literal["refuse", "lower_rank"] = "refuse"
+    _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self.rank, self.scope, self.interval)
+        refuse_unknown("auxiliary", self.auxiliary, ("random", "independent"))
+        refuse_unknown("shortage", self.shortage, ("refuse", "lower_rank"))
+        if self.auxiliary_size is not None and self.auxiliary_size < self.rank:
+            raise ValueError(
+                f"auxiliary_size must be at least rank, {self.rank}, got {self.auxiliary_size}: "
+                "so few gradients span no more directions; lower rank, or leave it out for as many as rank"
+            )
+
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
+        """The subspace of a step.
+
+        Args:
+            bases: those of the step before.
+            context: of this step.
+
+        Returns:
+            The bases to remember, the subspace, and what is to be remarked on it.
+
+        Raises:
+            ValueError: when there are no public data, or too few and `shortage` is `refuse`.
+        """
+        size, remarks = self._examples(context)
+        spans = _spans(context, self.scope)
+        if bases is None or context.step % self.interval == 0:
+            block = context.step // self.interval if self.auxiliary == "independent" else None
+            batch = context.public_batch(size, block=block)
+            most = min(self.rank, size)
+            bases = tuple(
+                # Whole, whatever the public gradients span: those of a softmax's biases add up to zero.
+                torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
+                for a, b in spans
+            )
+        return bases, self._memory.subspace(bases, spans, context.dim), remarks
+
+    def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
+        """How many public examples a refresh reads."""
+        wanted, there = self.auxiliary_size or self.rank, context.public_size
+        # For the whole run ahead: a pool that ran dry halfway would have spent privacy for nothing.
+        refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
+        if wanted * refreshes <= there:
+            return wanted, ()
+        most = there // refreshes
+        if self.shortage == "lower_rank" and most:
+            return most, (f"rank_lowered_to_{most}",) if most < self.rank else (f"auxiliary_lowered_to_{most}",)
+        if refreshes == 1:
+            way_out = f"lower rank and auxiliary_size to {there}" if most else "give it some"
+            raise ValueError(f"public data must have at least {wanted} examples, got {there}; {way_out}")
+        longer = -(-context.steps // max(1, there // wanted))
+        ways = [f"an interval of {longer}"] * (there >= wanted) + ["auxiliary = 'random'"]
+        ways += [f"shortage = 'lower_rank' for a rank of {min(most, self.rank)}"] * (most > 0)
+        raise ValueError(
+            f"independent auxiliary batches must fit the public data: {refreshes} batches of {wanted} "
+            f"are {wanted * refreshes} examples, got {there}; take {', or '.join(ways)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSubspace:
+    """A random subspace.
+
+    Attributes:
+        rank: number of directions, of each tensor or of all together.
+        scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
+        interval: steps that a basis is used for.
+        directions: `gaussian` for orthonormalised Gaussian vectors, which span a uniformly random subspace, or `sketch`
+            for coordinates that are dealt out and added up with random signs, at the cost of one direction.
+    """
+
+    rank: int
+    scope: Scope = "tensor"
+    interval: int = 1
+    directions: RandomKind = "gaussian"
+    _memory: SubspaceMemory = field(default_factory=lambda: SubspaceMemory(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self.rank, self.scope, self.interval)
+        refuse_unknown("directions", self.directions, ("gaussian", "sketch"))
+
+    def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
+        """The bases to remember, the subspace of a step, and nothing to remark on it."""
+        spans = _spans(context, self.scope)
+        if bases is None or context.step % self.interval == 0:
+            # By number of the refresh: the basis is a function of seed and step, whoever computes it.
+            coins = context.coins(f"subspace {context.step // self.interval}")
+            drawn = [self._drawn(b - a, min(self.rank, b - a), coins, context.device) for a, b in spans]
+            bases = tuple(drawn)
+        return bases, self._memory.subspace(bases, spans, context.dim), ()
+
+    def _drawn(self, span: int, rank: int, coins: torch.Generator, device: torch.device) -> Remembered:
+        if self.directions == "gaussian":
+            return _random_basis(span, rank, coins).to(device)
+        sketch = SketchDirections.drawn(span, rank, coins)
+        return sketch.factors.to(device), torch.tensor([sketch.rank, sketch.turn])
+
+
+def _directions_of(remembered: Remembered) -> Directions:
+    """By how many tensors there are: see `Remembered`."""
+    if isinstance(remembered, Tensor):
+        return remembered
+    if len(remembered) == 3:
+        return OuterDirections(*remembered)
+    first, second, *rest = remembered
+    if rest:
+        spans, factors = [(int(a), int(b)) for a, b in rest[0].tolist()], rest[1:]
+        return FactoredBasis(first, second, tuple(spans), tuple(zip(factors[::2], factors[1::2], strict=True)))
+    numbers = second.tolist()
+    return SketchDirections(first, *numbers) if len(numbers) == 2 else OrderedBasis(first, tuple(numbers))
+
+
+def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remembered:
+    """Leading directions of a span, from factors where the gradients have some that are far smaller."""
+    factors = batch.outer(start, stop)
+    if factors is not None and 4 * sum(part.shape[1] for part in factors) < stop - start:
+        found = OuterDirections.leading(*factors, rank)
+        if found is not None:
+            return found.signals, found.inputs, found.weights
+    made = batch.made(start, stop)
+    rows = batch.columns(start, stop) if made is None else made[0]
+    if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
+        rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+    # Bounds and noise look the same in all directions.
+    found = leading_directions(rows, rank, ordered=False)
+    return found if made is None else (found, torch.tensor(made[1]))
+
+
+def group_directions(
+    batch: GradientBatch,
+    layout: Layout,
+    span: tuple[int, int],
+    rows: Callable[[], Float[Tensor, "m dim"]],
+    rank: int,
+    *,
+    generator: torch.Generator,
+    passes: int,
+) -> Remembered:
+    """Leading directions of neighbouring coordinates, of which some may have gradients that are outer products.
+
+    Args:
+        batch: public gradients.
+        layout: of the parameters, which the span may cut.
+        span: (start, stop) of the coordinates.
+        rows: makes rows of the gradients, where they are needed.
+        rank: largest number of directions.
+        generator: public coins, as for `leading_directions` of method `randomized`, without oversampling.
+        passes: power iterations.
+    """
+    start, stop = span
+    state = generator.get_state()  # so that rows get the coins that they always had
+    found = _by_factors(batch, layout, span, rank, generator, passes)
+    if found is not None:
+        return found
+    generator.set_state(state)
+    return leading_directions(
+        rows()[:, start:stop],
+        rank,
+        method="randomized",
+        generator=generator,
+        oversampling=0,
+        passes=passes,
+        ordered=False,
+    )
+
+
+@torch.no_grad()
+def _by_factors(
+    batch: GradientBatch, layout: Layout, span: tuple[int, int], rank: int, generator: torch.Generator, passes: int
+) -> tuple[Tensor, ...] | None:
+    """What a `FactoredBasis` is made of; None where factors are not known, would not pay, or do not tell directions."""
+    first, last = span
+    spans: list[tuple[int, int]] = []
+    factors: list[tuple[Tensor, Tensor]] = []
+    moments: list[Tensor] = []
+    rest_of: list[tuple[int, int, slice]] = []
+    for a, b in layout.slices:
+        low, high = max(a, first), min(b, last)
+        if low >= high:
+            continue
+        pair = batch.outer(a, b)
+        # Inner products with all gradients, in float64, beside those with all directions.
+        if pair is not None and 2 * len(pair[0]) * sum(part.shape[1] for part in pair) < rank * (high - low):
+            spans.append((a - first, b - first))
+            factors.append(pair)
+            moments += inner_with(*pair, [(low - a, high - a, *pair)])
+        else:
+            rest_of.append((a, b, slice(low - a, high - a)))
+    if not spans:
+        return None
+    others = [batch.columns(a, b)[:, part] for a, b, part in rest_of]
+    rest = torch.cat(others, dim=1) if others else factors[0][0].new_zeros(len(factors[0][0]), 0)
+    total = sum(moments, start=gram(rest, torch.float64))
+    shares = leading_shares(total, last - first, rank, generator=generator, passes=passes)
+    if shares is None:
+        return None
+    basis = FactoredBasis.formed(rest, last - first, shares, tuple(spans), tuple(factors))
+    return basis.basis, basis.weights, torch.tensor(spans), *(part for pair in factors for part in pair)
+
+
+def _check(rank: int, scope: str, interval: int) -> None:
+    refuse_count("rank", rank)
+    refuse_unknown("scope", scope, ("tensor", "global"))
+    refuse_count("interval", interval)
+
+
+def _spans(context: Context, scope: Scope) -> tuple[tuple[int, int], ...]:
+    return context.layout.slices if scope == "tensor" else ((0, context.dim),)
+
+
+def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, "dim rank"]:
+    """Orthonormal columns that span what as many Gaussian vectors span."""
+    if rank == dim:
+        return torch.eye(dim)
+    # By Cholesky, many times as fast as Householder's way. The more nearly square a Gaussian matrix is, the worse its
+    # condition; and a few vectors of few numbers may by chance be nearly parallel. Only then float64 and a second pass,
+    # which makes up for rounding, are worth their time: else the condition is below 6, and float32 leaves 1e-6.
+    careful = 2 * rank > dim or dim < _MANY
+    vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
+    for _ in range(2 if careful else 1):
+        factor = torch.linalg.cholesky(gram(vectors, vectors.dtype))
+        # By the inverse, a product: of factors so well conditioned it is as exact, and takes a third of the time.
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(rank, dtype=factor.dtype), upper=False)
+        vectors = inverse.to(vectors.dtype) @ vectors
+    return vectors.float().T  # of a contiguous matrix, as leading directions are

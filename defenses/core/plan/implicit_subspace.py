@@ -1,0 +1,381 @@
+"""Subspaces of which a part of the basis is never formed, or never put in order.
+
+A linear layer's gradient is an outer product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
+V = Pᵀ W, with public gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
+outer products are products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so that P Pᵀ and the coefficients Wᵀ P g
+of a batch of such gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one
+product. A basis that serves a single step costs more to form than all that is done with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .codec import Subspace
+from .linear_algebra.basis import leading_eigenvectors, orient, whitening
+from .linear_algebra.memo import Memo
+from .linear_algebra.products import exact_products, inner_products
+from .linear_algebra.sketch import SketchDirections
+
+# Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
+# already decides nothing: the last digit of an update would depend on who looked at the step before.
+_FEW = 8
+# Of the smallest singular value to the largest: rounding of an inner product comes back divided by it.
+_LEAST_RATIO = 1e-3
+_EDGE = 1e15  # sizes between this and its inverse have squares that are float32 numbers
+
+
+@dataclass(frozen=True, eq=False)
+class OuterDirections:
+    """Orthonormal combinations of outer products s_i x_iᵀ.
+
+    Attributes:
+        signals: s, one a row.
+        inputs: x, one a row.
+        weights: W; each column holds the share of every product in a direction.
+    """
+
+    signals: Float[Tensor, "m out"] = field(repr=False)
+    inputs: Float[Tensor, "m in"] = field(repr=False)
+    weights: Float[Tensor, "m k"] = field(repr=False)
+    _formed: Memo[Tensor] = field(default_factory=Memo, init=False, repr=False)
+
+    @classmethod
+    @torch.no_grad()
+    def leading(
+        cls, signals: Float[Tensor, "m out"], inputs: Float[Tensor, "m in"], rank: int
+    ) -> OuterDirections | None:
+        """The leading directions of these products, in no order; None where the factors do not tell them well enough.
+
+        In each direction the product with the largest share has a positive one, so that parties that hold the same
+        products exchange coefficients in the same signs.
+
+        Args:
+            signals: one a product.
+            inputs: one a product.
+            rank: largest number of directions.
+        """
+        sizes = torch.stack([part.double().norm(dim=1).max() for part in (signals, inputs)])
+        if not bool(((sizes < _EDGE) & (sizes > 1 / _EDGE)).all()):  # NaN too
+            return None
+        moments = exact_products(signals, signals) * exact_products(inputs, inputs)
+        # Directions of all products may be any that span them, which take a tenth of the time of eigenvectors.
+        whole = whitening(moments, _LEAST_RATIO**-2) if rank >= len(moments) else None
+        if whole is None:
+            values, vectors = leading_eigenvectors(moments, rank)
+            if not len(values) or float(values[-1]) < _LEAST_RATIO**2 * float(values[0]):
+                return None
+            whole = (vectors / values.sqrt()).T
+        weights = whole.T
+        largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
+        return cls(signals, inputs, (weights * largest.sign()).to(signals.dtype))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies without the basis, which may have been formed."""
+        return OuterDirections, (self.signals, self.inputs, self.weights)
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.weights.shape[1]
+
+    @property
+    def basis(self) -> Float[Tensor, "span k"]:
+        """The directions themselves, one a column; as elsewhere the transpose of a contiguous matrix."""
+        # Formed once for the steps that keep it.
+        return self._formed.of((self.signals, self.inputs, self.weights), self._form)
+
+    def _form(self) -> Tensor:
+        products = (self.signals.unsqueeze(2) * self.inputs.unsqueeze(1)).flatten(1)
+        return (self.weights.T @ products).T
+
+    def of_products(
+        self, signals: Float[Tensor, "rows out"], inputs: Float[Tensor, "rows in"]
+    ) -> Float[Tensor, "rows k"]:
+        """Coefficients of outer products, from inner products of their factors.
+
+        In float64: what cancels leaves rounding, a bound makes a row of rounding as long as any other, and products of
+        few rows round otherwise than those of many, so that without one row the others would move.
+        """
+        along = exact_products(signals, self.signals) * exact_products(inputs, self.inputs)
+        return (along @ self.weights.double()).to(signals.dtype)
+
+    def of_rows(self, rows: Float[Tensor, "rows span"]) -> Float[Tensor, "rows k"]:
+        """Coefficients of any rows."""
+        if len(rows) > _FEW:
+            return inner_products(rows, self.basis.to(rows))
+        wide = rows.unflatten(1, (self.signals.shape[1], self.inputs.shape[1]))
+        inner = (torch.matmul(self.signals.to(rows), wide) * self.inputs.to(rows)).sum(dim=2)
+        return inner @ self.weights.to(rows)
+
+    def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:
+        """The combinations of directions that have these coefficients."""
+        if len(coefficients) > _FEW:
+            return coefficients @ self.basis.to(coefficients).T
+        shares = coefficients @ self.weights.to(coefficients).T
+        scaled = self.signals.to(coefficients).T * shares.unsqueeze(1)  # [rows, out, m]
+        return torch.matmul(scaled, self.inputs.to(coefficients)).flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedBasis:
+    """A basis of a convolution's weight, whose numbers lie as those of the rows that gradients are made in.
+
+    To bring so many directions into the weight's order, and for the products back into that of the rows, would take as
+    long as to form them.
+
+    Attributes:
+        numbers: the directions in the rows' order, one a column, the transpose of a contiguous matrix.
+        sizes: (groups, height, width, entering, leaving) of a row.
+    """
+
+    numbers: Float[Tensor, "span k"] = field(repr=False)
+    sizes: tuple[int, int, int, int, int]
+    _restored: Memo[Tensor] = field(default_factory=Memo, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies without the basis in the weight's order."""
+        return OrderedBasis, (self.numbers, self.sizes)
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.numbers.shape[1]
+
+    @property
+    def basis(self) -> Float[Tensor, "span k"]:
+        """The directions in the weight's order; as elsewhere the transpose of a contiguous matrix."""
+        return self._restored.of((self.numbers,), lambda: self._in_order(self.numbers.T).T)
+
+    def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
+        """Coefficients of rows in the weight's order."""
+        if len(rows) > _FEW:
+            return inner_products(rows, self.basis.to(rows))
+        groups, height, width, entering, leaving = self.sizes
+        split = rows.unflatten(1, (groups, leaving, entering, height, width))
+        return inner_products(split.permute(0, 1, 4, 5, 3, 2).flatten(1), self.numbers.to(rows))
+
+    def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
+        """The combinations of directions that have these coefficients, in the weight's order."""
+        return self._in_order(coefficients @ self.numbers.to(coefficients).T)
+
+    def _in_order(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n span"]:
+        return rows.unflatten(1, self.sizes).permute(0, 1, 5, 4, 2, 3).flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredBasis:
+    """A basis that is a combination of public gradients, with the factors of those that are outer products.
+
+    Coefficients of outer products follow from the factors, as those of `OuterDirections`; all else from the basis,
+    which is formed in float64, so that the two differ by the rounding of its numbers alone.
+
+    Attributes:
+        basis: the directions, one a column, the transpose of a contiguous matrix.
+        weights: W, in float64; each column holds the share of every gradient in a direction.
+        spans: (start, stop) of the parameters whose gradients are outer products, which may reach beyond the basis;
+            counted from its first coordinate.
+        factors: (signals [m, out], inputs [m, in]) of each.
+    """
+
+    basis: Float[Tensor, "span k"] = field(repr=False)
+    weights: Float[Tensor, "m k"] = field(repr=False)
+    spans: tuple[tuple[int, int], ...]
+    factors: tuple[tuple[Tensor, Tensor], ...] = field(repr=False)
+    _versions: list[int] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", self._now())
+
+    @classmethod
+    @torch.no_grad()
+    def formed(
+        cls,
+        others: Float[Tensor, "m rest"],
+        length: int,
+        weights: Float[Tensor, "m k"],
+        spans: tuple[tuple[int, int], ...],
+        factors: tuple[tuple[Tensor, Tensor], ...],
+    ) -> FactoredBasis:
+        """The basis of these combinations, with their factors.
+
+        Args:
+            others: of the public gradients what lies in none of the spans, one a row.
+            length: of the basis.
+            weights: see there.
+            spans: see there; increasing.
+            factors: see there.
+        """
+        basis, rest = others.new_empty(weights.shape[1], length), weights.T @ others.double()
+        at = taken = 0
+        for (start, stop), (signals, inputs) in zip(spans, factors, strict=True):
+            low, high, width = max(start, 0), min(stop, length), inputs.shape[1]
+            basis[:, at:low] = rest[:, taken : taken + low - at]
+            taken += low - at
+            # Not of rows, which are products of the factors with a rounding of their own.
+            first, last = (low - start) // width, -(-(high - start) // width)
+            shares = weights.T.unsqueeze(1) * signals.double().T[first:last]
+            whole = (shares @ inputs.double()).flatten(1)
+            basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
+            at = high
+        basis[:, at:] = rest[:, taken:]
+        # As leading directions are, so that parties that form them of rows have the same.
+        return cls(basis.T, weights * orient(basis).to(weights), spans, factors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies with the factors as long as they are those of the basis."""
+        known = (self.spans, self.factors) if self._unchanged else ((), ())
+        return FactoredBasis, (self.basis, self.weights, *known)
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.weights.shape[1]
+
+    def factors_of(self, span: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
+        """Factors (signals, inputs) of a parameter's public gradients; None where they are not known.
+
+        Args:
+            span: (start, stop) of the parameter, counted from the first coordinate of the basis.
+        """
+        return self.factors[self.spans.index(span)] if span in self.spans and self._unchanged else None
+
+    def of_inner(self, inner: Float[Tensor, "rows m"]) -> Float[Tensor, "rows k"]:
+        """Shares of coefficients from inner products with the gradients, in float64."""
+        return inner @ self.weights.to(inner)
+
+    def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
+        """Coefficients of any rows."""
+        return inner_products(rows, self.basis.to(rows))
+
+    def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
+        """The combinations of directions that have these coefficients."""
+        return coefficients @ self.basis.to(coefficients).T
+
+    @property
+    def _unchanged(self) -> bool:
+        """Whether nobody has written into any of the tensors, of which one would no longer be made of the others."""
+        return self._versions is not None and self._versions == self._now()
+
+    def _now(self) -> list[int] | None:
+        tensors = [self.basis, self.weights, *(part for pair in self.factors for part in pair)]
+        # Inference tensors do not count what is written.
+        return None if any(part.is_inference() for part in tensors) else [part._version for part in tensors]
+
+
+Directions = Tensor | OuterDirections | OrderedBasis | FactoredBasis | SketchDirections
+"""An orthonormal basis [span, k], or directions that stand for one."""
+_OURS = OuterDirections, OrderedBasis, FactoredBasis, SketchDirections
+
+
+# Of the squared norm of all directions together, 1 where they are orthonormal: rounding grows with it, and what a state
+# may be written into is not measured at every step.
+_MOST_ALONG = 10.0
+
+
+class ImplicitSubspace(Subspace):
+    """As `Subspace`, with some bases formed only where somebody reads `bases`.
+
+    Attributes:
+        parts: of each span, orthonormal columns, or directions that stand for them.
+    """
+
+    parts: tuple[Directions, ...]
+    _moments: Memo[tuple[Tensor, ...]]
+
+    def __init__(self, parts: Sequence[Directions], spans: tuple[tuple[int, int], ...], dim: int) -> None:
+        """Takes what was orthonormal when it was made, as leading directions are; it is not measured again.
+
+        Raises:
+            ValueError: for directions that compute something of their own, of which no claim could hold, or of another
+                length than their span.
+        """
+        for part, (start, stop) in zip(parts, spans, strict=True):
+            if not isinstance(part, Tensor) and type(part) not in _OURS:
+                names = ", ".join(kind.__name__ for kind in _OURS[:-1])
+                raise ValueError(
+                    f"directions must be {names} or {_OURS[-1].__name__} itself, got {type(part).__name__}"
+                )
+            if isinstance(part, SketchDirections) and len(part.factors) != stop - start:
+                raise ValueError(f"factors must be {stop - start}, one for each of a span, got {len(part.factors)}")
+            if isinstance(part, OrderedBasis) and not len(part.numbers) == math.prod(part.sizes) == stop - start:
+                raise ValueError(
+                    f"sizes must be those of a row of {stop - start} numbers, got {part.sizes} for {len(part.numbers)}"
+                )
+            if isinstance(part, FactoredBasis) and len(part.basis) != stop - start:
+                raise ValueError(f"basis must have {stop - start} rows for its span, got {len(part.basis)}")
+        # A frozen dataclass can only be filled this way.
+        for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim), ("_moments", Memo())):
+            object.__setattr__(self, name, value)
+
+    @property
+    def bases(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All of them, formed."""
+        return tuple(part if isinstance(part, Tensor) else part.basis for part in self.parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In files and copies without bases that were formed."""
+        return ImplicitSubspace, (self.parts, self.spans, self.dim)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Number of directions of each span."""
+        return [part.shape[1] if isinstance(part, Tensor) else part.rank for part in self.parts]
+
+    def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
+        """As of `Subspace`; computed once for the steps that keep the bases.
+
+        Raises:
+            ValueError: for directions so long, or so many alike, that rounding along them is as long as what is left.
+        """
+        return self._moments.of(self.bases, self._bounded_moments)
+
+    def _bounded_moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
+        found = super().moments()
+        for moments in found:
+            longest = float(moments.abs().sum(dim=1).max()) if moments.numel() else 0.0
+            if not longest <= _MOST_ALONG:  # NaN is refused too
+                raise ValueError(
+                    f"directions must be orthonormal, got some along which squares grow {longest:.2g} times"
+                )
+        return found
+
+    def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
+        """Inner products with the directions."""
+        found = [rows.new_zeros(len(rows), 0)]
+        for part, (start, stop) in zip(self.parts, self.spans, strict=True):
+            some = rows[:, start:stop]
+            if isinstance(part, SketchDirections):
+                found.append(part.of_rows(some))
+            else:
+                found.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))
+        return torch.cat(found, dim=1)
+
+    def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
+        """The combination of directions that has these coefficients."""
+        decoded = values.new_zeros(self.dim)
+        for part, (start, stop), c in zip(self.parts, self.spans, values.split(self.ranks), strict=True):
+            along = part.to(values) @ c if isinstance(part, Tensor) else part.combined(c.unsqueeze(0))[0]
+            decoded[start:stop] = along
+        return decoded
+
+    def project(
+        self, rows: Float[Tensor, "rows dim"], weights: Float[Tensor, " size"] | None = None
+    ) -> Float[Tensor, "rows dim"]:
+        """The part of each row inside the subspace; arguments as for `Subspace`."""
+        inside = torch.zeros_like(rows)
+        shares = [None] * len(self.parts) if weights is None else weights.split(self.ranks)
+        for part, (start, stop), share in zip(self.parts, self.spans, shares, strict=True):
+            if isinstance(part, Tensor):
+                inside[:, start:stop] = self._along(rows[:, start:stop], part.to(rows), share)
+            else:
+                along = part.of_rows(rows[:, start:stop])
+                inside[:, start:stop] = part.combined(along if share is None else along * share.to(along))
+        return inside

@@ -1,0 +1,92 @@
+"""What one record can have to do with a stream of correlated noise, by the steps that its sampler lets it join.
+
+A record that takes part in steps j, k, .. with contributions of norm at most 1 moves C S by at most the root of the sum
+of |C^T C| over these steps (Choquette-Choo, McMahan, Rush & Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for
+Private Machine Learning", ICML 2023). The largest sum over all patterns that the sampler allows is the stream's
+sensitivity, and the whole stream is one Gaussian mechanism, adaptively chosen contributions included.
+
+Guarantee:
+    `cyclic` sampling of at least as many groups as a strategy has bands amplifies: a record's steps lie so far apart
+    that they share nothing, so that they are Poisson-subsampled Gaussians one by one (Choquette-Choo, Ganesh, McKenna,
+    McMahan, Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training",
+    NeurIPS 2023). Nothing else amplifies: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is taken to
+    be in every step, under `partition` and `cyclic` in the same place of every epoch or cycle, under `shuffle` and
+    `random_allocation` in any one place of each.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from ..plan.noise_correlation import NoiseStrategy, gram, longest_column
+from .events import Gaussian
+from .sampling import Sampling
+
+
+def stream_events(
+    strategy: NoiseStrategy, sampling: Sampling, sigma: float, *, first: int, position: int, steps: int
+) -> list[Gaussian]:
+    """The Gaussian events of consecutive steps of one stream.
+
+    Args:
+        strategy: of the stream.
+        sampling: the sampler.
+        sigma: the noise multiplier, of which a record that is in one step pays one Gaussian.
+        first: number of the first of the steps in the run.
+        position: its position in the stream.
+        steps: how many.
+    """
+    cycles = range(first // sampling.groups, (first + steps - 1) // sampling.groups + 1)
+    if amplified(strategy, sampling):
+        return [Gaussian(sampling.rate_in_group, sigma, len(cycles))]
+    return [Gaussian(1.0, sigma / sensitivity(strategy, sampling, first, position, steps), 1)]
+
+
+def amplified(strategy: NoiseStrategy, sampling: Sampling) -> bool:
+    """Whether a record's steps share no noise, so that its coins in them lower epsilon."""
+    return sampling.kind == "cyclic" and bands(strategy) <= sampling.groups
+
+
+@lru_cache(maxsize=256)
+def bands(strategy: NoiseStrategy) -> int:
+    """From so many steps apart on, columns of a strategy have nothing in common."""
+    overlap = gram(strategy) != 0
+    lags = np.subtract.outer(np.arange(strategy.steps), np.arange(strategy.steps))
+    return int(lags[overlap].max()) + 1
+
+
+@lru_cache(maxsize=1024)
+def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, position: int, steps: int) -> float:
+    """How far one record can move C S, in units of what it can by taking part once.
+
+    Args:
+        strategy: of the stream.
+        sampling: the sampler.
+        first: number of the first of the steps in the run.
+        position: its position in the stream.
+        steps: how many.
+    """
+    places = slice(position, position + steps)
+    shared = np.abs(gram(strategy)[places, places])
+    numbers = first + np.arange(steps)
+    # A turn that is never over is as long as the stream: of a tiny rate it is no integer of 64 bits.
+    turns = min(sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch, first + steps)
+    if sampling.kind in ("partition", "cyclic"):
+        alike = [np.flatnonzero(numbers % turns == place) for place in range(turns)]
+        largest = max(float(shared[np.ix_(one, one)].sum()) for one in alike if len(one))
+    elif sampling.kind in ("shuffle", "random_allocation"):
+        largest = _one_of_each(shared, numbers // turns)
+    else:
+        largest = float(shared.sum())
+    return math.sqrt(largest) / longest_column(strategy)
+
+
+def _one_of_each(shared: np.ndarray, epochs: np.ndarray) -> float:
+    """An upper bound on the sum over pairs of steps, one step chosen freely in each epoch."""
+    starts = np.flatnonzero(np.diff(epochs, prepend=-1))
+    pairs = np.maximum.reduceat(np.maximum.reduceat(shared, starts, axis=0), starts, axis=1)
+    alone = np.maximum.reduceat(np.diag(shared), starts)  # an epoch with itself is one step with itself
+    return float(pairs.sum() - np.trace(pairs) + alone.sum())

@@ -1,0 +1,1 @@
+"""Randomness: keys of generators, draws by record, and the secret Gaussian noise."""

@@ -1,0 +1,453 @@
+"""Noise calibration: the privacy cost of a run from dry runs of its plans, and the noise multiplier for what is wanted.
+
+`predict` takes the steps of a run on empty batches over a toy layout, and its ledger is the one that the run will have:
+plans depend on public things and on releases, and what a step costs depends on its plan alone. `calibrate` predicts
+once, and searches for the noise multiplier with the accountants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import cast
+
+import torch
+from scipy.optimize import brentq
+from torch import nn
+
+from ..gradients.executor import Release, add_noise
+from ..plan.defense import LARGEST_MULTIPLIER, LEAST_MULTIPLIER, Context, Defense, NoisyPlan, checked_multiplier
+from ..plan.layout import Layout
+from ..plan.public_data import PublicRows, ToyRows
+from ..privacy.accounting import DISCRETISATION, gaussian_multiplier, pld_epsilon, quick, rdp_epsilon
+from ..privacy.accounting import epsilon as proved
+from ..privacy.events import Gaussian, merged
+from ..privacy.ledger import Entry, Ledger, events_of
+from ..privacy.sampling import Sampling
+from ..privacy.tradeoff import gaussian_shift, of_events
+from ..randomness.noise import seeded
+from .assumptions import unverified
+from .step import Account, Stepper
+from .transcript import Step
+
+_OF_GRID = 1e-6
+"""Delta whose epsilon decides how fine the grid of losses is, where no epsilon is asked for."""
+_MOST_STEPS = 1_000_000  # a minute or so of dry steps
+# Two layers with biases: methods with a basis or a direction per tensor or per layer have several of them.
+_TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
+TOY_DIM = _TOY.dim
+"""Length of a gradient in the dry runs of `predict`."""
+
+
+def predict(
+    defense: Defense,
+    *,
+    sampling: Sampling,
+    steps: int,
+    public: PublicRows | None = None,
+    before: Sequence[NoisyPlan] = (),
+) -> Ledger:
+    """The ledger that a run will have, from dry-running the defense's plans without data.
+
+    The plans of all steps are executed on empty batches over a toy layout.
+
+    Args:
+        defense: with its noise multiplier set.
+        sampling: the sampler.
+        steps: planned steps.
+        public: stands in for public data; made-up rows where None.
+        before: releases on all the data before the first step, as `FeatureStatistics.plans()`.
+    """
+    return predicted(defense, sampling=sampling, steps=steps, public=public, before=before).ledger
+
+
+def predicted(
+    defense: Defense,
+    *,
+    sampling: Sampling,
+    steps: int,
+    public: PublicRows | None = None,
+    before: Sequence[NoisyPlan] = (),
+) -> Account:
+    """As `predict`, with the remarks that the run's claim will carry: what takes part and is not this library's.
+
+    Args:
+        defense: with its noise multiplier set.
+        sampling: the sampler.
+        steps: planned steps.
+        public: stands in for public data; made-up rows where None.
+        before: releases on all the data before the first step.
+    """
+    account = Account(Ledger(sampling), remarks=unverified(defense=defense))
+    for plan in before:
+        account.charge(plan, step=0, one_off=True)
+    for _ in rehearsed(defense, account, steps=steps, public=public):
+        pass
+    return account
+
+
+def rehearsed(
+    defense: Defense,
+    account: Account,
+    *,
+    steps: int,
+    only: Collection[int] | None = None,
+    others: Account | None = None,
+    public: PublicRows | None = None,
+    layout: Layout = _TOY,
+    seed: int = 0,
+    architecture: Callable[[], nn.Module] | None = None,
+    input_shape: tuple[int, ...] = (),
+) -> Iterator[Step]:
+    """The steps of a run on empty batches: what each would release, and what it is charged.
+
+    Args:
+        defense: with its noise multiplier set.
+        account: who pays; its sampler decides the length of an epoch.
+        steps: planned steps.
+        only: numbers of those to take, as if the others had changed nothing; None for all of them.
+        others: who pays for the steps before the last of `only` that are not in it, which are taken, too, then.
+        public: stands in for public data; made-up rows where None.
+        layout: of what would be trained.
+        seed: key of the public coins.
+        architecture: makes the network of that layout, for methods that look at it; None for none.
+        input_shape: of its inputs, one example.
+    """
+    if not 1 <= steps <= _MOST_STEPS:
+        raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
+    # Noise although nothing is private: a method with memory plans otherwise after zeros (DPDR has no direction then).
+    noise = seeded(0)
+
+    def execute(plan: NoisyPlan) -> Release:
+        sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.blocks]
+        return add_noise(plan, sums, noise, torch.float32)
+
+    parameters = torch.zeros(layout.dim)
+    context = Context(
+        step=0,
+        steps=steps,
+        steps_per_epoch=account.ledger.sampling.steps_per_epoch,
+        layout=layout,
+        parameters=parameters.clone(),
+        public=public or ToyRows(layout.dim),
+        seed=seed,
+        architecture=architecture,
+        input_shape=input_shape,
+        one_off=account.one_off(execute),
+    )
+    stepper = Stepper(defense, context, parameters.copy_)
+    stepper.start()
+    chosen = range(steps) if only is None else sorted(only)
+    for step in chosen if others is None else range(max(chosen) + 1):
+        payer = account if others is None or step in chosen else others
+        taken = stepper.take(step, parameters.clone(), execute, payer)
+        parameters -= stepper.update
+        stepper.hold(parameters.clone())
+        verdict = stepper.judge(execute, payer)
+        yield replace(taken, verdict=verdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipLimit:
+    """What no test of one record's membership may exceed: an advantage, or a true positive rate at a false one.
+
+    Attributes:
+        advantage: largest TPR - FPR, in (0, 1); None for the other two.
+        tpr: largest true positive rate at `fpr`, in (0, 1).
+        fpr: below `tpr`, in (0, 1).
+    """
+
+    advantage: float | None = None
+    tpr: float | None = None
+    fpr: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.advantage is None) == (self.tpr is None) or (self.tpr is None) != (self.fpr is None):
+            raise ValueError(
+                "a limit must be an advantage, or tpr and fpr, got "
+                f"advantage {self.advantage}, tpr {self.tpr} and fpr {self.fpr}"
+            )
+        if self.advantage is not None and not 0 < self.advantage < 1:
+            raise ValueError(f"advantage must be in (0, 1), got {self.advantage}")
+        if self.tpr is not None and self.fpr is not None and not 0 < self.fpr < self.tpr < 1:
+            raise ValueError(
+                f"tpr must be in (fpr, 1), and fpr above 0, got {self.tpr} and {self.fpr}: coins have a tpr of fpr"
+            )
+
+    @property
+    def words(self) -> str:
+        """The limit, as in a sentence."""
+        return f"advantage {self.advantage:g}" if self.advantage else f"TPR {self.tpr:g} at FPR {self.fpr:g}"
+
+    @property
+    def shift(self) -> float:
+        """Of the Gaussian whose best test is just at the limit, in standard deviations of its noise."""
+        return gaussian_shift(advantage=self.advantage, tpr=self.tpr or 0.0, fpr=self.fpr or 0.0)
+
+    def exceeded(self, events: Sequence[Gaussian]) -> float:
+        """The logarithm of what a test can gain over coins, less that of what it may; at most 0 is within the limit."""
+        found = of_events(events, _OF_GRID)
+        gain, limit = found.advantage, self.advantage
+        if self.tpr is not None and self.fpr is not None:
+            gain, limit = found.tpr_at(self.fpr) - self.fpr, self.tpr - self.fpr
+        return math.log(max(gain, 1e-12) / (limit or 1.0))
+
+
+def calibrate(
+    defense: Defense,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
+    sampling: Sampling,
+    steps: int,
+    precision: float = 1e-3,
+    before: Sequence[NoisyPlan] = (),
+) -> Defense:
+    """The defense with the smallest noise multiplier that proves what is wanted: one of three.
+
+    Args:
+        defense: its own noise multiplier, if it has one, is replaced; 0 says that it adds no noise by choice.
+        epsilon: wanted at `delta`, in nats, by the PLD accountant.
+        delta: in (0, 1).
+        advantage: the largest TPR - FPR that a test of one record's membership may have, in (0, 1).
+        tpr: the largest true positive rate that such a test may have at `fpr`.
+        fpr: false positive rate, in (0, 1).
+        sampling: the sampler of the run.
+        steps: its number of steps.
+        precision: relative, of the noise multiplier; the result is on the private side.
+        before: releases on all the data before the first step, whose own noise stays what it is.
+
+    Returns:
+        A new defense whose predicted epsilon, advantage or true positive rate is at most what was wanted.
+
+    Raises:
+        ValueError: when nothing, or more than one thing, is wanted, or when no noise multiplier proves it for this
+            defense, or none that is practical.
+    """
+    limited = not advantage is tpr is fpr is None
+    if limited == (epsilon is not None) or (epsilon is None) != (delta is None):
+        raise ValueError(
+            "one thing must be wanted: epsilon and delta, advantage, or tpr and fpr, got "
+            f"epsilon {epsilon}, delta {delta}, advantage {advantage}, tpr {tpr} and fpr {fpr}"
+        )
+    limit = MembershipLimit(advantage=advantage, tpr=tpr, fpr=fpr) if limited else None
+    proves = "no epsilon" if limit is None else "nothing"
+    if defense.noise_multiplier == 0:
+        # Else clipped SGD, say, would become DP-SGD under a name that promises no noise.
+        raise ValueError(f"'{defense.name}' proves {proves}: it adds no noise, its noise_multiplier is 0")
+    probe = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before)
+    reasons = sorted({entry.reason for entry in probe.entries if entry.reason})
+    if reasons:
+        raise ValueError(f"'{defense.name}' proves {proves} at any noise multiplier: {'; '.join(reasons)}")
+    # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
+    # methods; releases of their own, and trials, keep the multiplier that their method gives them.
+    own = tuple(entry for entry in probe.entries if entry.own_noise)
+    steady = all(entry.row is None for entry in probe.entries)
+    rows = () if steady else tuple(entry for entry in probe.entries if not entry.own_noise)
+    if limit is not None:
+        sigma = noise_within(limit, rows or (Entry(0, steps, 1.0, sampling),), precision=precision, beside=own)
+    else:
+        wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
+        sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
+    found = defense.with_noise(sigma)
+    if own:
+        then = predict(found, sampling=sampling, steps=steps, before=before).entries
+        then = tuple(entry for entry in then if entry.own_noise)
+        if then != own:
+            at_one, there = ({float(e.noise_multiplier or 0.0) for e in entries} for entries in (own, then))
+            raise ValueError(
+                f"releases of its own of '{defense.name}' must keep their noise whatever the noise multiplier is, got "
+                f"{sorted(at_one)} at 1 and {sorted(there)} at {sigma:.4g}: give them a noise multiplier of their own"
+            )
+    return found
+
+
+@lru_cache(maxsize=256)
+def noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    precision: float = 1e-3,
+    beside: tuple[Entry, ...] = (),
+    correlated: tuple[Entry, ...] = (),
+) -> float:
+    """The noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`.
+
+    Args:
+        epsilon: wanted, in nats.
+        delta: in (0, 1).
+        sampling: the sampler.
+        steps: how many.
+        precision: relative.
+        beside: what is released besides, at multipliers that stay as they are.
+        correlated: the steps at noise multiplier 1, where their noise is correlated; empty for independent noise.
+
+    Raises:
+        ValueError: where no practical multiplier proves it.
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    unit = correlated or (Entry(0, steps, 1.0, sampling),)
+    spent = proved(events_of(beside, replaced=_replaced(unit)), delta).value
+    if beside and spent >= epsilon:
+        raise ValueError(
+            f"epsilon must be above {spent:.4g}, which releases of their own spend at their own noise, got {epsilon}; "
+            "ask for more, or give those more noise"
+        )
+    sigma = _searched(epsilon, delta, unit, precision, beside)
+    try:
+        return checked_multiplier(sigma)
+    except ValueError:
+        way_out = "ask for more" if sigma > 1 else "ask for less, it is proved by hardly any noise"
+        raise ValueError(f"epsilon {epsilon} needs a noise multiplier of {sigma:.1e}; {way_out}") from None
+
+
+def _searched(
+    epsilon: float, delta: float, unit: tuple[Entry, ...], precision: float, beside: tuple[Entry, ...]
+) -> float:
+    """The least multiplier that proves `epsilon`, up to `precision`.
+
+    Args:
+        epsilon: wanted, in nats.
+        delta: in (0, 1).
+        unit: the steps at noise multiplier 1.
+        precision: relative.
+        beside: what is released besides, at multipliers that stay as they are.
+    """
+    # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
+    # Precisions 1 / sigma² add up under composition, so the steps may spend what is not `taken` of the total.
+    total = gaussian_multiplier(epsilon, delta) ** -2
+    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
+    # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
+    events = events_of(unit)
+    steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
+    enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
+    if all(e.sample_rate == 1 for e in events) and not any(entry.sampling.amplifies for entry in beside):
+        return enough
+
+    def charged(log_sigma: float) -> list[Gaussian]:
+        sigma = math.exp(log_sigma)
+        return events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)])
+
+    # Epsilon is close to a power of sigma, so on log scales the root finder needs few evaluations.
+    def excess(log_sigma: float) -> float:
+        return math.log(max(proved(charged(log_sigma), delta).value, 1e-12) / epsilon)
+
+    def excess_rdp(log_sigma: float) -> float:
+        # Of the Poisson sampling that is closest: but for subsets of fixed size, other samplers have no bound by RDP
+        # that is worth searching from.
+        found = rdp_epsilon(merged([e.as_poisson for e in charged(log_sigma)]), delta)
+        return math.log(max(found, 1e-12) / epsilon)
+
+    least, most = math.log(LEAST_MULTIPLIER), math.log(LARGEST_MULTIPLIER)
+    high = min(math.log(enough), most)
+    if excess_rdp(least) < 0:
+        return math.exp(least) / 2  # refused by name
+    # RDP is quick and, for Poisson sampling, an upper bound: enough noise, and the one wanted is a little below.
+    if excess_rdp(high) < 0:
+        high = cast(float, brentq(excess_rdp, least, high, xtol=precision)) + precision
+    elif excess(high) > 0:
+        return math.inf
+
+    def excess_coarsely(log_sigma: float) -> float:
+        interval = max(DISCRETISATION, min(20 * DISCRETISATION, epsilon / 100)) * max(1.0, epsilon / 10)
+        found = pld_epsilon(merged(charged(log_sigma)), delta, interval)
+        return math.log(max(found, 1e-12) / epsilon)
+
+    # PLD in wide steps is many times as quick and hardly looser; a step or two from its answer is the one wanted.
+    if not quick(merged(charged(high))) or excess_coarsely(high + 0.2) > 0:
+        return math.exp(_crossing(excess, high, precision))
+    root = _crossing(excess_coarsely, high, precision)
+    slope = (excess_coarsely(root) - excess_coarsely(root + 0.05)) / 0.05
+    for _ in range(4):
+        over = excess(root)
+        if -slope * precision <= over <= 0:
+            return math.exp(root)
+        if not abs(over) < 0.1 * slope:  # the wide steps lead astray
+            break
+        # Newton's step with the slope of the coarse curve, and a little more, to the private side.
+        root += over / slope + precision / 4
+    return math.exp(_crossing(excess, high, precision))
+
+
+@lru_cache(maxsize=256)
+def noise_within(
+    limit: MembershipLimit, unit: tuple[Entry, ...], *, precision: float = 1e-3, beside: tuple[Entry, ...] = ()
+) -> float:
+    """The least noise multiplier under which no test of membership exceeds a limit, up to `precision`.
+
+    Args:
+        limit: of the tests.
+        unit: the steps at noise multiplier 1.
+        precision: relative.
+        beside: what is released besides, at multipliers that stay as they are.
+
+    Raises:
+        ValueError: where no practical multiplier does.
+    """
+    if beside and limit.exceeded(events_of(beside, replaced=_replaced(unit))) >= 0:
+        raise ValueError(
+            f"{limit.words} must be above what releases of their own allow at their own noise; ask for more, or give "
+            "those more noise"
+        )
+
+    def exceeded(log_sigma: float) -> float:
+        sigma = math.exp(log_sigma)
+        return limit.exceeded(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)]))
+
+    # Without subsampling everything is one Gaussian, and with it no worse than that.
+    events = events_of(unit)
+    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
+    left = limit.shift**2 - taken
+    most = math.log(LARGEST_MULTIPLIER)
+    steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
+    high = min(most, 0.5 * math.log(steps_charged / left) + 1e-8) if left > 0 else most
+    way_out = f"{limit.words} needs a noise multiplier above {LARGEST_MULTIPLIER:.0e}; ask for more"
+    if high == most and exceeded(high) > 0:
+        raise ValueError(way_out)
+    while exceeded(high) > 0:  # by what is given away to rounding
+        high += 1e-6
+    low, step = high - precision, 0.1
+    while exceeded(low) <= 0:
+        high, low, step = low, low - step, 2 * step
+        if low < math.log(LEAST_MULTIPLIER):
+            raise ValueError(f"{limit.words} is proved by hardly any noise; ask for less")
+    if high - low > precision:
+        low = cast(float, brentq(exceeded, low, high, xtol=precision / 2))
+        while exceeded(low) > 0:
+            low += precision / 2
+        high = low
+    return checked_multiplier(math.exp(high))
+
+
+def _replaced(unit: Sequence[Entry]) -> bool:
+    """Whether these steps, and so all that is released beside them, are charged for replacing a record."""
+    return any(entry.sampling.relation == "replace_one" for entry in unit)
+
+
+def _crossing(excess: Callable[[float], float], near: float, precision: float) -> float:
+    """Where a falling function crosses 0, up to `precision`, on the side where it is negative.
+
+    Args:
+        excess: to be crossed.
+        near: where to begin.
+        precision: absolute.
+    """
+    low, high = near - 0.2, near
+    while excess(high) > 0:
+        low, high = high, high + 0.2
+    while excess(low) < 0:
+        low, high = low - 0.2, low
+    root = cast(float, brentq(excess, low, high, xtol=precision / 2))
+    while excess(root) > 0:  # the root is within xtol on either side
+        root += precision / 2
+    return root

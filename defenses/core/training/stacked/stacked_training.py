@@ -1,0 +1,206 @@
+"""Many models of one architecture trained at once, each on examples, coins and a sampler of its own: shadow models.
+
+A training of a small network spends most of its time between operations, not in them: 16 or 64 networks that take each
+operation together, with a leading model axis, take little longer than one. For chains of linear layers all that a step
+needs is a few batched products. With signals s (derivatives of the losses by a layer's outputs) and inputs x, the
+gradient of an example is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x), and the clipped sum of a batch is
+one product. Convolutions become products with patches of images, of which a stack holds as many at a time as a limit on
+memory lets it; on a CPU that is slower than one model after another, so they are taken on CUDA, or where asked.
+
+What is trained here has no ledger and proves nothing: it is for models whose answers an attacker compares with, trained
+by the very plans that `train` executes. Equal to `train` up to rounding, but for what one generator draws for all
+models at once: the noise, and the coins of Poisson sampling. Other samplers deal the very batches of `train`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from ...gradients.augmentation import global_draws
+from ...gradients.numerics.full_precision import full_precision, refuse_autocast
+from ...plan.codec import Coordinates
+from ...plan.defense import Context, Defense, NoisyPlan, State, Stateless, StepPlan
+from ...plan.post import identity
+from ...privacy.sampling import Sampling
+from ...randomness.keys import global_coins, key_from, keyed
+from ..average import ParameterAverage
+from ..settings import Recipe
+from ..step import posted
+from .network import StackedNetwork
+from .shared_plan import SharedPlan, masks
+from .stack_error import NotTogether
+
+
+def train_together(
+    models: Sequence[nn.Module],
+    pool: tuple[Tensor, Tensor],
+    chosen: Int[Tensor, "models n"],
+    defense: Defense,
+    *,
+    sampling: Sampling,
+    steps: int,
+    lr: float,
+    noise: torch.Generator,
+    seeds: Sequence[int],
+    sampler_keys: Sequence[int],
+    recipe: Recipe | None = None,
+    even_if_slower: bool = False,
+) -> None:
+    """Trains models in place, each as `train` would with its seed, up to the coins that they share.
+
+    Args:
+        models: of one architecture, chains of layers that `layers.py` knows; on the device of the pool.
+        pool: (inputs [m, ...], labels [m]) that all of them draw from.
+        chosen: which of the pool each model is trained on.
+        defense: with its noise multiplier set.
+        sampling: who takes part in a step.
+        steps: length of the run.
+        lr: learning rate, of the update averaged over the expected batch.
+        noise: CPU generator of the noise of all models.
+        seeds: key of each model's public randomness.
+        sampler_keys: of each model's sampler; under Poisson sampling all of them key one generator.
+        recipe: as of `train`.
+        even_if_slower: whether networks are taken that train faster one after another, as convolutions do on a CPU.
+
+    Raises:
+        NotTogether: another architecture or recipe, or a plan that a stack does not execute, found when it is made.
+        ValueError: numbers of models, seeds and keys that do not fit, models without examples, a method that reads
+            public data, or `torch.autocast`.
+    """
+    given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
+    if not models or len(set(given.values())) > 1:
+        raise ValueError(f"there must be a seed, a key and examples for each model, got {given}")
+    if not chosen.shape[1]:
+        raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
+    recipe = recipe or Recipe()
+    if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
+        raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
+    inputs = pool[0]
+    refuse_autocast(inputs)
+    stack = StackedNetwork(models, recipe.loss, inputs.device, asked=even_if_slower)
+    members = chosen.to(inputs.device)
+    count = members.shape[1]
+    expected = recipe.divisor(sampling, count)
+    runs = [
+        _StackedRun.begin(
+            defense,
+            Context(
+                step=0,
+                steps=steps,
+                steps_per_epoch=sampling.steps_per_epoch,
+                layout=stack.layout,
+                parameters=stack.parameters[number].detach().clone(),
+                expected_batch=expected,
+                noise_multiplier=defense.calibrated_multiplier,
+                architecture=partial(copy.deepcopy, model),
+                input_shape=tuple(inputs.shape[1:]),
+                seed=seed,
+                one_off=_refuse_one_off,
+                device=inputs.device,
+            ),
+        )
+        for number, (model, seed) in enumerate(zip(models, seeds, strict=True))
+    ]
+    average = ParameterAverage(recipe.average)
+    shared: SharedPlan | None = None
+    parameters = nn.Parameter(stack.parameters)
+    optimizer = recipe.optimizer_of([parameters], lr)
+    for step in range(steps):
+        before = parameters.detach().clone()
+        plans = [run.planned(defense, step, at) for run, at in zip(runs, before, strict=True)]
+        if any(plan.start_at is not None for plan in plans):
+            # Another tensor: a method may keep the parameters that it was shown.
+            starts = (
+                at if plan.start_at is None else plan.start_at.to(at) for at, plan in zip(before, plans, strict=True)
+            )
+            before = torch.stack(list(starts))
+            parameters.data.copy_(before)
+        shared = SharedPlan.of(plans, defense.calibrated_multiplier, before, shared)
+        rows, there = drawn(sampling, step, members, sampler_keys)
+        with full_precision():
+            sums = stack.clipped_sums(before, pool, rows, there, shared.bound, shared.kept)
+        total = shared.noised(sums, noise)
+        update = total / expected
+        for number, (run, plan) in enumerate(zip(runs, plans, strict=True)):
+            run.observed(defense, plan, total[number], update[number])
+        factor = recipe.rate(step, steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * factor
+        # A copy, because an optimizer may change gradients in place, and methods may look at the last update.
+        parameters.grad = update.clone()
+        optimizer.step()
+        if (moves := masks([plan.moves for plan in plans], before)) is not None:
+            parameters.data = torch.where(moves > 0, parameters.data, before)
+        average.add(step, before.flatten(), parameters.detach().flatten())
+    final = parameters.detach() if average.value is None else average.value.view_as(parameters)
+    for model, values in zip(models, final, strict=True):
+        stack.layout.write(model, values)
+        model.eval()
+
+
+def _refuse_one_off(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
+    raise NotTogether("a method that releases something of all the data at once is trained alone")
+
+
+def drawn(
+    sampling: Sampling, step: int, members: Int[Tensor, "models n"], keys: Sequence[int]
+) -> tuple[Int[Tensor, "models largest"], Bool[Tensor, "models largest"]]:
+    """Rows of the pool in each model's batch, filled up to the largest, and which of them are there."""
+    models, count = members.shape
+    if sampling.kind == "poisson":
+        # One generator for all: to make one takes longer than to draw the coins of a small batch.
+        coins = keyed(key_from("stack", step, *keys))
+        heads = torch.rand(models, count, generator=coins, dtype=torch.float64) < sampling.rate
+        sizes, joined = heads.sum(1), heads.nonzero()[:, 1]
+    else:
+        batches = [sampling.indices(step, count, key) for key in keys]
+        sizes, joined = torch.tensor([len(one) for one in batches]), torch.cat(batches)
+    there = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
+    places = torch.zeros(there.shape, dtype=torch.int64)
+    places[there] = joined
+    return members.gather(1, places.to(members.device)), there.to(members.device)
+
+
+@dataclass
+class _StackedRun:
+    """What one model's method remembers, and what it may look at."""
+
+    state: State
+    context: Context
+    update: Tensor | None = None
+    coins: Sequence[Tensor] = ()
+
+    @classmethod
+    def begin(cls, defense: Defense, context: Context) -> _StackedRun:
+        with global_coins(global_draws(context.seed, None), context.device):
+            return cls(defense.start(context), context)
+
+    def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
+        self.context = context = self.context.at(step, parameters=parameters, update=self.update)
+        with global_coins(global_draws(context.seed, step), context.device) as self.coins:
+            self.state, plan = defense.plan(self.state, context)
+        if plan.start_at is not None:
+            self.context = self.context.at(step, parameters=plan.start_at.to(parameters).clone())
+        return plan
+
+    def observed(self, defense: Defense, plan: StepPlan, total: Tensor, update: Tensor) -> None:
+        """Post-processes the update in place, and lets the method see what was released."""
+        self.update = update
+        observes = getattr(type(defense.method), "observe", None) is not Stateless.observe
+        if plan.post is identity and not observes:
+            return
+        # They go on where the plan left them, as of a model that is trained alone.
+        with global_coins(self.coins, self.context.device):
+            if plan.post is not identity:
+                update.copy_(posted(plan.post, update))
+            if observes:
+                codec = plan.blocks[0].codec
+                noisy = total[codec.kept.to(total.device)] if isinstance(codec, Coordinates) else total.clone()
+                self.state = defense.observe(self.state, self.context, (noisy,), update)
